@@ -1,6 +1,6 @@
-//! Entry points for fuzzing the decoders: none may panic, whatever bytes it gets.
+//! Entry points for fuzzing the decoders, which must not panic on any input.
 //!
-//! Most structures carry a checksum, which random bytes never pass. So each is decoded as it is, and again with a
+//! Most structures carry a checksum, which random bytes never pass. So each input is decoded twice, as it is and with a
 //! corrected checksum: a decoder must also withstand corruption that the checksum does not reveal. Encoding a decoded
 //! structure must return the same bytes.
 //!
@@ -18,7 +18,7 @@ use crate::format::{
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Inner, InnerMut, Leaf, LeafChange, LeafMut, Node, RowValue, check};
 
-/// Returns a block of `length` bytes: the given bytes, padded with zeros or cut.
+/// Returns a block of `length` bytes: the given bytes, truncated or padded with zeros.
 fn padded(bytes: &[u8], length: usize) -> Vec<u8> {
     let mut block = bytes[..bytes.len().min(length)].to_vec();
     block.resize(length, 0);
@@ -172,7 +172,7 @@ pub fn probe(bytes: &[u8]) {
     }
 }
 
-/// Takes numbers and short strings from the bytes until they are used up, and zeros afterwards.
+/// Takes numbers and short strings from the bytes. Once they are used up, it returns zeros.
 struct Script<'b>(&'b [u8]);
 
 impl<'b> Script<'b> {
@@ -194,8 +194,8 @@ impl<'b> Script<'b> {
     }
 }
 
-/// Checks a node that consists of arbitrary bytes, or was built by a script and then corrupted. If it passes the check,
-/// every operation must work on it.
+/// Checks a node that consists of arbitrary bytes, or that was built by a script and then corrupted. If the node passes
+/// the check, every operation must work on it.
 pub fn node(bytes: &[u8]) {
     let mut script = Script(bytes);
     let page_bytes = 512 << (script.byte() % 4);
@@ -220,7 +220,7 @@ pub fn node(bytes: &[u8]) {
     exercise(&page, script.0);
 }
 
-/// Returns the lower and the upper fence of a node if the script has two strings in order.
+/// Returns the lower and the upper fence of a node, if the next two strings of the script are in order.
 fn fences<'s>(page_bytes: usize, script: &mut Script<'s>) -> (Option<&'s [u8]>, Option<&'s [u8]>) {
     let limit = node::key_bytes_max(page_bytes);
     let (a, b) = (script.string(limit), script.string(limit));
@@ -293,7 +293,7 @@ fn change_inner(inner: &mut InnerMut<'_>, script: &mut Script<'_>) {
     }
 }
 
-/// Does everything that can be done with a page that passes the check.
+/// Performs every operation on a page, if the page passes the check.
 fn exercise(page: &[u8], script: &[u8]) {
     if check(page).is_err() {
         return;
@@ -421,7 +421,7 @@ impl Sealed {
         found
     }
 
-    /// Corrects the checksum after the part's bytes were changed.
+    /// Recomputes the checksum after the part's bytes were changed.
     pub fn renew(&self, file: &mut [u8]) {
         let Some(bytes) = file.get_mut(self.start..self.start + self.length) else { return };
         match self.kind {
@@ -437,7 +437,7 @@ impl Sealed {
     }
 }
 
-/// Returns an advice file's part of changes, one of entries and one of resident pages.
+/// Returns three parts of an advice file: one with changes, one with entries, and one with resident pages.
 fn advice_samples() -> [Vec<u8>; 3] {
     use crate::format::advice::{ListedChange, PartBuffer, ResidentPage};
     use crate::format::{Timestamp, ValueId};

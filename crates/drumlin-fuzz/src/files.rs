@@ -1,15 +1,15 @@
-//! Databases whose files are damaged, then opened.
+//! Damages the files of databases, then opens them.
 //!
 //! There are three small databases, each created once: one that was closed, one that was killed with commits in its
 //! log, and one with two log streams that was killed, reopened and killed again, after a keyspace had been dropped and
 //! the file compacted. A script says how to damage their files.
 //!
-//! If the script recomputes no checksum, the full promise must hold: reads return the right value or an error that
-//! names a file, although the log may end early, at a whole commit. If it does recompute checksums, no program can
-//! detect the damage; then nothing may panic, hang, or take memory without bound.
+//! If the script recomputes no checksums, the full promise must hold: reads return the right value or an error that
+//! names a file, although the log may end early, after a complete commit. If the script does recompute checksums, no
+//! program can detect the damage; then the engine must not panic, hang, or use unbounded memory.
 //!
-//! Before a damaged database is opened, `examine` runs on it. It must change no byte, and find damage whenever opening
-//! does.
+//! Before a damaged database is opened, `examine` runs on it. It must not change a single byte, and must find damage
+//! whenever opening does.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -46,7 +46,7 @@ enum History {
     Reopened,
 }
 
-/// A database's files, the places of their checksums, and the rows after each commit since the checkpoint.
+/// A database's files, the parts of them that have checksums, and the rows after each commit since the checkpoint.
 struct Sample {
     history: History,
     files: Files,
@@ -65,7 +65,7 @@ fn sample(byte: u8) -> &'static Sample {
     &samples[if byte >= 192 { 2 } else { usize::from(byte % 2) }]
 }
 
-/// Returns bytes that compress a little and differ between numbers.
+/// Returns bytes that compress a little and are different for each number.
 fn value(number: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (number.wrapping_mul(0x9E37_79B9) >> (at % 13)) as u8 ^ (at / 7) as u8).collect()
 }
@@ -135,7 +135,7 @@ impl Sample {
         Ok(vec![rows])
     }
 
-    /// Makes commits that are in the log only, and adds the rows after each to `states`.
+    /// Makes commits that are in the log only, and adds the rows after each commit to `states`.
     fn commit(db: &Database, commits: Range<u64>, states: &mut Vec<Rows>) -> drumlin::Result<()> {
         let keyspace = db.existing_keyspace("rows")?;
         let mut rows = states.last().expect("the checkpoint's").clone();
@@ -202,7 +202,7 @@ struct Damage {
     resealed: bool,
     /// Bytes of the log were changed.
     log: bool,
-    /// Bytes of another file were changed.
+    /// Bytes of a file other than the log were changed.
     data: bool,
     /// Whole files are missing, old, or swapped.
     lost: bool,
@@ -218,13 +218,13 @@ impl Damage {
         self.data |= !is_log(path);
     }
 
-    /// Returns the index of the oldest state at which the database may stand without reporting damage. The end of a
-    /// killed database's log can't be told from damage to it, but the superblock knows the state that an opening began
-    /// with. A closed database needs its log only if its newest superblock is damaged too.
+    /// Returns the index of the oldest state that the database may have without reporting damage. The end of a killed
+    /// database's log can't be told from damage to the log, but the superblock knows the state with which an opening
+    /// began. A closed database needs its log only if its newest superblock is damaged too.
     fn ends_from(self, sample: &Sample) -> usize {
         match sample.history {
             History::Closed if !self.data => sample.states.len() - 1,
-            // The newest superblock lists the log files, so missing ones are noticed unless it is damaged too.
+            // The newest superblock lists the log files, so missing files are noticed unless it is damaged too.
             _ if !(self.log || self.data && self.lost) => sample.states.len() - 1,
             _ if !self.data => sample.opened_at,
             _ => 0,
@@ -271,7 +271,7 @@ fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage
             let (path, sealed) = &sample.sealed[script.number() % sample.sealed.len()];
             let Some(file) = files.get_mut(path) else { continue };
             let Some(part) = file.get_mut(sealed.start..sealed.start + sealed.length) else { continue };
-            // Headers are short and matter most.
+            // Headers are short and matter most, so damage them half of the time.
             let limit = if kind & 1 == 0 { sealed.length.min(128) } else { sealed.length };
             let at = script.number() % limit;
             let bytes = if kind & 2 == 0 {
@@ -309,7 +309,7 @@ fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage
                 file[at..end(bytes.len())].copy_from_slice(&bytes[..end(bytes.len()) - at]);
             }
             4 => {
-                // A write that landed elsewhere.
+                // A misdirected write.
                 let from = script.number() % last / 512 * 512;
                 let to = at / 512 * 512;
                 let length = 4096.min(last - from.max(to));
@@ -362,7 +362,7 @@ fn read_everything(db: &Database) -> drumlin::Result<usize> {
     let mut count = 0;
     for info in db.keyspaces() {
         let keyspace = db.existing_keyspace(&info.name)?;
-        // Damage that no checksum reveals may make a scan run in circles, but it must end.
+        // Damage that no checksum reveals may make a scan run in circles, so take a limited number of rows.
         count += keyspace.iter().take(100_000).take_while(Result::is_ok).count();
         count += keyspace.iter().rev().take(100_000).take_while(Result::is_ok).count();
         assert!(count < 100_000, "a scan does not end");

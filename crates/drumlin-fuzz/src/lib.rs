@@ -1,8 +1,8 @@
-//! Fuzz targets: each takes any bytes and panics if the library does something wrong.
+//! Fuzz targets: each takes arbitrary bytes, and panics if the library misbehaves.
 //!
 //! `fuzz/` at the root of the repository hands these functions to libFuzzer. `tests/corpus.rs` replays the inputs worth
-//! keeping, with the stable toolchain. The program of this crate damages and opens databases by the hundred thousand,
-//! and runs seeded sequences of calls of the whole public API.
+//! keeping, with the stable toolchain. This crate's program damages and opens databases by the hundred thousand, and
+//! runs seeded sequences of calls to the whole public API.
 
 pub mod api;
 pub mod files;
@@ -34,7 +34,7 @@ pub const TARGETS: [Target; 13] = [
 /// Runs a target.
 ///
 /// # Panics
-/// If the library does something wrong, or no target has that name.
+/// If the library misbehaves, or no target has that name.
 pub fn run(target: &str, bytes: &[u8]) {
     let (_, run) = TARGETS.iter().find(|(name, _)| *name == target).expect("a target of that name");
     run(bytes);

@@ -1,11 +1,11 @@
 //! Two long-running fuzzers.
 //!
 //! `drumlin-fuzz --files 100000` damages databases by the hundred thousand and opens them. The scripts for
-//! [`drumlin_fuzz::files`] are drawn from seeds. The count is kept in `target/fuzz/files`, and a run continues where
-//! the last one ended. Scripts that fail are kept in the same folder, as input of the target `files`.
+//! [`drumlin_fuzz::files`] are drawn from seeds. The count is kept in `target/fuzz/files`, and each run continues where
+//! the last one ended. Scripts that fail are kept in the same folder, as input for the target `files`.
 //!
-//! `drumlin-fuzz api --seconds 60` runs seeded sequences of calls of the whole public API. Child processes run the
-//! seeds, so that one that hangs can be killed; `drumlin-fuzz api --seed 7` repeats one seed.
+//! `drumlin-fuzz api --seconds 60` runs seeded sequences of calls to the whole public API. Child processes run the
+//! seeds, so a sequence that hangs can be killed; `drumlin-fuzz api --seed 7` repeats one seed.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use drumlin_testing::{Random, documents};
 
-/// Returns a script of one or a few steps. Half of the scripts recompute no checksum.
+/// Returns a script of one or a few steps. Half of all scripts recompute no checksums.
 fn script(number: u64) -> Vec<u8> {
     let mut random = Random(number);
     let mut bytes: Vec<u8> = (0..10 + random.next() % 40).map(|_| random.next() as u8).collect();
@@ -51,7 +51,7 @@ fn run(goal: u64) -> std::io::Result<u64> {
     let mut said = Instant::now();
     while done < goal {
         let script = script(done);
-        // Running out of memory can't be caught; then this file has the script.
+        // Running out of memory can't be caught. If that happens, this file has the script.
         std::fs::write(folder().join("current"), &script)?;
         let is_whole = std::panic::catch_unwind(|| drumlin_fuzz::files::run(&script)).is_ok();
         let peak = take_peak_bytes().unwrap_or(0);
@@ -76,7 +76,7 @@ fn run(goal: u64) -> std::io::Result<u64> {
     Ok(failed)
 }
 
-/// Writes the count of all runs into docs/testing.md if this run has found nothing.
+/// Writes the count of all runs into docs/testing.md if this run found no failures.
 fn write_files(failed: u64) -> std::io::Result<u64> {
     let done = std::fs::read_to_string(folder().join("files"))?.trim().parse().unwrap_or(0);
     if failed == 0 {
@@ -88,14 +88,14 @@ fn write_files(failed: u64) -> std::io::Result<u64> {
 
 // ── sequences of public calls ──────────────────────────────────────────────────────────────────────────────────────
 
-/// No sequence of calls takes this long, not even a debug build on a busy machine.
+/// No sequence of calls takes this long, not even in a debug build on a busy machine.
 const SEED_DURATION_MAX: Duration = Duration::from_secs(60);
 
 /// Each sequence leaks a database at its end, so a process runs only this many.
 const SEEDS_PER_PROCESS: u64 = 10;
 
-/// The body of a child process: runs seeds from `from` on, and prints each before it begins and the memory that it
-/// took.
+/// The body of a child process: runs `count` seeds, beginning with `from`. Prints each seed before running it, and
+/// afterwards the memory that it used.
 fn api_worker(from: u64, count: u64) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -119,7 +119,7 @@ struct Lanes {
     end: u64,
     done: AtomicU64,
     failed: AtomicU64,
-    /// The largest excess of memory that a sequence took.
+    /// The largest excess of memory used by any sequence.
     excess_bytes: AtomicU64,
 }
 
@@ -128,7 +128,7 @@ impl Lanes {
         self.begun.elapsed() >= self.duration
     }
 
-    /// Runs the next seeds in a child process of their own. Returns `false` if there are none.
+    /// Runs the next seeds in a new child process. Returns `false` if no seeds are left.
     fn portion(&self) -> std::io::Result<bool> {
         let from = self.next.fetch_add(SEEDS_PER_PROCESS, Ordering::Relaxed);
         let mut left = self.end.saturating_sub(from).min(SEEDS_PER_PROCESS);
@@ -143,14 +143,14 @@ impl Lanes {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 println!("FOUND: seed {seed} {reason}; again: drumlin-fuzz api --seed {seed}");
             }
-            // After a failure, another process runs the remaining seeds.
+            // After a failure, a new process runs the remaining seeds.
             left = if reason.is_some() { left.saturating_sub(seed + 1 - next) } else { 0 };
             next = seed + 1;
         }
         Ok(from < self.end && !self.is_over())
     }
 
-    /// Reads the output of a child process to its end. Returns its last seed, and how that failed, if it did.
+    /// Reads the output of a child process to its end. Returns its last seed, and the reason if that seed failed.
     fn follow(&self, child: &mut Child, first: u64) -> std::io::Result<(u64, Option<&'static str>)> {
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let (sender, lines) = mpsc::channel();
@@ -183,7 +183,7 @@ impl Lanes {
     }
 }
 
-/// Runs seeds, as many at once as there are processors. Returns the number of failed ones.
+/// Runs seeds, as many concurrently as there are processors. Returns the number of failed seeds.
 fn api(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
     let (next, end, zero) = (AtomicU64::new(from), from.saturating_add(count), AtomicU64::default);
     let lanes =
@@ -216,7 +216,7 @@ fn main() -> ExitCode {
         ["--files", count] => number(count).map(run),
         ["--files", count, "--update-docs"] => number(count).map(|count| run(count).and_then(write_files)),
         ["api", "--seconds", seconds] => number(seconds).map(|seconds| {
-            // Begin at another seed each time.
+            // Begin at a different seed each time.
             let from = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
             api(from.as_secs() << 20, u64::MAX, Duration::from_secs(seconds))
         }),

@@ -1,4 +1,4 @@
-//! Sequences of operations on a database and on an ordered map, whose answers must be the same.
+//! Runs the same sequences of operations on a database and on an ordered map, whose answers must agree.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -29,7 +29,7 @@ struct World {
 
 fn key(script: &mut Script<'_>) -> Vec<u8> {
     match script.byte() {
-        // A few colliding keys, some sequential ones, some with a long common prefix.
+        // Draw a few colliding keys, some sequential keys, and some with a long common prefix.
         kind @ 0..64 => vec![b'k', kind % 16],
         kind @ 64..160 => vec![b'n', kind, script.byte()],
         kind @ 160..220 => [&[b'p'; 60][..], &[kind, script.byte()]].concat(),
@@ -198,7 +198,7 @@ impl World {
                 self.models[which].remove(&key);
             }
             20 => {
-                // Remove a run of rows, so that leaves merge.
+                // Remove a run of rows to make leaves merge.
                 let from = key(script);
                 let doomed: Vec<_> = self.models[which].range(from..).take(50).map(|(key, _)| key.clone()).collect();
                 for key in doomed {

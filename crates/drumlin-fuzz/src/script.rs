@@ -1,6 +1,6 @@
 //! Bytes read as instructions: any bytes are a valid script.
 
-/// The bytes that are left. After its end, a script reads as zeros.
+/// The remaining bytes. After its end, a script reads as zeros.
 #[derive(Clone, Debug)]
 pub struct Script<'b>(pub &'b [u8]);
 
@@ -22,7 +22,7 @@ impl<'b> Script<'b> {
         (0..4).fold(0, |number, _| number << 8 | usize::from(self.byte()))
     }
 
-    /// Takes up to `length` bytes, fewer at the end.
+    /// Takes `length` bytes, or fewer at the end.
     pub fn bytes(&mut self, length: usize) -> &'b [u8] {
         let (bytes, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;

@@ -35,7 +35,7 @@ fn public_functions() -> BTreeSet<String> {
     functions
 }
 
-/// The sequences of some seeds make every public call, and each answers correctly.
+/// A few hundred seeds make every public call, and each call answers correctly.
 #[test]
 fn every_call_is_made() {
     let wanted = public_functions();
@@ -44,7 +44,7 @@ fn every_call_is_made() {
         wanted.iter().filter(|name| !called.contains(name.as_str())).cloned().collect()
     };
     let mut seed = 0;
-    // A few hundred seeds are enough; how many changes with every draw that is added.
+    // A few hundred seeds are enough; the exact number changes with every draw that is added.
     while !missing(&wanted).is_empty() && seed < 1000 {
         api::run(&api::script(seed));
         seed += 1;

@@ -26,7 +26,7 @@ fn the_corpus_holds() {
     }
 }
 
-/// Each target has a file for libFuzzer, and each file a target.
+/// Each target has a file for libFuzzer, and each file has a target.
 #[test]
 fn every_target_is_fuzzed() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets");
@@ -38,8 +38,8 @@ fn every_target_is_fuzzed() {
     assert_eq!(found, TARGETS.map(|(target, _)| target));
 }
 
-/// The corpus has samples of everything that the encoders write, so that fuzzing the decoders begins from valid bytes.
-/// If `DRUMLIN_FUZZ_SAMPLES` is set, the test writes them.
+/// The corpus has samples of everything that the encoders write, so fuzzing the decoders begins with valid bytes. If
+/// `DRUMLIN_FUZZ_SAMPLES` is set, the test writes them.
 #[test]
 fn the_corpus_has_the_samples() {
     for (number, (target, bytes)) in drumlin::fuzzing::samples().into_iter().enumerate() {

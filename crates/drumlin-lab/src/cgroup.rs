@@ -1,8 +1,8 @@
 //! A control group for the workers: a memory limit that also counts the page cache.
 //!
-//! With a limit, a file only has to be larger than the limit to be larger than memory. A version 1 group is created
-//! below the process's own group. A version 2 group is created as a sibling of it, because in version 2 a group that
-//! contains processes cannot enable controllers for its children.
+//! With a limit, a file exceeds memory as soon as it exceeds the limit. A version 1 group is created below the
+//! process's own group. A version 2 group is created as a sibling of it, because in version 2 a group that contains
+//! processes cannot enable controllers for its children.
 
 use std::fs;
 use std::io;
@@ -96,7 +96,7 @@ impl Cgroup {
         self.path.join(MEMBERS)
     }
 
-    /// Returns the members file of this process's own group, which a worker joins to leave the new group.
+    /// Returns the `cgroup.procs` file of this process's own group, which a worker joins to leave the new group.
     pub(crate) fn outside(&self) -> PathBuf {
         self.outside.clone()
     }
@@ -125,10 +125,10 @@ impl Drop for Cgroup {
     }
 }
 
-/// The members file of the group to which a worker returns.
+/// The `cgroup.procs` file of the group to which a worker returns when it leaves the lab's group.
 static WAY_OUT: OnceLock<PathBuf> = OnceLock::new();
 
-/// Sets the members file of the group to which this process, a worker, returns.
+/// Sets the `cgroup.procs` file of the group to which this worker process returns.
 pub(crate) fn set_way_out(path: PathBuf) {
     WAY_OUT.get_or_init(|| path);
 }
@@ -156,7 +156,7 @@ pub(crate) fn own_limit_bytes() -> Option<u64> {
     limits.min()
 }
 
-/// A place in which a group may be created.
+/// A place where a group may be created.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     version: Version,
@@ -165,7 +165,7 @@ struct Place {
     outside: PathBuf,
 }
 
-/// Returns the places for a group, in the order in which to try them.
+/// Returns the places where a group may be created, in the order to try them.
 fn places(membership: &str, mounts: &str) -> Vec<Place> {
     let mount = |kind: &str, option: Option<&str>| {
         mounts.lines().find_map(|line| {
@@ -202,8 +202,8 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
 mod tests {
     use super::*;
 
-    /// A version 1 group goes below the process's own group, a version 2 group next to it. Without mounts there is no
-    /// place.
+    /// A version 1 group goes below the process's own group, a version 2 group next to it. Without cgroup mounts, no
+    /// place is found.
     #[test]
     fn the_place_for_a_group_is_found() {
         let mounts =
@@ -220,7 +220,7 @@ mod tests {
         assert!(places(membership, "").is_empty());
     }
 
-    /// If groups are permitted, one can be created, and dropping it removes it.
+    /// If this process may create groups, `create` makes one, and dropping the group removes its folder.
     #[test]
     fn a_group_is_made_and_removed() {
         let Ok(cgroup) = Cgroup::create(64 << 20) else { return };

@@ -4,7 +4,7 @@
 //! 1. No figure comes from a single run: a [`Spread`] has the median, minimum and maximum of several rounds.
 //! 2. A [`Ratio`] has an interval. It reaches from the minimum to the maximum of the rounds, and is at least as wide as
 //!    the difference between the first case of a round and its repetition at the end of the round.
-//! 3. If another point of the interval would reverse a judgement, the judgement is [`Holds::Inconclusive`].
+//! 3. If a different point of the interval would reverse a judgement, the judgement is [`Holds::Inconclusive`].
 //! 4. Effects are compared by their logarithms: half of a ninefold effect is a threefold one. See [`Size`].
 
 use crate::figures::{self, Form};
@@ -46,21 +46,22 @@ pub(crate) fn noise(first: &[f64], again: &[f64]) -> f64 {
 
 /// The size of an effect that a source claims, as a factor above 1.
 ///
-/// The effect is the factor's logarithm. For a claim of `c` times, an effect counts as a part of it from a third of it
-/// on, `c^(1/3)`, and as far more than claimed from twice it on, `c^2`. So a claim of 2 times holds in part from 1.26
-/// on, and 4 times is far more; a claim of 400 times holds in part from 7.4 on.
+/// Effects are compared by the logarithm of the factor. For a claim of `c` times, an effect counts as part of the claim
+/// once it reaches a third of it, `c^(1/3)`, and as far more than claimed once it reaches twice it, `c^2`. So a claim
+/// of 2 times holds in part from a factor of 1.26, and a factor of 4 is far more; a claim of 400 times holds in part
+/// from a factor of 7.4.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Size {
     claimed: f64,
-    /// The least factor that counts as the claimed one.
+    /// The smallest factor that counts as the claimed effect.
     from: f64,
-    /// `true` if the source gives the factor. Otherwise the lab chose it as a bound, and no effect is far more than
-    /// claimed.
+    /// `true` if the source gives the factor. Otherwise the lab chose it as a bound, and no effect counts as far more
+    /// than claimed.
     has_figure: bool,
 }
 
 impl Size {
-    /// Creates the size for a factor that the source gives.
+    /// Creates the size of an effect from the factor that the source gives.
     pub(crate) const fn of(claimed: f64) -> Size {
         assert!(claimed > 1.0, "a claim of no effect has no size");
         Size { claimed, from: claimed, has_figure: true }
@@ -71,46 +72,47 @@ impl Size {
         Size { has_figure: false, ..Size::of(least) }
     }
 
-    /// Accepts factors from `from` on as the claimed one, because sources measured on other machines and often rounded.
+    /// Accepts factors of at least `from` as the claimed one, because the sources measured on other machines and often
+    /// rounded their figures.
     pub(crate) const fn from(self, from: f64) -> Size {
         assert!(from > 1.0 && from <= self.claimed, "less than the claimed factor, and an effect");
         Size { from, ..self }
     }
 
-    /// Returns the least factor that is a part of the claimed effect.
+    /// Returns the smallest factor that counts as part of the claimed effect.
     fn part(self) -> f64 {
         self.claimed.cbrt().min(self.from)
     }
 
-    /// Returns the least factor that is far more than the claimed one.
+    /// Returns the smallest factor that counts as far more than claimed.
     fn far(self) -> f64 {
         if self.has_figure { self.claimed * self.claimed } else { f64::INFINITY }
     }
 
-    /// Returns the largest factor that counts as the claimed one, for claims that a larger effect refutes too. By
-    /// logarithm it is as far above the claimed factor as [`Size::from`] is below it.
+    /// Returns the largest factor that counts as the claimed one, for claims that a larger effect refutes too. On a
+    /// logarithmic scale, it is as far above the claimed factor as [`Size::from`] is below it.
     fn to(self) -> f64 {
         self.claimed * self.claimed / self.from
     }
 }
 
-/// The figure of one case divided by that of another.
+/// The figure of one case divided by that of a second case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ratio {
     pub(crate) median: f64,
     pub(crate) least: f64,
     pub(crate) most: f64,
-    /// The factor by which the same case differs from itself; see [`noise`].
+    /// The factor by which repetitions of the same case differ; see [`noise`].
     pub(crate) noise: f64,
 }
 
 impl Ratio {
-    /// Divides the medians. The range is that of the ratios within each round, where both cases were measured one
-    /// shortly after the other. Returns `None` if a case has no figures, or if the divisor is zero in a round.
+    /// Divides the medians. The range comes from the ratios within each round, in which both cases were measured
+    /// shortly after each other. Returns `None` if a case has no figures, or if the divisor is zero in a round.
     pub(crate) fn of(left: &[f64], right: &[f64], noise: f64) -> Option<Ratio> {
         let ratios: Vec<f64> = left.iter().zip(right).map(|(left, right)| left / right).collect();
         let spread = Spread::of(&ratios).filter(|spread| spread.least.is_finite() && spread.most.is_finite())?;
-        // Ignore the rounds that one of the cases lacks: they would shift the medians.
+        // Ignore rounds in which only one case was measured: they would shift the medians.
         let rounds = ratios.len();
         let middle = median(left[..rounds].to_vec()) / median(right[..rounds].to_vec());
         Some(Ratio { median: middle, least: spread.least.min(middle), most: spread.most.max(middle), noise })
@@ -124,9 +126,9 @@ impl Ratio {
     /// Judges the claim that the ratio is at least this size. It holds partly if the whole interval is above a third of
     /// the effect.
     ///
-    /// The claim is not in this size if the interval ends below the claimed effect and begins between 1 and a third of
-    /// it. If the interval begins at 1 or less instead, the claim does not hold. An interval that includes the claimed
-    /// effect and begins below a third of it tells nothing.
+    /// If the interval ends below the claimed effect and begins between 1 and a third of it, the verdict is
+    /// [`Holds::NotInSize`]. If the interval begins at 1 or less instead, the claim does not hold. An interval that
+    /// includes the claimed effect and begins below a third of it is inconclusive.
     pub(crate) fn at_least(&self, size: Size) -> Holds {
         let (low, high) = self.interval();
         match () {
@@ -139,7 +141,7 @@ impl Ratio {
     }
 
     /// Judges the claim that the ratio is about this size. Unlike in [`Ratio::at_least`], a larger effect does not
-    /// fully support the claim, and one that is certainly far larger is not in this size.
+    /// fully support the claim, and the verdict on an effect that is certainly far larger is [`Holds::NotInSize`].
     pub(crate) fn about(&self, size: Size) -> Holds {
         let (low, high) = self.interval();
         match self.at_least(size) {
@@ -149,23 +151,25 @@ impl Ratio {
         }
     }
 
-    /// Returns a sentence if the effect is certainly far more than claimed, and an empty text otherwise.
+    /// Returns a sentence if the effect is certainly far more than claimed, and an empty string otherwise.
     pub(crate) fn excess(&self, size: Size) -> &'static str {
         if self.interval().0 >= size.far() { " That is far more than claimed." } else { "" }
     }
 
-    /// Judges by [`Ratio::at_least`] and gives these figures. The text says so if the effect is far more than claimed.
+    /// Judges by [`Ratio::at_least`] and quotes these figures. The text adds a note if the effect is far more than
+    /// claimed.
     pub(crate) fn judge_at_least(&self, size: Size, figures: impl Into<String>) -> Judgement {
         self.judge(self.at_least(size), figures.into() + self.excess(size))
     }
 
-    /// Judges by [`Ratio::about`] and gives these figures. The text says so if the effect is far more than claimed.
+    /// Judges by [`Ratio::about`] and quotes these figures. The text adds a note if the effect is far more than
+    /// claimed.
     pub(crate) fn judge_about(&self, size: Size, figures: impl Into<String>) -> Judgement {
         self.judge(self.about(size), figures.into() + self.excess(size))
     }
 
-    /// Judges the claim that both cases are alike within this factor, which is above 1. The claim holds partly if there
-    /// is certainly a difference, but it may be within the factor.
+    /// Judges the claim that the two cases differ by at most this factor, which must exceed 1. The claim holds partly
+    /// if the cases certainly differ, but possibly by no more than the factor.
     pub(crate) fn alike(&self, factor: f64) -> Holds {
         assert!(factor > 1.0, "no two measurements are equal");
         let (low, high) = self.interval();
@@ -222,8 +226,8 @@ pub(crate) fn measured<T>(figure: Option<T>, missing: Option<&str>, judge: impl 
     }
 }
 
-/// A source's claim, and the rule that judges it by an experiment's figures. `judge` is a pure function, so that a test
-/// can show every verdict it may reach.
+/// A source's claim, and the rule that judges it by an experiment's figures. `judge` is a pure function, so a test can
+/// produce every verdict.
 #[derive(Debug)]
 pub(crate) struct Claim<F: ?Sized> {
     pub(crate) source: &'static str,
@@ -238,7 +242,8 @@ impl<F: ?Sized> Claim<F> {
 }
 
 /// Combines the parts of a claim. The claim holds if all parts do, fails if all parts fail, and is inconclusive if any
-/// part cannot. If no part holds even partly, but at least one shows some effect, the claim is not in this size.
+/// part is inconclusive. If no part holds even partly, but at least one shows some effect, the verdict is
+/// [`Holds::NotInSize`].
 pub(crate) fn all(parts: impl IntoIterator<Item = Holds>) -> Holds {
     let parts: Vec<Holds> = parts.into_iter().collect();
     let every = |holds: &[Holds]| parts.iter().all(|part| holds.contains(part));
@@ -259,8 +264,8 @@ mod tests {
         Ratio::of(&rounds, &[1.0; 3], noise).unwrap()
     }
 
-    /// A claim of "twice as much" can get every verdict, and is inconclusive if the same case differs from itself by as
-    /// much.
+    /// A claim of "twice as much" can get every verdict, and is inconclusive if repetitions of the same case differ by
+    /// that factor too.
     #[test]
     fn a_claim_of_more_comes_out_each_way() {
         let twice = Size::of(2.0);
@@ -274,15 +279,15 @@ mod tests {
         assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(twice), Holds::Inconclusive);
     }
 
-    /// A part of an effect begins at a third of its logarithm, which is the cube root of the factor.
+    /// An effect counts as part of the claim from a third of the claimed logarithm, the cube root of the factor.
     #[test]
     fn a_part_is_a_third_of_the_effect() {
         assert!((Size::of(2.0).part() - 1.26).abs() < 0.001 && (Size::of(400.0).part() - 7.37).abs() < 0.01);
         assert_eq!(ratio([1.25, 1.25, 1.25], 1.0).at_least(Size::of(2.0)), Holds::NotInSize);
         assert_eq!(ratio([1.27, 1.27, 1.27], 1.0).at_least(Size::of(2.0)), Holds::Partly);
-        // Copying pieces of 8 KiB, an effect 200 times smaller than claimed.
+        // Copies of 8 KiB pieces, where the effect is 200 times smaller than claimed.
         assert_eq!(ratio([1.91, 1.98, 2.0], 1.01).at_least(Size::of(400.0)), Holds::NotInSize);
-        // A fall by 6 % while a collapse was claimed.
+        // The rate fell by 6 %, but the source claims a collapse.
         assert_eq!(ratio([1.04, 1.06, 1.21], 1.03).at_least(Size::bound(1.5)), Holds::NotInSize);
         assert_eq!(ratio([1.7, 1.8, 1.9], 1.0).at_least(Size::of(2.0).from(1.6)), Holds::Yes);
     }
@@ -290,7 +295,7 @@ mod tests {
     /// An effect of more than twice the claimed logarithm is reported, and refutes a claim of "about" that size.
     #[test]
     fn far_more_than_claimed_is_told() {
-        // The source claims half of the rate with 128 KiB of read-ahead; the lab measured a twentieth.
+        // The source claims half the rate with 128 KiB of read-ahead; the lab measured a twentieth.
         let (half, twentieth) = (Size::of(2.04).from(1.6), ratio([18.6, 19.8, 22.4], 1.1));
         let judged = twentieth.judge_at_least(half, "19.8 times.");
         assert_eq!((judged.holds, judged.why.as_str()), (Holds::Yes, "19.8 times. That is far more than claimed."));
@@ -306,7 +311,7 @@ mod tests {
         assert_eq!(ratio([3.9, 4.0, 4.1], 1.0).judge_at_least(half, "").why, "");
     }
 
-    /// A claim of "the same" can get every verdict.
+    /// A claim that two cases are the same can get every verdict.
     #[test]
     fn a_claim_of_likeness_comes_out_each_way() {
         assert_eq!(ratio([0.95, 1.1, 1.0], 1.05).alike(1.25), Holds::Yes);

@@ -1,8 +1,8 @@
 //! The conditions on which the sources' findings rest, such as many processors, a fast drive or memory that is really
-//! full, and the checks whether this machine meets them.
+//! full, and the checks that this machine meets them.
 //!
-//! A machine that does not meet a condition can't refute a finding: see [`Judgement::unless_lacking`]. Half of what the
-//! source's machine had is enough to meet it.
+//! A machine that does not meet a condition can't refute a finding: see [`Judgement::unless_lacking`]. A machine meets
+//! a condition if it has at least half of what the source's machine had.
 //!
 //! [`Judgement::unless_lacking`]: crate::report::Judgement::unless_lacking
 
@@ -19,19 +19,19 @@ const S1_DRIVE_BYTES_PER_SECOND: f64 = 7e9;
 /// The time of a 4 KiB read in S4, whose drive and processor read 463 MB/s in such blocks, one at a time.
 const S4_READ_MICROS: f64 = 4096.0 / 463.0;
 
-/// Returns the missing condition if this machine has fewer than half of the processors of S1's.
+/// Returns the missing condition if this machine has fewer than half as many processors as S1's.
 pub(crate) fn processors(here: usize) -> Option<String> {
     (here * 2 < S1_PROCESSORS).then(|| format!("{S1_PROCESSORS} processors (here {here})"))
 }
 
-/// Returns the missing condition if the drive delivers fewer than half of the random reads of S1's.
+/// Returns the missing condition if the drive delivers less than half the random reads per second of S1's drives.
 pub(crate) fn read_rate(here: f64) -> Option<String> {
     let show = |rate| Form::Rate.show(rate);
     let lacks = here < S1_READS_PER_SECOND / 2.0;
     lacks.then(|| format!("drives of {} reads/s (here {})", show(S1_READS_PER_SECOND), show(here)))
 }
 
-/// Returns the missing condition if the drive has less than half of the bandwidth of one of S1's.
+/// Returns the missing condition if the drive has less than half of the bandwidth of one of S1's drives.
 pub(crate) fn bandwidth(here: f64) -> Option<String> {
     let show = |rate| Form::Bandwidth.show(rate);
     let lacks = here < S1_DRIVE_BYTES_PER_SECOND / 2.0;
@@ -68,7 +68,8 @@ pub(crate) struct Filling {
 }
 
 impl Filling {
-    /// Adds a sample. Returns `true` if the kernel evicted as many pages as it read in over the window that ends here.
+    /// Adds a sample. Returns `true` if the kernel evicted nearly as many pages as it read in over the window that ends
+    /// here.
     pub(crate) fn is_full(&mut self, sample: &Sample) -> bool {
         let Some(last) = self.last.replace(*sample) else { return false };
         let read = sample.device_bytes_per_second * (sample.at_seconds - last.at_seconds);
@@ -82,13 +83,13 @@ impl Filling {
     }
 }
 
-/// The phases of reads through a mapping, in blocks a second that came from the device.
+/// The rates of reads through a mapping before and after memory was full, in blocks read from the device per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Phases {
     /// The rate while memory filled, or `None` if it was full from the beginning.
     pub(crate) filling: Option<f64>,
     pub(crate) full: f64,
-    /// The rate of the lowest sample in either phase.
+    /// The lowest rate of any sample, in either phase.
     pub(crate) lowest: f64,
     /// The time until memory was full.
     pub(crate) filling_seconds: f64,
@@ -113,7 +114,8 @@ pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
 mod tests {
     use super::*;
 
-    /// Half of the source's condition is enough. Anything less is reported together with this machine's figure.
+    /// Half of the source's figure is enough to meet a condition. Anything less is reported together with this
+    /// machine's figure.
     #[test]
     fn missing_conditions_are_named() {
         assert_eq!(processors(32), None);
@@ -145,8 +147,8 @@ mod tests {
         rates.iter().enumerate().map(sample).collect()
     }
 
-    /// A fall to half once memory is full, with a short stall at its beginning, is found even if the run ends soon
-    /// after. The rates are those of a measured round whose second half on its own showed no fall.
+    /// If the rate halves once memory is full, after a short stall, the fall is found even if the run ends soon after.
+    /// The rates come from a measured round whose second half showed no fall by itself.
     #[test]
     fn phases_are_split_where_memory_is_full() {
         let rates = [vec![96e3; 12], vec![2e3; 2], vec![58.7e3; 16]].concat();

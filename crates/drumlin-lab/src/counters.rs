@@ -115,7 +115,7 @@ pub(crate) fn field(text: &str, name: &str) -> u64 {
     line.and_then(|rest| rest.split_ascii_whitespace().next()).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Parses the minor faults, major faults and kernel ticks of /proc/PID/stat.
+/// Parses the minor faults, major faults and kernel ticks in /proc/PID/stat.
 fn parse_stat(text: &str) -> (u64, u64, u64) {
     // The second field is the program's name in parentheses. It may contain anything, so count fields after the last
     // ')'.
@@ -155,15 +155,15 @@ mod tests {
         assert_eq!(field("", "read_bytes:"), 0);
     }
 
-    /// The counters count: work takes processor time, and touched memory is resident.
+    /// Computing takes processor time, and touched memory is resident.
     #[test]
     fn counters_move() {
         let before = Counters::now();
         let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
         let after = Counters::now().since(&before);
         assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
-        // Other tests of this process allocate and free memory at the same time, so compare both with what this test
-        // holds.
+        // Other tests of this process allocate and free memory at the same time, so compare both figures with the
+        // memory that this test holds.
         let held = memory.len() as u64 / 2;
         assert!(resident_bytes() > held && resident_bytes_max() > held);
     }

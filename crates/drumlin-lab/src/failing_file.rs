@@ -1,6 +1,7 @@
-//! A file on a drive with bad blocks, served to the kernel by FUSE. Some blocks can't be read, others can't be written.
+//! A file on a simulated drive with bad blocks, served to the kernel by FUSE. Some blocks can't be read, others can't
+//! be written.
 //!
-//! The lab's process serves the file and the workers use it. So the file survives when an error kills a worker.
+//! The lab's process serves the file and workers use it, so the file survives if an error kills a worker.
 
 use std::ffi::OsStr;
 use std::io;
@@ -163,7 +164,7 @@ impl Filesystem for BadBlocks {
     }
 
     fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
-        // Without this answer the kernel would ask before each write.
+        // Without this answer the kernel would send a request before each write.
         reply.error(Errno::ENOSYS);
     }
 }
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// Accesses to the bad blocks fail; the other blocks can be read and keep what is written.
+    /// Accesses to the bad blocks fail; the other blocks can be read, and keep the bytes written to them.
     #[test]
     fn bad_blocks_fail_and_others_do_not() {
         let folder = tempfile::tempdir().unwrap();

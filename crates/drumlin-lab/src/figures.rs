@@ -42,7 +42,7 @@ impl Form {
         }
     }
 
-    /// Formats a number with its unit, as short as is clear.
+    /// Formats a number with its unit, as briefly as is clear.
     #[must_use]
     pub fn show(self, number: f64) -> String {
         match self {

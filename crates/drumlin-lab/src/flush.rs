@@ -97,7 +97,7 @@ impl LineFlush {
 mod tests {
     use super::*;
 
-    /// Writing lines back changes no byte, whatever the start and length.
+    /// Writing lines back changes no bytes, at any start and length.
     #[test]
     fn persisting_changes_nothing() {
         let Some(flush) = LineFlush::find() else { return };

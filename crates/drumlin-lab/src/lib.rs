@@ -1,17 +1,17 @@
-//! Measurements of what this machine's storage really does.
+//! Measurements of this machine's storage as it really behaves.
 //!
-//! Drumlin's design rests on claims that others measured on their machines: that reads of mapped files collapse once
-//! memory is full, that direct reads with many requests in flight do not, and that a fast sync often syncs nothing.
-//! [`run`] measures each claim on this machine and shows the source's figures next to the measured ones. [`doctor`]
-//! derives advice and settings from measurements.
+//! Drumlin's design rests on claims that other authors measured on their machines: that reads of mapped files collapse
+//! once memory is full, that direct reads with many requests in flight do not, and that a fast sync often syncs
+//! nothing. [`run`] measures each claim on this machine and shows the source's figures next to the measured ones.
+//! [`doctor`] derives advice and settings from measurements.
 //!
 //! - `experiments/` has one module per experiment: the measurement, its tables and plots, and the verdicts on the
 //!   claims;
-//! - `worker` runs each measurement in a process of its own, `cgroup` limits the memory of that process, and
-//!   `temp_folder` owns the files;
+//! - `worker` runs each measurement in its own process, `cgroup` limits the memory of that process, and `temp_folder`
+//!   owns the files;
 //! - `regime` creates the conditions under which reads are measured, and `loop_device` the devices for them;
-//! - `compare` decides whether two cases differ, and what verdict a source's claim gets;
-//! - `measure` and `counters` time and count; `map` and `ring` do what `drumlin_io` does not offer;
+//! - `compare` decides if two cases differ, and judges the sources' claims;
+//! - `measure` and `counters` time and count; `map` and `ring` offer what `drumlin_io` lacks;
 //! - `mount` creates file systems for the lab, `block_counts` counts flushes, and `sync_calls` the calls that ask for
 //!   them;
 //! - `report` shows the results as tables, as JSON and as one HTML page.

@@ -179,7 +179,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// The devices of a run. Each is attached when it is first needed.
+/// The devices of a run. Each is attached on first use.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     over_file: OnceCell<io::Result<LoopDevice>>,
@@ -187,20 +187,20 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Returns the device over the run's file, which is the same at each call.
+    /// Returns the device over the run's file. It is the same device at each call.
     pub(crate) fn over_file(&self, file: &Path) -> Result<&Path, &io::Error> {
         let device = self.over_file.get_or_init(|| LoopDevice::over(file)?.with_read_ahead(READ_AHEAD_BYTES));
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// Returns the device of this many bytes in memory, which is the same at each call.
+    /// Returns the device of this many bytes in memory. It is the same device at each call.
     pub(crate) fn over_memory(&self, bytes: u64, go_on: impl FnMut(u64) -> bool) -> Result<&Path, &io::Error> {
         let device =
             self.over_memory.get_or_init(|| LoopDevice::over_memory(bytes, go_on)?.with_read_ahead(READ_AHEAD_BYTES));
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// Returns `true` once attaching the device in memory was attempted.
+    /// Returns `true` once the lab has tried to attach the device in memory.
     pub(crate) fn has_memory(&self) -> bool {
         self.over_memory.get().is_some()
     }
@@ -219,7 +219,7 @@ mod tests {
     use crate::temp_folder::TempFolder;
     use crate::worker::wait_until;
 
-    /// Returns the file over which a device is attached, if any.
+    /// Returns the name of the file over which a device is attached, if it is attached.
     fn backing(device: &Path) -> Option<String> {
         let name = device.file_name().unwrap();
         fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::nvme;
 
-/// The machine, as a report records it.
+/// The machine's description in a report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// Name of the processor.
@@ -28,7 +28,7 @@ pub struct Machine {
     pub folder: String,
     /// The kind of the folder's file system.
     pub file_system: String,
-    /// `true` if the file system is in memory, so that nothing written there is ever durable.
+    /// `true` if the file system is in memory, where nothing is ever durable.
     pub in_memory: bool,
     /// The mount options of the file system.
     pub mount_options: String,
@@ -45,9 +45,9 @@ pub struct Drive {
     pub name: Option<String>,
     /// The model that the drive reports.
     pub model: Option<String>,
-    /// The drive's write cache as the drive reports it, if it does. `write back` means volatile.
+    /// The kind of write cache that the drive reports, if it reports any. `write back` means volatile.
     pub cache_claimed: Option<String>,
-    /// The drive's write cache as the kernel assumes it. With `write through` the kernel never flushes it.
+    /// The kind of write cache that the kernel assumes. With `write through`, the kernel never flushes it.
     pub cache_believed: Option<String>,
     /// `true` if a single write can bypass the cache.
     pub forced_unit_access: Option<bool>,
@@ -64,7 +64,7 @@ pub struct Drive {
 }
 
 impl Machine {
-    /// Returns `true` if QEMU emulates the processor, in which case costs measured on it mean nothing.
+    /// Returns `true` if QEMU emulates the processor, in which case the costs measured on it are meaningless.
     pub(crate) fn is_emulated(&self) -> bool {
         self.processor.contains("TCG") || self.processor.contains("QEMU Virtual CPU")
     }
@@ -112,7 +112,7 @@ impl Drive {
         let mut drive = Drive { source: mount.source.clone(), ..Drive::default() };
         let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
         let numbered = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        // On btrfs, files have device numbers of their own, so look the mounted device up by its name.
+        // On btrfs, files have their own device numbers, so look the mounted device up by name.
         let by_name = Path::new(&mount.source).canonicalize().ok().and_then(|path| {
             let name = path.file_name()?.to_owned();
             Some(Path::new("/sys/class/block").join(name))
@@ -206,7 +206,7 @@ fn is_in_memory(magic: u32) -> bool {
     matches!(magic, 0x0102_1994 | 0x8584_58F6)
 }
 
-/// Returns `true` if a folder's file system is in memory, so that nothing written there ever reaches a device.
+/// Returns `true` if a folder's file system is in memory, so its files never reach a device.
 pub(crate) fn is_folder_in_memory(folder: &Path) -> io::Result<bool> {
     Ok(is_in_memory(rustix::fs::statfs(folder)?.f_type as u32))
 }

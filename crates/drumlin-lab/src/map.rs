@@ -1,9 +1,8 @@
 //! Mapped files, the subject of the sources' claims. No other module of this crate maps memory.
 //!
-//! The lab created every mapped file in a folder of its own (see `temp_folder`). Within a process a file is either
-//! mapped for reading, or mapped for writing by a single owner; that makes slices of a mapping sound. The lab
-//! demonstrates the one danger that types cannot rule out: if a file is truncated while mapped, access ends the process
-//! with SIGBUS.
+//! The lab created every mapped file in its own folder (see `temp_folder`). Within a process a file is either mapped
+//! for reading, or mapped for writing by a single owner; that makes slices of a mapping sound. The lab demonstrates the
+//! one danger that types cannot rule out: if a file is truncated while mapped, access ends the process with SIGBUS.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -35,7 +34,7 @@ impl Advice {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Mode {
-    /// Shared. Changes reach the file at any time that the kernel chooses.
+    /// Shared. Changes reach the file whenever the kernel chooses.
     Shared,
     /// Shared, and the call brings in all pages.
     SharedPopulated,
@@ -60,7 +59,7 @@ pub(crate) struct Map {
     bytes: usize,
 }
 
-// SAFETY: this value alone owns the mapping, as a `Box<[u8]>` owns its memory.
+// SAFETY: only this value owns the mapping, as a `Box<[u8]>` owns its memory.
 unsafe impl Send for Map {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Map {}
@@ -78,7 +77,7 @@ impl Map {
             Mode::Persistent => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
         };
         let access = if mode == Mode::ReadOnly { ProtFlags::READ } else { ProtFlags::READ | ProtFlags::WRITE };
-        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, flags, file, 0)? };
         Ok(Map { start: NonNull::new(start.cast()).expect("no mapping begins at address zero"), bytes })
     }
@@ -105,8 +104,8 @@ impl Map {
         Ok(())
     }
 
-    /// Returns a word of a shared mapping, for threads and processes that change it concurrently. No slice of the
-    /// word's bytes may be used while they do.
+    /// Returns a word of a shared mapping, for threads and processes that change it concurrently. While they do, slices
+    /// that contain the word must not be used.
     pub(crate) fn word(&self, place: usize) -> &AtomicU64 {
         assert!(place.is_multiple_of(8) && place + 8 <= self.bytes, "no word at {place}");
         // SAFETY: the word is aligned and within the mapping, which lives as long as the reference.
@@ -146,7 +145,7 @@ impl Drop for Map {
     }
 }
 
-/// Locked anonymous memory, which takes memory away from the rest of the machine.
+/// Locked anonymous memory, which leaves less memory to the rest of the machine.
 #[derive(Debug)]
 pub(crate) struct Ballast {
     start: NonNull<u8>,
@@ -156,7 +155,7 @@ pub(crate) struct Ballast {
 impl Ballast {
     /// Allocates, touches and locks this many bytes.
     pub(crate) fn new(bytes: usize) -> io::Result<Ballast> {
-        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -216,7 +215,7 @@ impl Reserve {
     }
 }
 
-/// Maps `bytes` and unmaps them at once. Returns an error if the kernel refuses.
+/// Maps `bytes` and unmaps them immediately. Returns an error if the kernel refuses.
 pub(crate) fn attempt(file: &File, bytes: usize, kind: Reserve) -> io::Result<()> {
     let flags = match kind {
         Reserve::SharedFile => MapFlags::SHARED,
@@ -254,7 +253,7 @@ pub(crate) fn populate(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Brings in pages by address, for a thread that runs ahead of the threads that hold slices of the mapping.
+/// Brings in pages by address, for a thread that runs ahead of threads that hold slices of the mapping.
 pub(crate) fn populate_at(address: usize, bytes: usize) -> io::Result<()> {
     let start = std::ptr::without_provenance_mut(address);
     // SAFETY: the advice changes no content, whatever the range; the kernel refuses a range that is not mapped.
@@ -272,7 +271,7 @@ mod tests {
         file
     }
 
-    /// Bytes written through a shared mapping reach the file; those written through a private one do not.
+    /// Bytes written through a shared mapping reach the file; bytes written through a private mapping do not.
     #[test]
     fn shared_writes_reach_the_file_and_private_ones_do_not() {
         use std::os::unix::fs::FileExt;

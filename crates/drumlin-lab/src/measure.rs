@@ -1,4 +1,5 @@
-//! Latencies of single operations, medians, and loads by threads that are sampled while they run.
+//! Records latencies of single operations, computes medians, and runs loads by several threads, sampling them
+//! meanwhile.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,8 +42,8 @@ impl Latencies {
         self.0.add(&other.0).expect("the same bounds");
     }
 
-    /// Returns the recorded values with their counts, from which [`Latencies::of_buckets`] restores them in another
-    /// process.
+    /// Returns the recorded values with their counts, from which [`Latencies::of_buckets`] restores the histogram in a
+    /// different process.
     pub(crate) fn buckets(&self) -> Vec<(u64, u64)> {
         self.0.iter_recorded().map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
     }
@@ -65,9 +66,9 @@ impl Latencies {
         let at = |quantile: f64| histogram.value_at_quantile(quantile);
         let (quarter, three_quarters) = (at(0.25), at(0.75));
         let fence = three_quarters + 3 * (three_quarters - quarter);
-        // Count values in the fence's own bucket as inside.
+        // Count the values in the fence's own bucket as inside the fence.
         let inside = histogram.count_between(0, histogram.highest_equivalent(fence));
-        // A quantile is unknown if less than one operation lies beyond it. The slowest operation ends the list.
+        // A quantile is unknown if less than one operation lies beyond it. The list ends with the slowest operation.
         let count = histogram.len();
         let known = QUANTILES.into_iter().filter(|quantile| (1.0 - quantile) * count as f64 >= 1.0);
         let mut quantiles: Vec<(f64, f64)> = known.map(|quantile| (quantile, us(at(quantile)))).collect();
@@ -107,7 +108,7 @@ pub(crate) struct Summary {
     pub(crate) quantiles: Vec<(f64, f64)>,
 }
 
-/// Returns the median: for an even count the mean of the two middle numbers, and 0 for none.
+/// Returns the median: the mean of the two middle numbers if the count is even, and 0 if there are no numbers.
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -142,7 +143,7 @@ pub(crate) struct Load {
     pub(crate) latency: Summary,
     pub(crate) counters: Counters,
     pub(crate) resident_bytes_max: u64,
-    /// A combination of all results, so that the compiler cannot remove a read.
+    /// A combination of all results, or the compiler could remove a read.
     pub(crate) check: u64,
 }
 
@@ -176,7 +177,7 @@ pub(crate) struct Pace<'a> {
 }
 
 impl Pace<'_> {
-    /// Returns `true` until the time is over and at least one operation was done.
+    /// Returns `true` until the time is over and at least one operation has completed.
     #[inline]
     pub(crate) fn go_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed) || self.latencies.0.is_empty()
@@ -206,7 +207,7 @@ pub(crate) struct Timing {
     pub(crate) sample_seconds: f64,
 }
 
-/// The counters of one thread, in cache lines of their own so that counting does not disturb the measurement.
+/// The counters of one thread. They have their own cache lines, or counting would disturb the measurement.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane {
@@ -216,8 +217,8 @@ struct Lane {
 }
 
 impl Lane {
-    /// Returns the number of operations, and the bytes of all of them or of all but the last ones. Reads again if the
-    /// thread continued between the reads, because it may do a million operations while this thread is not running.
+    /// Returns the number of operations and the bytes of all of them, or of all but the last few. Retries if the thread
+    /// continued between the two reads, because it may do a million operations while this thread is not running.
     fn totals(&self) -> (u64, u64) {
         let mut operations = self.operations.load(Ordering::Acquire);
         loop {
@@ -231,12 +232,12 @@ impl Lane {
     }
 }
 
-/// Returns the operations and bytes of all threads.
+/// Returns the total operations and bytes of all threads.
 fn totals(lanes: &[Lane]) -> (u64, u64) {
     lanes.iter().map(Lane::totals).fold((0, 0), |(operations, bytes), lane| (operations + lane.0, bytes + lane.1))
 }
 
-/// The state at the previous sample, from which the next one is computed.
+/// The counters at the previous sample, from which the next sample is computed.
 struct Sampler<F> {
     observe: F,
     start: Instant,
@@ -251,7 +252,8 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
         Sampler { observe, start, last: start, operations: 0, bytes: 0, counters }
     }
 
-    /// Takes a sample since the previous one and passes it on. Returns `false` if the observer wants no more.
+    /// Takes a sample of the time since the previous one and passes it to the observer. Returns `false` if the observer
+    /// wants no more samples.
     fn take(&mut self, now: Instant, (operations, bytes): (u64, u64)) -> bool {
         let counters = Counters::now();
         let passed = (now - self.last).as_secs_f64();
@@ -270,9 +272,9 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
         go_on
     }
 
-    /// Takes samples until the time is over and at least one operation is done, until the observer wants no more, or
-    /// until all threads have finished. It waits for an operation because on a busy machine a short time could pass
-    /// before any thread runs.
+    /// Takes samples until the time is over and at least one operation has completed, until the observer wants no more
+    /// samples, or until all threads have finished. It waits for an operation because on a busy machine a short time
+    /// could pass before any thread runs.
     fn watch(&mut self, timing: Timing, lanes: &[Lane]) {
         let end = self.start + Duration::from_secs_f64(timing.seconds);
         let is_sampled = timing.sample_seconds > 0.0;
@@ -290,15 +292,15 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
                 continue;
             }
             let wake = if is_sampled { end.min(next_sample) } else { end };
-            // Sleep only briefly, so that work that ends early is noticed.
+            // Sleep only briefly, or work that ends early would go unnoticed.
             let nap = wake.saturating_duration_since(now);
             std::thread::sleep(nap.clamp(Duration::from_micros(50), Duration::from_millis(5)));
         }
     }
 }
 
-/// Runs `work` on this many threads until the time is over or all have finished. Passes a sample to `observe` at each
-/// interval. The work calls [`Pace::go_on`] after every operation.
+/// Runs `work` on this many threads until the time is over or all threads have finished. Passes a sample to `observe`
+/// at each interval. `work` has to call [`Pace::go_on`] after every operation.
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
@@ -347,7 +349,7 @@ pub(crate) fn load_while(
         let start = Instant::now();
         let mut sampler = Sampler::new(observe, start, before.clone());
         sampler.watch(timing, &lanes);
-        // Read the totals before the threads stop: what they finish afterwards is not counted.
+        // Read the totals before the threads stop: operations that they finish afterwards do not count.
         let stopped = Instant::now();
         let seconds = (stopped - start).as_secs_f64();
         let (operations, bytes) = totals(&lanes);
@@ -375,7 +377,7 @@ pub(crate) fn load_while(
 mod tests {
     use super::*;
 
-    /// A rare slow operation shows in the maximum and as an outlier, and hardly in the mean.
+    /// A rare slow operation shows in the maximum and as an outlier, but hardly in the mean.
     #[test]
     fn single_slow_operations_show() {
         let mut latencies = Latencies::new();
@@ -392,7 +394,7 @@ mod tests {
         assert_eq!(Latencies::new().summary(), Summary::default());
     }
 
-    /// Latencies survive the transfer to another process, and those of several processes add up.
+    /// Latencies survive the transfer to a different process, and the latencies of several processes add up.
     #[test]
     fn latencies_travel() {
         let mut latencies = Latencies::new();
@@ -411,7 +413,7 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 
-    /// Work that ends on its own ends the load. All of it is counted, and its error is returned.
+    /// A load ends if its work finishes early. All operations are counted, and an error of the work is returned.
     #[test]
     fn a_load_counts_all_work() {
         let timing = Timing { seconds: 60.0, sample_seconds: 0.0 };
@@ -426,7 +428,7 @@ mod tests {
         assert!(load(2, timing, |_| {}, |_, _| Err(io::ErrorKind::NotFound.into())).is_err());
     }
 
-    /// Samples arrive while the load runs, and the load ends when the observer says so.
+    /// Samples arrive while the load runs, and the load ends when the observer wants no more.
     #[test]
     fn a_load_is_sampled() {
         let mut samples = Vec::new();

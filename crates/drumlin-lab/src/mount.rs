@@ -1,12 +1,12 @@
-//! File systems that the lab creates, each on a loop device over a file, so that ext4 with a journal, xfs and btrfs can
-//! be measured whatever the folder's file system is. Needs root.
+//! File systems that the lab creates, each on a loop device over a file, which allows it to measure ext4 with a
+//! journal, xfs and btrfs whatever the folder's file system is. Needs root.
 //!
 //! # Invariants
 //! 1. Only the lab and its workers see the mounts, which are in a mount namespace of the lab's thread. When the
 //!    namespace's last process ends, even by a kill, the kernel unmounts them.
 //! 2. A loop device detaches itself once nothing uses it, and its file is unlinked, so nothing is left behind.
-//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O, so that bytes
-//!    that the file system believes to be on the device are not only in the page cache.
+//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O, because
+//!    bytes that the file system believes to be on the device must not be in the page cache only.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -30,7 +30,7 @@ pub enum FileSystem {
     Ext4,
     /// With a metadata log.
     Xfs,
-    /// Copy-on-write: writes each change to a new place.
+    /// Copy-on-write: it writes each change to a new place.
     Btrfs,
 }
 
@@ -48,7 +48,7 @@ impl FileSystem {
         }
     }
 
-    /// Returns the package that contains the `mkfs` program, by its name on most systems.
+    /// Returns the package that contains the `mkfs` program; it has this name on most systems.
     pub(crate) fn package(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "e2fsprogs",
@@ -109,7 +109,7 @@ pub(crate) struct Mounted {
 
 impl Mounted {
     /// Creates a file system of `bytes` and mounts it in `temp_folder`. Its file is sparse and unlinked, so it occupies
-    /// only the blocks written. Only ext4 has an option that says that its device has no volatile cache.
+    /// only the blocks written. Only ext4 has a mount option for a device without a volatile cache.
     pub(crate) fn create(
         temp_folder: &TempFolder,
         file_system: FileSystem,
@@ -118,7 +118,7 @@ impl Mounted {
     ) -> io::Result<Mounted> {
         let (image, device) = attach(temp_folder, bytes, |image| match cache {
             DeviceCache::Volatile => Ok(()),
-            // Every write to the file is then synchronous, whichever process makes it.
+            // With this flag, every write to the file is synchronous, whichever process makes it.
             DeviceCache::None => {
                 Ok(rustix::fs::ioctl_setflags(image, rustix::fs::ioctl_getflags(image)? | IFlags::SYNC)?)
             }
@@ -163,7 +163,7 @@ impl Mounted {
         &self.disk
     }
 
-    /// Simulates a power cut: mounts the device's current content without what is only in the page cache. Content of
+    /// Simulates a power cut: mounts the device's current content, without data that is only in the page cache. Data in
     /// the drive's own cache is kept, as when a virtual machine is powered off.
     ///
     /// The copy is not atomic, so nothing may write during the call.
@@ -197,13 +197,13 @@ impl Drop for Mounted {
 }
 
 /// Attaches a loop device over a new sparse file, which `prepare` may fill. The file is then unlinked, and its space is
-/// free once the device has no user.
+/// freed once nothing uses the device.
 fn attach(
     temp_folder: &TempFolder,
     bytes: u64,
     prepare: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<(File, LoopDevice)> {
-    // Give images different names, because mkfs.btrfs takes images of the same name for one that is mounted.
+    // Give images different names, because mkfs.btrfs mistakes an image for a mounted one of the same name.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let (path, file) = temp_folder.file(&format!("image-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), bytes)?;
     let device = file.set_len(bytes).and_then(|()| prepare(&file)).and_then(|()| LoopDevice::over(&path));
@@ -211,8 +211,8 @@ fn attach(
     Ok((file, device?))
 }
 
-/// Sets a loop device to the kernel's default, a cache that is flushed: the setting of an earlier user persists with
-/// the device's number.
+/// Sets a loop device to the kernel's default, a cache that is flushed. Otherwise the setting of an earlier user of the
+/// device's number would persist.
 fn believe_volatile(disk: &str) -> io::Result<()> {
     let path = format!("/sys/block/{disk}/queue/write_cache");
     if fs::read_to_string(&path)?.trim() == "write back" {
@@ -226,7 +226,7 @@ fn disk_of(device: &LoopDevice) -> String {
     device.path().file_name().expect("it has a name").to_string_lossy().into_owned()
 }
 
-/// Copies everything except holes. The loop device used direct I/O, so the page cache has no newer pages of the file.
+/// Copies all data except holes. The loop device used direct I/O, so the page cache has no newer pages of the file.
 fn copy_data(from: &File, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
@@ -247,7 +247,7 @@ fn copy_data(from: &File, to: &File) -> io::Result<()> {
     }
 }
 
-/// Gives this thread, and the workers that it starts, a mount namespace of their own.
+/// Gives this thread and the workers that it starts their own mount namespace.
 fn own_namespace() -> io::Result<()> {
     thread_local! {
         static IS_OWN: Cell<bool> = const { Cell::new(false) };
@@ -255,7 +255,7 @@ fn own_namespace() -> io::Result<()> {
     if !IS_OWN.get() {
         // SAFETY: no code here relies on this thread sharing its working directory or mounts with others.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
-        // Otherwise the mounts would propagate to the namespace that this one was copied from.
+        // Otherwise the mounts would propagate to the namespace from which this one was copied.
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
         IS_OWN.set(true);
     }
@@ -269,8 +269,8 @@ mod tests {
 
     use super::*;
 
-    /// Only the lab's thread sees the file system. It loses what was not synced when it is powered off, and it is gone
-    /// with its device when dropped.
+    /// Only the lab's thread sees the file system. A power-off loses the data that was not synced. Dropping the file
+    /// system removes it and its device.
     #[test]
     fn a_file_system_is_made_and_switched_off() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Asks an NVMe drive whether it has a volatile write cache, by admin commands through an ioctl. Needs root.
+//! Asks an NVMe drive if it has a volatile write cache, with admin commands through an ioctl. Needs root.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use drumlin_io::AlignedBuffer;
 /// The volatile write cache of an NVMe drive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WriteCache {
-    /// The drive has no cache, or one that survives a power cut, so it need not be flushed.
+    /// The drive has no cache, or one that survives a power cut, so it needs no flushes.
     Absent,
     /// The cache is switched off.
     Off,
@@ -20,7 +20,7 @@ pub(crate) enum WriteCache {
 }
 
 impl WriteCache {
-    /// Describes the state in the kernel's words for the caches of other drives.
+    /// Describes the cache in the words that the kernel uses for other drives.
     pub(crate) fn words(self) -> &'static str {
         match self {
             WriteCache::Absent => "write through (no volatile cache)",
@@ -65,7 +65,7 @@ const IDENTITY_BYTES: usize = 4096;
 const CACHE_BYTE: usize = 525;
 const TIMEOUT_MS: u32 = 1000;
 
-/// Asks the drive of a block device (`/dev/nvme0n1`) for its cache. Neither command changes anything.
+/// Asks the drive of a block device (`/dev/nvme0n1`) about its cache. Neither command changes anything.
 ///
 /// # Errors
 /// If the device is not an NVMe drive, or the commands are not permitted.
@@ -107,7 +107,7 @@ fn state(feature: u32) -> WriteCache {
 /// Sends a command.
 ///
 /// # Safety
-/// The command's address must be 0, or that of memory with the command's length that outlives the call.
+/// The command's address must be 0, or point to memory of the command's length that outlives the call.
 unsafe fn submit(file: &File, command: &mut AdminCommand) -> io::Result<()> {
     // SAFETY: the kernel reads and writes one such structure; the caller vouches for the address in it.
     match unsafe { libc::ioctl(file.as_raw_fd(), ADMIN_COMMAND, std::ptr::from_mut(command)) } {

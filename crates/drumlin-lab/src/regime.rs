@@ -2,7 +2,7 @@
 //!
 //! A source's finding rests on conditions: a raw block device, 128 KiB of read-ahead, a medium faster than eviction,
 //! pages evicted by the kernel's own thread. Each [`Regime`] provides some of them. If this machine lacks what a regime
-//! needs (root, loop devices, memory), the regime's verdicts name that as the missing condition.
+//! needs (root, loop devices, memory), the regime's verdicts name it as the missing condition.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub(crate) enum Regime {
     File,
     /// A block device over memory, which is faster than eviction. Its memory does not count against the group's limit.
     Memory,
-    /// The raw device without a group, while the whole machine is short of memory. So the kernel's own thread evicts,
+    /// The raw device without a group, while the whole machine is short of memory, so the kernel's own thread evicts,
     /// as in S1.
     Pressure,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Place {
     pub(crate) limit_bytes: Option<u64>,
 }
 
-/// Returns the place to read in a regime, or the condition that is missing.
+/// Returns the file or device to read in a regime, or the condition that is missing.
 pub(crate) fn place(session: &Session<'_>, regime: Regime) -> io::Result<Result<Place, String>> {
     let limit_bytes = Some(session.memory_bytes());
     let of = |path: &Path, limit_bytes| Place { path: path.to_owned(), limit_bytes };
@@ -93,7 +93,7 @@ fn memory_device<'s>(session: &'s Session<'_>) -> Result<&'s Path, String> {
     device.map_err(|error| format!("a loop device over memory ({})", plain(error)))
 }
 
-/// Returns the memory that a balloon leaves free for other processes and for the page cache under test.
+/// Returns the amount of memory that a balloon leaves free for other processes and for the page cache under test.
 pub(crate) fn left_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() * 2).max(512 << 20)
 }
@@ -104,7 +104,7 @@ const BALLOON_BYTES_MAX: u64 = 48 << 30;
 /// The assumed rate at which a balloon fills, for estimating the time of a run.
 const BALLOON_BYTES_PER_SECOND: f64 = 2.5e9;
 
-/// Estimates the seconds until [`pressure`] holds the memory.
+/// Estimates the seconds that [`pressure`] takes to fill the memory.
 pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
     let bytes = counters::memory_available_bytes().saturating_sub(left_bytes(session));
     if bytes > BALLOON_BYTES_MAX || !session.settings.fill_memory {
@@ -140,15 +140,15 @@ pub(crate) struct Balloon {
     left_bytes: u64,
 }
 
-/// The size of the pieces in which memory is taken. The remaining need is computed again after each piece, because
-/// other processes allocate at the same time.
+/// The balloon takes memory in pieces of this size. It recomputes the remaining amount after each piece, because other
+/// processes allocate memory in the meantime.
 const PIECE_BYTES: u64 = 256 << 20;
 
 impl Measurement for Balloon {
     const NAME: &'static str = "balloon";
     type Result = ();
 
-    /// Passes one sample on once it holds the memory.
+    /// Passes a sample on once it holds all the memory.
     fn perform(self, mut observe: impl FnMut(&Sample)) -> io::Result<()> {
         std::fs::write("/proc/self/oom_score_adj", "1000")?;
         let mut pieces = Vec::new();

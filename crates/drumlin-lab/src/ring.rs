@@ -3,7 +3,7 @@
 //!
 //! # Invariants
 //! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the
-//!    buffers until it is dropped. A slot is pushed again only after its completion was reaped.
+//!    buffers until it is dropped. A slot is reused only after its completion has been reaped.
 //! 2. Dropping a ring first reaps everything in flight. If the kernel refuses to wait, the buffers are leaked.
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RingOptions {
     /// Register the buffers and the file, so that the kernel pins them once instead of for each request.
     pub(crate) registered: bool,
-    /// Allocate the buffers in huge pages, as far as the system has them.
+    /// Allocate the buffers in huge pages, if the system has enough of them.
     pub(crate) huge: bool,
     /// Poll for completions instead of waiting for interrupts. The device needs queues made for polling.
     pub(crate) polled: bool,
@@ -105,8 +105,8 @@ impl ReadRing {
         unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) }.expect("an entry for each slot");
     }
 
-    /// Submits, waits for at least one completion, and calls `each` for every completion with the time of its push and
-    /// the bytes read.
+    /// Submits the reads, waits for at least one completion, and calls `each` for every completion with the time of its
+    /// push and the bytes read.
     pub(crate) fn wait(&mut self, mut each: impl FnMut(Instant, &[u8])) -> io::Result<usize> {
         loop {
             match self.ring.submit_and_wait(1) {
@@ -145,7 +145,7 @@ impl Drop for ReadRing {
     }
 }
 
-/// A ring that submits a write and the sync after it to the kernel as one chain.
+/// A ring that submits a write and the subsequent sync to the kernel as one chain.
 pub(crate) struct SyncRing {
     ring: IoUring,
 }
@@ -170,7 +170,7 @@ impl SyncRing {
             .flags(squeue::Flags::IO_LINK)
             .user_data(0);
         let sync = opcode::Fsync::new(descriptor).flags(types::FsyncFlags::DATASYNC).build().user_data(1);
-        // SAFETY: buffer and file are borrowed until both completions were reaped below. If waiting for them fails
+        // SAFETY: buffer and file are borrowed until both completions have been reaped below. If waiting for them fails
         // permanently, the process ends instead of returning the buffer.
         unsafe { self.ring.submission().push_multiple(&[write, sync]) }.expect("the ring has four entries");
         let mut reaped = 0;
@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// Every requested block is read, with registered buffers and without.
+    /// Every requested block is read, with and without registered buffers.
     #[test]
     fn reads_bring_what_is_there() {
         let file = tempfile::tempfile().unwrap();

@@ -9,7 +9,8 @@ use crate::report::Report;
 use crate::session::{Observer, Session, Settings, plain};
 use crate::worker;
 
-/// Runs experiments and reports their findings. If one fails, its chapter says so and the others still run.
+/// Runs experiments and reports their findings. If an experiment fails, its chapter says so, and the remaining
+/// experiments still run.
 ///
 /// # Errors
 /// If the folder is missing or not writable, or its disk is too full.
@@ -117,8 +118,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Each experiment is planned to take as long as in the example of docs/lab, within a factor of 1.2. The example
-    /// had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
+    /// The planned time of each experiment is within a factor of 1.2 of its time in the example of docs/lab. The
+    /// example had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
     #[test]
     fn plans_are_near_the_times_of_the_example() {
         let folder = tempfile::tempdir().unwrap();
@@ -145,8 +146,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// All experiments together are planned to take less than six minutes with `--quick`, and less than half an hour
-    /// without. The plan depends on memory and on the stores that are built in; `--features peers` has all of them.
+    /// The plan for all experiments together takes less than six minutes with `--quick`, and less than half an hour
+    /// without it. The plan depends on memory and on the stores that are built in; `--features peers` has all stores.
     #[test]
     fn plans_keep_within_their_limits() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The state that the experiments of a run share: the folder, the memory limit, the large file and the time.
+//! The session that the experiments of a run share: its folder, memory limit, large file and progress.
 
 use std::cell::{Cell, OnceCell};
 use std::io;
@@ -48,7 +48,7 @@ pub trait Observer {
     fn interrupted(&self) -> bool;
 }
 
-/// The progress of a plan: the steps done, measured by their planned seconds.
+/// The progress of a run: the steps that are done, weighted by their planned seconds.
 pub(crate) struct Pace<'a> {
     observer: &'a dyn Observer,
     begun: Instant,
@@ -56,7 +56,7 @@ pub(crate) struct Pace<'a> {
     done_seconds: Cell<f64>,
 }
 
-/// The largest factor by which the estimate lets a run overrun its plan.
+/// The largest factor by which the estimate assumes that a run overruns its plan.
 const OVERRUN_MAX: f64 = 2.0;
 
 impl<'a> Pace<'a> {
@@ -92,8 +92,8 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// Estimates the time left: the planned seconds that are not done, times the factor by which the run has overrun its
-/// plan.
+/// Estimates the time left: the planned seconds of the remaining steps, times the factor by which the run has overrun
+/// its plan.
 fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
     // Count a twentieth of the plan as if it had taken its planned time, so that the first steps do not dominate.
     let trusted = total / 20.0;
@@ -119,7 +119,7 @@ impl Pacing {
         Pacing {
             series: Timing { seconds, sample_seconds },
             slice: Timing { seconds: (seconds / 15.0).min(1.0), sample_seconds: 0.0 },
-            // More rounds would widen the range, on which verdicts rest; longer trials narrow it.
+            // More rounds would widen the range on which verdicts rest, and longer trials narrow it.
             rounds: ROUNDS_MIN,
         }
     }
@@ -129,7 +129,7 @@ impl Pacing {
 pub(crate) struct Session<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) pacing: Pacing,
-    /// The devices. They are dropped before the folder, which contains their files.
+    /// The loop devices. They are dropped before `temp_folder`, which contains their files.
     pub(crate) devices: Devices,
     pub(crate) temp_folder: TempFolder,
     memory: Memory,
@@ -151,7 +151,7 @@ struct Memory {
 /// The minimum number of rounds on which a verdict may rest.
 pub(crate) const ROUNDS_MIN: usize = 3;
 
-/// The number of operations over all rounds below which a case has not reached a steady state.
+/// A case with fewer operations over all rounds has not reached a steady state.
 const STEADY_OPERATIONS: u64 = 1000;
 
 /// A result that has a number of operations.
@@ -173,7 +173,7 @@ pub(crate) struct Trials<T> {
     pub(crate) samples: Vec<Vec<Sample>>,
     /// The peak memory of the case's control group in each trial, page cache included. Empty without a group.
     pub(crate) memory_bytes: Vec<u64>,
-    /// The reason why a trial had no result, if one had none.
+    /// The reason why a trial had no result, if that happened.
     pub(crate) failure: Option<String>,
 }
 
@@ -187,12 +187,12 @@ impl<T> Trials<T> {
         self.results.iter().map(figure).collect()
     }
 
-    /// Returns the median of a figure over the trials, or `None` without trials.
+    /// Returns the median of a figure over the trials, or `None` if there are no trials.
     pub(crate) fn median(&self, figure: impl Fn(&T) -> f64) -> Option<f64> {
         self.spread(figure).map(|spread| spread.median)
     }
 
-    /// Returns a figure's median and range over the rounds, or `None` without rounds.
+    /// Returns a figure's median and range over the rounds, or `None` if there are no rounds.
     pub(crate) fn spread(&self, figure: impl Fn(&T) -> f64) -> Option<Spread> {
         Spread::of(&self.each(figure))
     }
@@ -256,17 +256,17 @@ impl<T: Counted> Trials<T> {
 pub(crate) struct Rounds<T> {
     /// The trials of each case.
     pub(crate) cases: Vec<Trials<T>>,
-    /// The first case, which begins each round, measured again at the end of each round.
+    /// The first case, repeated at the end of each round.
     pub(crate) again: Trials<T>,
 }
 
 impl<T> Rounds<T> {
-    /// Returns the factor by which the first case differs from itself between the beginning and the end of the rounds.
+    /// Returns the factor by which the first case's figure differs between the beginning and the end of the rounds.
     pub(crate) fn noise(&self, figure: impl Fn(&T) -> f64) -> f64 {
         self.cases.first().map_or(1.0, |first| compare::noise(&first.each(&figure), &self.again.each(&figure)))
     }
 
-    /// Returns a figure of one case divided by that of another. Cases are given by their indexes.
+    /// Returns a figure of the case `left` divided by that of the case `right`. Cases are given by their indexes.
     pub(crate) fn ratio(&self, left: usize, right: usize, figure: impl Fn(&T) -> f64) -> Option<Ratio> {
         Ratio::of(&self.cases[left].each(&figure), &self.cases[right].each(&figure), self.noise(&figure))
     }
@@ -289,15 +289,15 @@ impl<'t, T> IntoIterator for &'t Rounds<T> {
     }
 }
 
-/// Returns the order in a round of the cases after the first. It is rotated, so that no case has the same position in
-/// every round.
+/// Returns the order of the cases after the first in a round. It rotates, so no case has the same position in every
+/// round.
 fn order(cases: usize, round: usize, rounds: usize) -> impl Iterator<Item = usize> {
     let others = cases.saturating_sub(1);
     let shift = round * others / rounds.max(1);
     (0..others).map(move |place| 1 + (place + shift) % others)
 }
 
-/// Returns a seed for each case and round.
+/// Returns the seed of a case in a round.
 fn seed(case: usize, round: usize) -> u64 {
     1 + case as u64 + 1000 * round as u64
 }
@@ -378,8 +378,8 @@ impl<'a> Session<'a> {
         self.memory.file_bytes > self.memory.limit_bytes
     }
 
-    /// Returns the file on which reads are measured. The first call creates the file and reads it through once.
-    /// Otherwise drives with a cache would answer the first experiment more slowly than the second.
+    /// Returns the file on which reads are measured. The first call creates the file and reads it through once. Without
+    /// that, a drive with a cache would answer the first experiment more slowly than the second.
     pub(crate) fn file(&self) -> io::Result<&Path> {
         if let Some(path) = self.file.get() {
             return Ok(path);
@@ -410,7 +410,7 @@ impl<'a> Session<'a> {
         Ok(self.file.get_or_init(|| path))
     }
 
-    /// Estimates the seconds that writing and reading the file takes, at 500 MB/s.
+    /// Estimates the seconds that it takes to write and read the file, at 500 MB/s.
     pub(crate) fn file_seconds(&self) -> f64 {
         self.file_bytes() as f64 / 5e8
     }
@@ -428,10 +428,10 @@ impl<'a> Session<'a> {
         Ok((outcome, used))
     }
 
-    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`]. A round has the first case, the other cases in
-    /// an order that rotates from round to round, and the first case again. `task` is called for each trial with the
-    /// case and a seed. If the user interrupts the run, the results so far are returned. If a case fails, its trials
-    /// hold the reason.
+    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`]. A round has the first case, the other cases in an order
+    /// that rotates from round to round, and a repetition of the first case. `task` is called for each trial with the
+    /// case and a seed. If the user interrupts the run, it returns the results so far. If a case fails, its trials hold
+    /// the reason.
     pub(crate) fn run_rounds<C, M: Measurement>(
         &self,
         cases: &[C],
@@ -476,7 +476,7 @@ fn single_reads_per_second(file: &std::fs::File, bytes: u64) -> io::Result<f64> 
     let (start, blocks) = (Instant::now(), bytes / 4096);
     let (mut count, mut place) = (0u32, 0);
     while start.elapsed() < Duration::from_millis(200) {
-        // Steps of the golden ratio of the range, so that no two reads are close to each other.
+        // Advance by the golden ratio of the range, which keeps any two reads apart.
         place = (place + (blocks as f64 * 0.618_034) as u64) % blocks;
         std::os::unix::fs::FileExt::read_exact_at(file, &mut buffer, place * 4096)?;
         count += 1;
@@ -490,7 +490,8 @@ pub(crate) fn plain(error: &io::Error) -> String {
     text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-/// Chooses limit and file. Without a control group, the file has to be larger than all memory.
+/// Chooses the memory limit and the size of the file. Without a control group, the file has to exceed the whole
+/// machine's memory.
 fn memory(settings: &Settings, machine: &Machine) -> io::Result<Memory> {
     // Use half of the available space, because other files are created too.
     let space_bytes = temp_folder::space_bytes(&settings.folder)? / 2;
@@ -545,7 +546,7 @@ mod tests {
         assert_eq!(order(1, 2, 3).count() + order(0, 0, 3).count(), 0);
     }
 
-    /// The estimated time left stays within a factor of what the plan has left, however slow a step was.
+    /// The estimated time left differs from the plan's remaining time by a bounded factor, however slow a step was.
     #[test]
     fn the_time_left_is_bounded_by_the_plan() {
         for total in [0.0, 30.0, 340.0] {
@@ -563,7 +564,7 @@ mod tests {
         assert!((left_seconds(300.0, 135.0, 210.0) - 247.5).abs() < 1e-9, "one and a half times as slow as planned");
     }
 
-    /// No two trials read the same places.
+    /// No two trials have the same seed, so they read different places.
     #[test]
     fn each_trial_has_its_seed() {
         let all: std::collections::BTreeSet<u64> =
@@ -578,7 +579,7 @@ mod tests {
         trials
     }
 
-    /// The noise compares the first case with itself, and every ratio includes it.
+    /// The noise compares the first case with its repetition, and every ratio includes the noise.
     #[test]
     fn a_ratio_knows_the_noise() {
         let rounds =

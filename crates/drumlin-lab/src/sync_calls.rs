@@ -2,8 +2,8 @@
 //!
 //! The counted code runs in a thread with a seccomp filter, which the threads that it starts inherit. The kernel stops
 //! each call that the filter names and notifies a second thread, which counts the call and lets it continue. No call is
-//! changed, and none is missed, except requests submitted through io_uring: [`SyncCounts::rings`] tells whether there
-//! were any rings.
+//! changed or missed, except requests submitted through io_uring: [`SyncCounts::rings`] shows if any rings were
+//! created.
 //!
 //! Stopping a call adds about 10 us, so nothing is timed under the filter.
 #![allow(unsafe_code)]
@@ -101,16 +101,16 @@ fn writes_durably(descriptor: u64) -> bool {
     flags & libc::O_DSYNC != 0
 }
 
-/// Runs `work` in a thread and counts its calls and those of the threads that it starts.
+/// Runs `work` in a thread, and counts the calls of that thread and of the threads that it starts.
 ///
 /// # Errors
-/// If the kernel does not permit a filter, or another filter already has a listener.
+/// If the kernel does not permit a filter, or a different filter already has a listener.
 pub(crate) fn count<T: Send>(work: impl FnOnce(&SyncCalls) -> T + Send) -> io::Result<T> {
     let calls = SyncCalls::default();
     let is_done = AtomicBool::new(false);
     let (sender, receiver) = channel();
     std::thread::scope(|scope| {
-        // Start the listener before the filter is installed, so that its own calls are not stopped.
+        // Start the listener before installing the filter, or its own calls would be stopped.
         let (known_calls, known_end) = (&calls, &is_done);
         scope.spawn(move || listen(&receiver, known_calls, known_end));
         let worker = scope.spawn(|| {
@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// Each call is counted under its own kind, also in threads that the work starts. Plain writes are not counted.
+    /// Each call is counted under its own kind, even in threads that the work starts. Plain writes are not counted.
     #[test]
     fn calls_are_counted_by_kind() {
         let folder = tempfile::tempdir().unwrap();

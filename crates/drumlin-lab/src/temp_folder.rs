@@ -30,7 +30,7 @@ pub(crate) fn register(path: &Path) {
     REMOVALS.lock().expect("nothing panics here").push(path.to_owned());
 }
 
-/// Removes a registered folder with its files. A control group has none, so only its folder is removed.
+/// Removes a registered folder with its files. A control group has no files of its own, so only the folder is removed.
 pub(crate) fn remove(path: &Path) {
     let mut removals = REMOVALS.lock().expect("nothing panics here");
     let Some(at) = removals.iter().position(|known| known == path) else { return };
@@ -51,7 +51,7 @@ fn remove_now(path: &Path) {
 /// Removes all files and control groups that the lab created. Called just before a process that was interrupted twice
 /// ends; otherwise their owners remove them.
 pub fn remove_everything() {
-    // If another thread holds the lock, it is removing something, so wait for it.
+    // If a different thread holds the lock, it is removing a folder, so wait for it.
     let removals = std::mem::take(&mut *REMOVALS.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
     for path in removals.iter().rev() {
         remove_now(path);
@@ -73,7 +73,7 @@ fn unmount_below(path: &Path) {
     }
 }
 
-/// The file in a temporary folder on which its process holds a lock.
+/// The file in a temporary folder that the folder's process holds locked.
 const OWNER: &str = "owner";
 
 /// Removes the folders that killed lab processes left in `parent`.
@@ -100,7 +100,7 @@ const FOLDER_PREFIX: &str = "drumlin-lab-";
 #[derive(Debug)]
 pub(crate) struct TempFolder {
     path: PathBuf,
-    /// Held locked until the process ends.
+    /// The owner file, held locked until the process ends.
     _owner: File,
 }
 
@@ -108,14 +108,14 @@ impl TempFolder {
     /// Creates a temporary folder in `parent`.
     pub(crate) fn create(parent: &Path) -> io::Result<TempFolder> {
         remove_left(parent)?;
-        // Use an absolute path, so that mounts below it are recognised.
+        // Use an absolute path, because mounts below it are listed by absolute paths.
         let parent = parent.canonicalize()?;
         for attempt in 0..1000 {
             let path = parent.join(format!("{FOLDER_PREFIX}{}-{attempt}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => {
                     register(&path);
-                    // Lock the file before giving it the name for which other processes look.
+                    // Lock the file before giving it the name that other processes look for.
                     let unnamed = path.join("owner-to-be");
                     let owner = File::create_new(&unnamed)?;
                     rustix::fs::flock(&owner, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
@@ -142,8 +142,8 @@ impl TempFolder {
     }
 
     /// Creates a file of `bytes` (a multiple of 1 MiB) filled with bytes that do not compress, by direct writes if the
-    /// file system supports them. The page cache holds nothing of it afterwards. Calls `go_on` after each MiB with the
-    /// number of bytes written.
+    /// file system supports them. Afterwards the page cache holds none of its pages. Calls `go_on` after each MiB with
+    /// the number of bytes written.
     pub(crate) fn filled(&self, name: &str, bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<PathBuf> {
         let (path, file) = self.file(name, bytes)?;
         let direct = open_direct(&path, true);
@@ -195,7 +195,7 @@ pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
 
-/// Returns the bytes that may be used in a folder's file system without nearly filling it.
+/// Returns the number of bytes that the lab may use in a folder's file system, which keeps the reserve free.
 pub(crate) fn space_bytes(folder: &Path) -> io::Result<u64> {
     let space = rustix::fs::statvfs(folder)?;
     let available = space.f_bavail.saturating_mul(space.f_frsize);
@@ -246,8 +246,8 @@ mod tests {
         assert_eq!(left, [OWNER]);
     }
 
-    /// The next process to create a folder removes the one of a process that was killed. It keeps the folder of a
-    /// running process, and any folder with a similar name that the lab did not create.
+    /// The next process to create a folder removes the folder of a killed process. It keeps the folder of a running
+    /// process, and any folder with a similar name that the lab did not create.
     #[test]
     fn what_was_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! Runs each measurement in a process of its own. The process begins with nothing in memory, can have a memory limit,
-//! has its own counters, and may die of what it demonstrates without ending the lab.
+//! Runs each measurement in its own process. The process begins with nothing in memory, can have a memory limit, has
+//! its own counters, and may be killed by the effect that it demonstrates without ending the lab.
 //!
-//! The lab starts its own program again with `lab worker`, writes a `Job` to its stdin as JSON, and reads [`Line`]s
-//! from its stdout. A worker finds the job's [`Measurement`] by name in a list. Files and control groups belong to the
-//! lab, so a worker that is killed leaves nothing behind.
+//! The lab starts a second process of its own program with `lab worker`, writes a `Job` to its stdin as JSON, and reads
+//! [`Line`]s from its stdout. A worker finds the job's [`Measurement`] by name in a list. Files and control groups
+//! belong to the lab, so a worker that is killed leaves nothing behind.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::cgroup::{self, Cgroup};
 use crate::measure::Sample;
 
-/// A measurement: settings that the lab sends to a worker as JSON, and the work that the worker does with them.
+/// A measurement: settings that the lab sends to a worker as JSON, and the code that the worker runs with them.
 pub(crate) trait Measurement: Serialize + DeserializeOwned {
     /// The name by which a worker finds the measurement.
     const NAME: &'static str;
@@ -36,7 +36,7 @@ pub(crate) type Registered = (&'static str, fn(Value) -> io::Result<Value>);
 pub(crate) const fn registered<M: Measurement>() -> Registered {
     (M::NAME, |settings| {
         let observe = |sample: &Sample| {
-            // If the lab is gone, the kernel kills this worker too.
+            // Ignore an error: it means that the lab is gone, and then the kernel kills this worker too.
             let _ = say(&Line::Sample(*sample));
         };
         let measurement: M = serde_json::from_value(settings)?;
@@ -44,12 +44,12 @@ pub(crate) const fn registered<M: Measurement>() -> Registered {
     })
 }
 
-/// The work of one worker. `M` is JSON inside a worker, which does not know the type of the measurement.
+/// The job of one worker. `M` is JSON inside a worker, which does not know the type of the measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Job<M> {
-    /// The members file of the control group to enter first.
+    /// The `cgroup.procs` file of the control group to enter first.
     procs_file: Option<PathBuf>,
-    /// The members file of the group to return to after the measurement.
+    /// The `cgroup.procs` file of the group to return to after the measurement.
     way_out: Option<PathBuf>,
     name: String,
     measurement: M,
@@ -134,12 +134,12 @@ fn start<M: Measurement>(measurement: M, cgroup: Option<&Cgroup>) -> io::Result<
     );
     let mut stdin = worker.0.stdin.take().expect("piped");
     let text = serde_json::to_vec(&job)?;
-    // If the worker ended before it read its job, its exit status tells why.
+    // If the worker ended before it read its job, its exit status says why.
     let _ = stdin.write_all(&text);
     Ok(worker)
 }
 
-/// Runs a measurement in a process of its own, inside the control group if one is given. Polls `interrupted`. If it
+/// Runs a measurement in its own process, inside the control group if one is given. Polls `interrupted`: once that
 /// returns `true`, kills the worker and fails with `Interrupted`.
 pub(crate) fn run<M: Measurement>(
     measurement: M,
@@ -191,7 +191,7 @@ pub(crate) fn run<M: Measurement>(
     Ok(Outcome { ending, samples })
 }
 
-/// A worker that runs until this is dropped.
+/// A worker that runs until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BackgroundWorker(Worker);
 
@@ -210,7 +210,7 @@ pub(crate) fn start_background<M: Measurement>(
     let mut worker = start(measurement, None)?;
     let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
     let (sender, line) = channel();
-    // This thread ends after the first line, or when the worker ends, which is killed below.
+    // This thread ends after the first line, or when the worker (which is killed below) ends.
     std::thread::spawn(move || stdout.lines().next().map(|line| sender.send(line)));
     loop {
         if interrupted() {
@@ -234,7 +234,8 @@ fn ended_without_result(status: ExitStatus) -> io::Error {
 
 /// Runs a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
 pub(crate) fn serve(measurements: &[Registered]) -> io::Result<()> {
-    // Let the kernel kill this worker when the process that started it dies, because the files are removed then.
+    // Let the kernel kill this worker if the process that started it dies, because that process's files are then
+    // removed.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;

@@ -1,9 +1,9 @@
-//! Power cuts without a virtual machine: a real file system of the host's kernel, on a drive that the rig serves.
+//! Power cuts without a virtual machine: a real file system of the host's kernel, on a drive that the rig simulates.
 //!
 //! The drive is a file of the rig's own FUSE file system (`fuse`). A loop device on it carries ext4, xfs or btrfs. A
-//! writer runs there as a process of its own, and every request that reaches the drive is recorded. Then the drive is
-//! rebuilt as a power cut may leave it, mounted (the kernel recovers the file system), opened (Drumlin recovers) and
-//! verified. The requests of that recovery are recorded too, and sometimes cut.
+//! writer runs on that file system in its own process, and the rig records every request that reaches the drive. Then
+//! the rig rebuilds the drive as a power cut may leave it, mounts it (the kernel recovers the file system), opens the
+//! database (Drumlin recovers it) and verifies it. The requests of that recovery are recorded too, and sometimes cut.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -21,15 +21,16 @@ use crate::writers::{PREPARED, Verdict, Writer};
 
 /// Xfs needs at least 300 MiB. Blocks that were never written take no memory.
 pub const DRIVE_BYTES: u64 = 384 << 20;
-/// A trace ends after this many bytes written, because it is held in memory.
+/// A trace ends after this many bytes have been written, because it is held in memory.
 const TRACE_BYTES_MAX: usize = 192 << 20;
-/// Identifies a writer's life, so that states of its history can be verified later.
+/// Identifies one life of a writer, from its start until it is killed. It is needed to verify states of the history
+/// later.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct About {
     pub system: FileSystem,
     pub writer: String,
     pub seed: u64,
-    /// For each thread, the step after the last one verified before this life.
+    /// For each thread, the step after the last step that was verified before this life.
     pub from: Vec<u64>,
 }
 
@@ -39,7 +40,7 @@ impl About {
     }
 }
 
-/// A power cut: when it happens, and what it loses.
+/// A power cut: its moment, and the writes that it loses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
     pub moment: usize,
@@ -68,7 +69,7 @@ impl Outcome {
         count
     }
 
-    /// Returns what is wrong with the state, if anything.
+    /// Returns the reason why the state is not sound, or `None` if it is sound.
     pub fn reason(&self) -> Option<String> {
         match self {
             Outcome::Whole(_) => None,
@@ -113,7 +114,7 @@ impl Bench {
         Ok(self.drive.replace(Drive::default()).into_parts().0)
     }
 
-    /// Runs the writer on a drive, then kills it. Returns what the drive saw until then.
+    /// Runs the writer on a drive, then kills it. Returns the drive's history until then.
     pub fn trace(&self, about: &About, start: Image, life: Duration) -> Result<History> {
         let writer = about.writer()?;
         self.drive.replace(Drive::new(start));
@@ -146,7 +147,7 @@ impl Bench {
         if !from.is_empty() {
             command.args(["--from", &from]);
         }
-        // Keep Ctrl-C from the writer: the rig kills it after seeing the signal itself.
+        // Shield the writer from Ctrl-C: the rig kills it after seeing the signal itself.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
     }
@@ -154,7 +155,7 @@ impl Bench {
     /// Waits until the writer has lived long enough.
     fn watch(&self, child: &mut Child, writer: Writer, life: Duration) -> Result<()> {
         let begun = Instant::now();
-        // Opening may take any time, so the life begins with the first acknowledgement.
+        // Opening may take a long time, so the life begins with the first acknowledgement.
         let mut ready = None;
         let limit = Duration::from_secs(60);
         let mut events_seen = 0;
@@ -184,8 +185,8 @@ impl Bench {
         }
     }
 
-    /// Mounts, recovers and verifies a state of which `acked` was acknowledged. Returns the outcome and the history of
-    /// the recovery, which begins with those acknowledgements.
+    /// Mounts, recovers and verifies a state in which the steps of `acked` were acknowledged. Returns the outcome and
+    /// the history of the recovery, which begins with those acknowledgements.
     fn verify(&self, about: &About, image: Image, acked: &[u64]) -> Result<(Outcome, History)> {
         let writer = about.writer()?;
         let mut drive = Drive::new(image);
@@ -209,8 +210,8 @@ impl Bench {
         Ok((outcome, history))
     }
 
-    /// Makes the state of a cut and verifies it. Returns it with the history of the recovery. If the file system does
-    /// not survive a torn state, the state is made again with sectors of 4 KiB.
+    /// Makes the state after a cut and verifies it. Returns the state with the history of its recovery. If the file
+    /// system does not survive a torn state, the state is remade with sectors of 4 KiB.
     fn verify_cut(
         &self,
         about: &About,
@@ -230,7 +231,7 @@ impl Bench {
         Ok((Replayed { count, outcome, image, within: None }, seen))
     }
 
-    /// Makes the state of a cut and verifies it. One recovery in five is cut as well.
+    /// Makes the state after a cut and verifies it. One recovery in five is cut as well.
     pub fn replay(&self, about: &About, cutter: &mut Cutter<'_>, history: &History, cut: Cut) -> Result<Replayed> {
         let mut random = Random(cut.seed);
         let acked = history.acked(cut.moment);
@@ -258,15 +259,15 @@ impl Bench {
 #[derive(Debug)]
 pub struct Replayed {
     pub outcome: Outcome,
-    /// The counts of the state, and of the one after its recovery was cut.
+    /// The counts of this state, and of the state after its recovery was cut.
     pub count: Count,
     /// The drive after the cut, before any recovery.
     pub image: Image,
-    /// If the outcome is that of a cut recovery, the recovery's history and the cut.
+    /// The history of the recovery and its cut, if the outcome is that of a recovery that was cut.
     pub within: Option<(History, Cut)>,
 }
 
-/// Returns moments to cut a history at, ascending. Half of them are right after an acknowledgement.
+/// Returns moments at which to cut a history, in ascending order. Half of them are right after an acknowledgement.
 pub fn moments(about: &About, history: &History, count: usize, random: &mut Random) -> Result<Vec<usize>> {
     // Skip the preparation of a log, which is not under test.
     let first = if about.writer()? == Writer::Drumlin { 0 } else { history.moment_of(PREPARED).unwrap_or(0) + 1 };

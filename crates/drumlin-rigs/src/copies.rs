@@ -1,7 +1,7 @@
-//! Tests common ways of copying a database's folder: which copies can be relied on, and what happens with the others.
+//! Tests common ways of copying a database's folder: which copies are reliable, and how the unreliable ones fail.
 //!
-//! A writer runs as a process of its own on btrfs, which can take a snapshot of a folder at one instant. Each copy is
-//! opened and compared with what was acknowledged before copying began.
+//! A writer runs in its own process on btrfs, which can take a snapshot of a folder at one instant. Each copy is opened
+//! and compared with the commits that were acknowledged before copying began.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,7 +41,7 @@ impl Copying {
         }
     }
 
-    /// Returns `true` if the copy must be the database.
+    /// Returns `true` if a copy made this way must be a complete database.
     fn is_sound(self) -> bool {
         !matches!(self, Copying::OpenDataFirst | Copying::OpenLogFirst)
     }
@@ -59,7 +59,7 @@ struct Count {
 
 /// A folder on btrfs, in which the writer runs.
 struct Live {
-    // Dropped in this order: unmounted, then detached, then removed.
+    // The fields are dropped in this order: unmounted, then detached, then removed.
     _mount: Mount,
     _device: LoopDevice,
     folder: tempfile::TempDir,
@@ -91,7 +91,7 @@ impl Live {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["write", "--writer", &Writer::Drumlin.to_string(), "--seed", &self.seed.to_string()]);
         command.arg("--folder").arg(self.source()).arg("--acks").arg(self.folder.path().join("acks"));
-        // Keep Ctrl-C from the writer; the rig handles it.
+        // Shield the writer from Ctrl-C; the rig handles it.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
     }
@@ -115,7 +115,7 @@ impl Live {
         Ok(())
     }
 
-    /// Makes a copy, opens it, and compares it with what was acknowledged before.
+    /// Makes a copy, opens it, and compares it with the commits acknowledged before.
     fn verify_copy(&mut self, copying: Copying, random: &mut Random, count: &mut Count) -> Result<()> {
         self.listen()?;
         self.copy_count += 1;
@@ -154,8 +154,8 @@ impl Live {
     }
 }
 
-/// Copies a folder's files, the log's folder first or last, with a pause after each file. Like `cp`, skips files that
-/// disappear in the meantime.
+/// Copies a folder's files, the log's folder first or last, with a pause after each file. Skips files that disappear in
+/// the meantime, as `cp` does.
 fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Result<()> {
     fs::create_dir(to)?;
     let mut entries = fs::read_dir(from)?.collect::<Result<Vec<_>, _>>()?;
@@ -175,7 +175,7 @@ fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Res
     Ok(())
 }
 
-/// Makes copies of every kind of `rounds` databases, and prints the results. Fails if a copy that must be complete is
+/// Copies each of `rounds` databases in every way, and prints the results. Fails if a copy that must be complete is
 /// not.
 pub fn run(rounds: u64, seed: u64) -> Result<()> {
     host::require(&[FileSystem::Btrfs])?;
@@ -215,7 +215,7 @@ fn round(seed: u64, counts: &mut [Count]) -> Result<()> {
     child.kill().and_then(|()| child.wait()).context("ending the writer")?;
     copied?;
     live.verify_copy(Copying::Killed, &mut random, &mut counts[Copying::Killed as usize])?;
-    // Opens, recovers and closes the database itself.
+    // This opens, recovers and closes the database.
     let verdict = Writer::Drumlin.verify(&live.source(), seed, &[], &live.acked, &|_| {});
     ensure!(matches!(verdict, Verdict::Whole(_)), "after a kill: {verdict:?}, seed {seed}");
     live.verify_copy(Copying::Closed, &mut random, &mut counts[Copying::Closed as usize])

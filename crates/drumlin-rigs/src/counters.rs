@@ -1,4 +1,4 @@
-//! The counts of long runs, kept in a file, so that a run that was stopped can be continued.
+//! The counts of long runs, kept in a file, which allows a stopped run to be continued.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Count {
     /// States that were mounted, recovered and verified.
     pub states: u64,
-    /// Of these, states whose recovery had been cut before.
+    /// Those of `states` that were made by cutting the recovery of an earlier state.
     #[serde(default)]
     pub cut_again: u64,
     /// States in which acknowledged commits were missing.

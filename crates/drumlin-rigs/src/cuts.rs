@@ -1,4 +1,5 @@
-//! Commands on a [`Bench`]: record a trace to a file, replay one, do both for long, and the short round for merges.
+//! Commands on a [`Bench`]: recording a trace to a file, replaying a trace, long runs that do both, and the short round
+//! for merges.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
@@ -14,7 +15,7 @@ use crate::drive::{Cutter, History, Image, Loss};
 use crate::host::{self, FileSystem};
 use crate::writers::Writer;
 
-/// Returns the name under which a count is kept.
+/// Returns the key under which a count is kept.
 fn key(system: FileSystem, writer: Writer, kept: bool) -> String {
     format!("{system}/{writer}/{}", if kept { "drive cache kept" } else { "drive cache lost" })
 }
@@ -75,7 +76,7 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
 pub(crate) enum Model {
     Kept,
     Lost,
-    /// The cache is kept in every fifth state, lost in the others.
+    /// The cache is kept in a fifth of the states, chosen at random, and lost in all other states.
     Both,
 }
 
@@ -100,7 +101,7 @@ pub struct LongRun {
     pub updates_docs: bool,
 }
 
-/// A drive after a cut, and what was verified on it, for the next life to begin with.
+/// A drive after a cut, and the steps verified on it, with which the next life begins.
 struct Left {
     image: Image,
     from: Vec<u64>,
@@ -109,7 +110,7 @@ struct Left {
 }
 
 impl LongRun {
-    /// Runs until the goal is reached, the time is over, or Ctrl-C. Fails if anything was lost or wrong.
+    /// Runs until the goal is reached, the time is over, or Ctrl-C is pressed. Fails if any state was lost or wrong.
     pub fn run(&self) -> Result<()> {
         host::require(&self.systems)?;
         let bench = Bench::new()?;
@@ -135,7 +136,7 @@ impl LongRun {
                 if Instant::now() > deadline || host::is_interrupted() {
                     break;
                 }
-                // Continue after the seeds of the states counted before.
+                // Continue after the seeds of the states that earlier runs counted.
                 let seed = 1 + total(&counters, system).states;
                 clean &= self.round(&bench, system, seed, left, &mut counters)?;
             }
@@ -166,7 +167,7 @@ impl LongRun {
         Ok(())
     }
 
-    /// Records one trace and verifies its states. Returns `true` if nothing was lost or wrong, or the writer is
+    /// Records one trace and verifies its states. Returns `true` if no state was lost or wrong, or if the writer is
     /// unsound.
     fn round(
         &self,
@@ -215,7 +216,7 @@ impl LongRun {
     }
 }
 
-/// Keeps the trace of a state that is lost or wrong, and prints the command that makes the state again.
+/// Keeps the trace of a state that is lost or wrong, and prints the command that reproduces the state.
 pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, reason: &str) -> Result<()> {
     let (history, cut, place) = match &replayed.within {
         Some((recovery, again)) => (recovery, *again, "-recovery"),
@@ -237,7 +238,7 @@ pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, r
     Ok(())
 }
 
-/// Runs one log on one file system and verifies states of its trace.
+/// Runs one log writer on one file system, and verifies states of its trace.
 fn cut_log(bench: &Bench, system: FileSystem, writer: Writer, seed: u64, states: usize, model: Model) -> Result<Count> {
     let about = About { system, writer: writer.to_string(), seed, from: Vec::new() };
     let start = bench.make(system)?;
@@ -259,7 +260,8 @@ pub(crate) fn cut_trace(bench: &Bench, about: &About, history: &History, states:
     Ok(count)
 }
 
-/// Shows that the rig catches writers that lose what they acknowledged. Otherwise its results would prove nothing.
+/// Shows that the rig catches writers that lose acknowledged records. Without this control, its results would prove
+/// nothing.
 fn control(bench: &Bench, system: FileSystem) -> Result<()> {
     for name in ["append-nosync", "zeros-syncfilerange"] {
         let writer: Writer = name.parse().map_err(anyhow::Error::msg)?;
@@ -270,7 +272,7 @@ fn control(bench: &Bench, system: FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// The round for every merge, of this many seconds. Prints what is skipped, and why.
+/// Runs the round for every merge, which takes this many seconds. Prints the parts that it skips, and why.
 pub fn short(seconds: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let systems: Vec<FileSystem> = FileSystem::ALL

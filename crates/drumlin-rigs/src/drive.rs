@@ -3,15 +3,15 @@
 //! The drive serves reads and writes, and records writes, flushes and acknowledgements in one order. From the record,
 //! the drive can be rebuilt as it may be after a cut at any moment.
 //!
-//! Fault model. A write is certain after a flush that began after it has ended, or at once if it carried the *forced
-//! unit access* flag. Every other write may be there, missing, or torn: any of its sectors of 512 bytes may be there.
-//! With [`Loss::None`] the drive's cache survives. The host's page cache never does: what was not written to the drive
-//! is gone in every case.
+//! Fault model. A write is certain once a flush has completed that began after the write had ended, or as soon as it
+//! ends if it carried the *forced unit access* flag. Every other write may be there, missing, or torn: any of its
+//! sectors of 512 bytes may be there. With [`Loss::None`] the drive's cache survives. The host's page cache never
+//! survives: data that was not written to the drive is always lost.
 //!
 //! The block that holds a file system's own superblock is never torn. Ext4 and btrfs rely on that, and drives with
 //! sectors of 4 KiB guarantee it. Xfs relies on more: a metadata block that arrived in part can fail its checksum
-//! during recovery, and then the file system does not mount. A state that a file system does not survive is therefore
-//! made again with [sectors](Sector) of 4 KiB everywhere.
+//! during recovery, and then the file system does not mount. So a state that a file system does not survive is remade
+//! with [sectors](Sector) of 4 KiB everywhere.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -71,13 +71,13 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns the acknowledgement, if the event is one.
+    /// Returns the acknowledgement's value, or `None` if the event is a request.
     pub fn acked(&self) -> Option<u64> {
         if let Event::Acked(what) = self { Some(*what) } else { None }
     }
 }
 
-/// The initial contents of a drive, and everything that happened to it since.
+/// The initial contents of a drive, and all events since then.
 #[derive(Clone, Default, Debug)]
 pub struct History {
     pub start: Image,
@@ -90,7 +90,7 @@ impl History {
         self.events[..moment].iter().filter_map(Event::acked).collect()
     }
 
-    /// Returns the moment after the first acknowledgement `what`.
+    /// Returns the moment after the first acknowledgement of `what`.
     pub fn moment_of(&self, what: u64) -> Option<usize> {
         self.events.iter().position(|event| event.acked() == Some(what)).map(|at| at + 1)
     }
@@ -149,13 +149,13 @@ impl Drive {
 pub enum Loss {
     /// The drive's cache is kept.
     None,
-    /// All of them are lost.
+    /// All uncertain writes are lost.
     All,
-    /// Each of them is kept or lost.
+    /// Each uncertain write is kept or lost.
     Some,
-    /// Each is kept, lost or torn; few are kept.
+    /// Each uncertain write is kept, lost or torn; few are kept.
     TornFew,
-    /// Each is kept, lost or torn; most are kept.
+    /// Each uncertain write is kept, lost or torn; most are kept.
     TornMost,
 }
 
@@ -221,7 +221,7 @@ impl<'h> Cutter<'h> {
     }
 }
 
-/// Writes what remains of one uncertain write.
+/// Applies the part of an uncertain write that survives the cut.
 fn keep(image: &mut Image, offset: u64, bytes: &[u8], loss: Loss, sector: Sector, random: &mut Random) {
     let (whole, torn) = match loss {
         Loss::None => (100, 0),
@@ -352,7 +352,7 @@ mod tests {
         byte[0]
     }
 
-    /// Flushed and forced writes survive every cut; others may or may not.
+    /// Flushed and forced writes survive every cut; other writes may survive or be lost.
     #[test]
     fn what_was_flushed_stays() {
         let history = history();
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(byte(&Cutter::new(&history).cut(1, Loss::All, Sector::Small, &mut random), 4096 * 40), 0);
     }
 
-    /// A history is the same after it was saved and loaded.
+    /// A history stays the same when it is saved and loaded.
     #[test]
     fn a_saved_history_comes_back() {
         let history = history();

@@ -1,8 +1,9 @@
-//! A file system with two files: `disk`, the drive below a loop device, and `acked`, to which a writer writes what it
-//! has acknowledged.
+//! A file system with two files: `disk`, the drive below a loop device, and `acked`, to which a writer reports its
+//! acknowledgements.
 //!
-//! Both lead to one [`Drive`], so that block writes, flushes and acknowledgements have one order. The kernel's loop
-//! driver turns a flush of the block device into an fsync of the file, and a forced write into a write and an fsync.
+//! Both files lead to one [`Drive`], which records block writes, flushes and acknowledgements in one order. The
+//! kernel's loop driver turns a flush of the block device into an fsync of the file, and a forced write into a write
+//! and an fsync.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -176,7 +177,7 @@ impl Filesystem for TwoFiles {
     }
 
     fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        // Not supported, so that the block layer writes zeros instead, or does without a discard.
+        // Report this as unsupported: the block layer then writes zeros instead, or does without a discard.
         reply.error(Errno::EOPNOTSUPP);
     }
 }

@@ -1,7 +1,8 @@
-//! The host's loop devices and mounts, as the rigs use them. Missing parts are named, and everything is put back.
+//! The host's loop devices and mounts, as the rigs use them. Missing requirements are reported by name, and all changes
+//! to the host are undone.
 //!
-//! Each attachment is a value whose drop detaches it, also after a failure and after Ctrl-C. Attachments of a rig that
-//! was killed are removed by the next one, which recognises them by the process number in the names of their folders.
+//! Each attachment is a value whose drop detaches it, even after a failure or Ctrl-C. If a rig is killed, the next rig
+//! removes its attachments, which it recognises by the process number in the names of their folders.
 
 use std::fmt;
 use std::fs;
@@ -34,7 +35,7 @@ impl FileSystem {
         }
     }
 
-    /// Returns the program that creates one, and the package of that program.
+    /// Returns the program that creates this file system, and the package of that program.
     fn maker(self) -> (&'static str, &'static str) {
         match self {
             FileSystem::Ext4 => ("mkfs.ext4", "e2fsprogs"),
@@ -43,7 +44,7 @@ impl FileSystem {
         }
     }
 
-    /// Creates one on `device`.
+    /// Creates this file system on `device`.
     pub fn make(self, device: &Path) -> Result<()> {
         let options: &[&str] = match self {
             // Without these options the kernel keeps initialising tables for seconds after the mount.
@@ -56,7 +57,7 @@ impl FileSystem {
 
     /// Mounts `device` on `folder`, as a power cut left it.
     pub fn mount(self, device: &Path, folder: &Path) -> Result<Mount> {
-        // Xfs refuses to mount a second file system of the same UUID.
+        // Xfs refuses to mount a second file system with the same UUID.
         let options = if self == FileSystem::Xfs { "nouuid" } else { "defaults" };
         run(Command::new("mount").args(["-t", self.name(), "-o", options]).args([device, folder]))?;
         Ok(Mount(folder.to_path_buf()))
@@ -82,7 +83,7 @@ impl FromStr for FileSystem {
 #[derive(Debug)]
 pub struct Mount(PathBuf);
 
-/// The time to wait for a busy mount or device: a dropped io_uring closes its files only some time later.
+/// The time to wait for a busy mount or device: a dropped io_uring closes its files only after a while.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
 
 impl Drop for Mount {
@@ -116,7 +117,8 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Returns `true` if the device is still on our file: once it is detached, another rig may get its number.
+    /// Returns `true` if the device is still attached to our file: once it is detached, a different rig may get its
+    /// number.
     fn is_attached(&self) -> Result<bool> {
         let list = output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME,BACK-FILE"]))?;
         let is_ours = |line: &str| {
@@ -130,7 +132,7 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let begun = Instant::now();
-        // The kernel detaches a busy device later and reports no error, so check.
+        // The kernel detaches a busy device later and reports no error, so check that it is gone.
         while self.is_attached().unwrap_or(true) {
             let detached = run(Command::new("losetup").arg("--detach").arg(&self.path));
             if begun.elapsed() > BUSY_LIMIT {
@@ -165,14 +167,14 @@ pub fn has_program(name: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// Returns what power cuts on loop devices need and is missing here, in words.
+/// Describes each requirement of power cuts on loop devices that this machine lacks.
 pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {
         missing.push("root (loop devices and mounts)".to_owned());
     }
     for device in ["/dev/fuse", "/dev/loop-control"] {
-        // Try to open it: a container may forbid that.
+        // Try to open the device, because a container may forbid that.
         if let Err(error) = fs::OpenOptions::new().read(true).write(true).open(device) {
             missing.push(format!("{device} ({error})"));
         }
@@ -193,7 +195,7 @@ pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     missing
 }
 
-/// Fails with the list of what is missing, if anything is.
+/// Fails with a list of the missing requirements, if there are any.
 pub fn require(systems: &[FileSystem]) -> Result<()> {
     let missing = missing(systems);
     if !missing.is_empty() {
@@ -220,7 +222,7 @@ pub fn mount_folder() -> Result<tempfile::TempDir> {
     Ok(tempfile::Builder::new().prefix(&prefix).tempdir()?)
 }
 
-/// Detaches and removes what killed rigs left behind.
+/// Detaches and removes the mounts, devices and folders that killed rigs left behind.
 pub fn clean_up() -> Result<()> {
     let is_stale = |path: &str| {
         let rest = path.split_once(FOLDER_PREFIX)?.1;
@@ -229,7 +231,7 @@ pub fn clean_up() -> Result<()> {
     };
     let mounts = fs::read_to_string("/proc/mounts")?;
     let stale: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(1)).collect();
-    // In reverse order of mounting: a drive's file system is below the mount of its device.
+    // Unmount in reverse order: a drive's file system is on a device whose file is on an earlier mount.
     for path in stale.into_iter().rev().filter(|path| is_stale(path).is_some()) {
         println!("unmounting {path}, which a killed rig left mounted");
         run(Command::new("umount").arg("--lazy").arg(path))?;
@@ -252,7 +254,7 @@ pub fn clean_up() -> Result<()> {
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes Ctrl-C and SIGTERM set a flag from now on, so that everything can be detached first.
+/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process, which leaves time to detach all devices.
 pub fn watch_for_interrupts() -> Result<()> {
     Ok(ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed))?)
 }

@@ -23,7 +23,7 @@ pub struct Methods {
     pub states: usize,
     /// The number of traces of each method.
     pub rounds: u64,
-    /// Also writes the table into docs/durability.md.
+    /// `true` if the table is also written into docs/durability.md.
     pub updates_docs: bool,
 }
 
@@ -41,8 +41,7 @@ fn wrong_count(count: &Count) -> u64 {
 }
 
 impl Outcome {
-    /// Returns the failures: a sound method that lost something, or a broken one that was not caught although it must
-    /// be.
+    /// Returns the failures: a sound method that lost records, or a broken method that had to be caught but was not.
     fn failures(&self, writer: Writer, system: FileSystem) -> Vec<String> {
         let must_be_caught = [writer.is_lazy(), !writer.is_sound()];
         let mut failures = Vec::new();
@@ -79,8 +78,8 @@ fn kernel() -> Result<String> {
 }
 
 impl Methods {
-    /// Prints the table row by row. Fails if a sound method lost something, or a broken one was not caught although it
-    /// must be.
+    /// Prints the table row by row. Fails if a sound method lost records, or if a broken method had to be caught but
+    /// was not.
     pub fn run(&self) -> Result<()> {
         let is_whole = self.systems == FileSystem::ALL;
         ensure!(is_whole || !self.updates_docs, "--update-docs writes the whole table: measure all file systems");
@@ -145,7 +144,7 @@ mod tests {
         assert!(table.rows.iter().flat_map(|row| &row[1..]).all(|cell| cell.parse::<u64>().is_ok()));
     }
 
-    /// A sound method that loses a record is a failure, and so is a broken one that loses none.
+    /// A sound method that loses a record is a failure, and so is a broken method that loses no records.
     #[test]
     fn a_wrong_outcome_is_a_failure() {
         let [sound, lazy] = ["append-fsync", "append-nosync"].map(|name| name.parse::<Writer>().unwrap());

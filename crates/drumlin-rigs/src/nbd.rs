@@ -1,8 +1,8 @@
-//! The drive and the acknowledgements as block devices of a virtual machine, by the NBD protocol.
+//! Serves the drive and the acknowledgements as block devices of a virtual machine, with the NBD protocol.
 //!
 //! One socket has two exports. `disk` is the drive. `acked` takes acknowledgements, and its first block holds the order
-//! for the guest. Flushes and forced writes arrive as such. The requests of one export are served in order, and a
-//! request is answered only after it is in the drive's history.
+//! for the guest. The protocol transmits flushes and forced writes as such. The requests of one export are served in
+//! order, and each is answered only after it is in the drive's history.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,7 +23,7 @@ const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const REPLY_UNSUPPORTED: u32 = 0x8000_0001;
-/// The server has flags, flushes and forced writes.
+/// The server has flags, and supports flushes and forced writes.
 const TRANSMISSION_FLAGS: u16 = 1 | 4 | 8;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
@@ -36,7 +36,7 @@ const NOT_SUPPORTED: u32 = 95;
 /// No client sends longer requests.
 const REQUEST_BYTES_MAX: u32 = 64 << 20;
 
-/// The order for the guest, which reads it from the first block of `acked`.
+/// The encoded order for the guest, which reads it from the first block of `acked`.
 pub type Order = Arc<Mutex<Vec<u8>>>;
 
 /// Serves both exports on a socket at `path` until the process ends.

@@ -1,4 +1,4 @@
-//! Commit rates of one log stream and of two, on one slow drive and on two.
+//! Measures the commit rates of one and two log streams, on one and two slow drives.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::slow::{Pace, SlowDrive};
 
 const DRIVE_BYTES: u64 = 1 << 30;
 
-/// The number of log streams, and of the drives that they are on.
+/// The number of log streams, and the number of drives that hold them.
 #[derive(Clone, Copy)]
 struct Layout {
     name: &'static str,
@@ -28,7 +28,8 @@ const LAYOUTS: [Layout; 3] = [
     Layout { name: "2 streams, 2 drives", streams: 2, drives: 2 },
 ];
 
-/// Measures every layout with each number of committers and each row size, in turns. Prints median commits a second.
+/// Measures every layout with each number of committers and each row size, alternating between layouts. Prints the
+/// median commits per second.
 pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: f64, pace: Pace) -> Result<()> {
     host::require(&[FileSystem::Ext4])?;
     ensure!(rounds > 0, "no rounds");
@@ -42,7 +43,7 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
         let device = LoopDevice::attach(&path("drive").join("disk"))?;
         FileSystem::Ext4.make(device.path())?;
         let mount = FileSystem::Ext4.mount(device.path(), &path("mounted"))?;
-        // Dropped in the order of the tuple: unmounted, then detached, then no longer served.
+        // The tuple is dropped in this order: unmounted, then detached, then no longer served.
         drives.push((mount, device, drive));
     }
     let set_slow = |slow| drives.iter().for_each(|(_, _, drive)| drive.set_slow(slow));
@@ -69,8 +70,8 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
     Ok(())
 }
 
-/// Returns the commits a second of a new database, whose streams are on the drives of `layout` and whose pages are on
-/// the host's.
+/// Returns the commits per second of a new database, whose log streams are on the drives of `layout` and whose pages
+/// are on the host's drive.
 fn turn(
     folder: &Path,
     layout: Layout,
@@ -83,7 +84,7 @@ fn turn(
     let config = || Config::new().memory(64 << 20).log_streams(layout.streams).log_segment_bytes(32 << 20);
     config().open(&path)?.close()?;
     let of_stream = |stream: u16| folder.join(format!("mounted-{}/{stream}", usize::from(stream) % layout.drives));
-    // The probe measured the host's drive and may choose another method each time, so fix the method.
+    // The probe measured the host's drive and may choose a different method each time, so fix the method.
     let probe = std::fs::read_to_string(path.join("probe"))?;
     let chosen =
         |line: &str| if line.starts_with("chosen") { "chosen = data-sync".to_owned() } else { line.to_owned() };
@@ -98,7 +99,7 @@ fn turn(
     }
     let database = config().open(&path)?;
     ensure!(database.stats().sync_method == "data-sync", "the sync method was measured again");
-    // While the drive is fast, let segments be filled with zeros, so that the measured commits find them ready.
+    // While the drive is fast, let the database fill segments with zeros, so the measured commits find them ready.
     commit(&database, threads, value_bytes, seconds / 10.0)?;
     std::thread::sleep(Duration::from_secs(1));
     set_slow(true);
@@ -110,7 +111,7 @@ fn turn(
     rate
 }
 
-/// Returns the commits a second of threads that each make one row after another durable.
+/// Returns the commits per second of threads that each commit one durable row after another.
 fn commit(database: &Database, threads: usize, value_bytes: usize, seconds: f64) -> Result<f64> {
     let rows = database.keyspace("rows")?;
     let (ends, commits) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -1,8 +1,9 @@
 //! Power cuts of a whole machine: a small Linux guest in QEMU, on a drive that the rig serves over NBD.
 //!
-//! The guest is started once, and its state is saved while it waits for an order. Each cycle resumes it with another
-//! drive, lets it mount, recover and write, and then kills QEMU, with the guest's kernel and page cache. The drive is
-//! then what a cut leaves of it. The host verifies a copy, and the next guest recovers the drive itself.
+//! The guest is started once, and its state is saved while it waits for an order. Each cycle resumes the guest with a
+//! different drive, lets it mount, recover and write, and then kills QEMU, and with it the guest's kernel and page
+//! cache. The rig then makes the drive as a cut may leave it. The host verifies a copy, and the next guest recovers the
+//! drive itself.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -173,7 +174,7 @@ impl Machine {
         serde_json::from_str(&line).with_context(|| format!("QEMU said {line:?}"))
     }
 
-    /// Sends a command and returns its answer, skipping events.
+    /// Sends a command and returns its answer. Skips events that arrive before the answer.
     fn ask(&mut self, command: &str) -> Result<serde_json::Value> {
         self.control.get_mut().write_all(command.as_bytes())?;
         loop {
@@ -222,7 +223,7 @@ impl Rig {
         let mut machine = Machine::start(&rig.guest, rig.folder.path(), None)?;
         machine.ask(r#"{"execute": "cont"}"#)?;
         rig.wait(&mut machine, |acked| acked.contains(&WAITING))?;
-        // Let the guest get past that write, into the loop in which it waits.
+        // Give the guest time to get past that write, into the loop in which it waits.
         std::thread::sleep(Duration::from_millis(200));
         machine.ask(r#"{"execute": "stop"}"#)?;
         let uri = format!("exec:cat > {}", rig.state().display());
@@ -236,7 +237,7 @@ impl Rig {
         self.folder.path().join("state")
     }
 
-    /// Waits until the acknowledgements are enough.
+    /// Waits until `is_enough` accepts the acknowledgements.
     fn wait(&self, machine: &mut Machine, mut is_enough: impl FnMut(&[u64]) -> bool) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -362,7 +363,7 @@ fn cycle(
     Ok(outcome.is_clean())
 }
 
-/// Shows that this rig, too, catches writers that lose what they acknowledged.
+/// Shows that this rig, too, catches writers that lose acknowledged records.
 fn control(rig: &Rig, bench: &Bench, system: FileSystem) -> Result<()> {
     for name in ["append-nosync", "zeros-syncfilerange"] {
         let about = About { system, writer: name.to_owned(), seed: 1, from: Vec::new() };

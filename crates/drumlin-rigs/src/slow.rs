@@ -51,10 +51,10 @@ impl SlowDrive {
     }
 }
 
-/// The time that a request takes, and a closure that answers it.
+/// The time that a request takes, with a closure that answers it.
 type Work = (Duration, Box<dyn FnOnce() + Send>);
 
-/// Answers one request after another: each begins when the one before has ended.
+/// Answers the requests in sequence: each begins when the previous request has ended.
 fn answer(requests: &Receiver<Work>, is_slow: &AtomicBool) {
     let mut free = Instant::now();
     for (time, reply) in requests {
@@ -142,7 +142,7 @@ impl Filesystem for SlowFile {
     }
 
     fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        // Not supported, so that the block layer writes zeros instead, or does without a discard.
+        // Report this as unsupported: the block layer then writes zeros instead, or does without a discard.
         reply.error(Errno::EOPNOTSUPP);
     }
 }

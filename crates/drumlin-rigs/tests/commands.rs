@@ -1,4 +1,4 @@
-//! The command line gives a reason and an exit code for what it refuses.
+//! The command line gives a reason and an exit code for the arguments that it refuses.
 
 use std::process::Command;
 

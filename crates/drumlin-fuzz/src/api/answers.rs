@@ -1,10 +1,10 @@
-//! Checks of the answers that calls give.
+//! Checks the answers of calls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use drumlin::{Error, LockHolder, Recourse, Result};
 
-/// Returns the recourse that the documentation of each error promises.
+/// Returns the recourse that the error's documentation promises.
 pub(super) fn documented(error: &Error) -> Recourse {
     match error {
         Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
@@ -15,7 +15,7 @@ pub(super) fn documented(error: &Error) -> Recourse {
     }
 }
 
-/// Returns the value of a result, or `None` for an error. Panics unless `may` allows that error.
+/// Returns the value of a result, or `None` for an error that `may` allows. Panics for any other error.
 #[track_caller]
 pub(super) fn checked<T>(result: Result<T>, may: impl Fn(&Error) -> bool) -> Option<T> {
     match result {
@@ -52,10 +52,10 @@ pub(super) fn panics(body: impl FnOnce()) {
     assert!(catch_unwind(AssertUnwindSafe(body)).is_err(), "the panic was swallowed");
 }
 
-/// The message of panics that are part of a sequence.
+/// The message of deliberate panics.
 pub const ON_PURPOSE: &str = "a panic on purpose";
 
-/// Returns `true` if a read through `std::io` failed because its snapshot is too old or its keyspace was dropped.
+/// Returns `true` if a read through `std::io` failed because its snapshot was too old or its keyspace had been dropped.
 pub(super) fn is_gone(error: &std::io::Error) -> bool {
     ["too old", "was dropped"].iter().any(|why| error.to_string().contains(why))
 }

@@ -1,4 +1,4 @@
-//! Futures that are polled to completion, or dropped or leaked before.
+//! Polls futures to completion, or drops or leaks them earlier.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Says how often to poll a future, and whether to leak or drop it then.
+/// The number of times to poll a future, and what happens to it afterwards: it is leaked or dropped.
 #[derive(Clone, Copy)]
 pub(super) struct Fate {
     pub(super) polls: usize,

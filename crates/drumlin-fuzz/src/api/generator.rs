@@ -9,7 +9,7 @@ use drumlin_testing::Random;
 use super::futures::Fate;
 use crate::Script;
 
-/// Returns the first `count` bytes of a seed's random numbers.
+/// Returns the first `count` random bytes of a seed.
 pub(super) fn bytes(seed: u64, count: usize) -> Vec<u8> {
     numbers(seed).bytes(count)
 }
@@ -66,7 +66,7 @@ pub(super) fn options(script: &mut Script<'_>) -> TxOptions {
         _ => Isolation::ReadCommitted,
     };
     let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
-    // Even without a limit every wait ends: no thread waits for a lock that it holds itself, and deadlocks are
+    // Every wait ends even without a timeout: no thread waits for a lock that it holds itself, and deadlocks are
     // detected.
     let lock_timeout = [Duration::ZERO, Duration::from_millis(1), Duration::MAX][usize::from(script.byte() % 3)];
     TxOptions { isolation, durability, lock_timeout, ..TxOptions::default() }

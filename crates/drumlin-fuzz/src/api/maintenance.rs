@@ -1,4 +1,4 @@
-//! Maintenance calls, and calls that drop, create and refuse keyspaces.
+//! Maintenance calls, and calls that drop and create keyspaces, some of which must be refused.
 
 use drumlin::{Durability, Error, KeyspaceOptions};
 

@@ -1,13 +1,13 @@
-//! Checks the memory that a sequence takes against the budgets of its databases.
+//! Checks that the memory used by a sequence stays within the budgets of its databases.
 //!
-//! A thread samples the process's memory every millisecond, so that the peak within a single call is seen too. Only the
-//! worker of the program starts it: under libFuzzer and in tests other code shares the process.
+//! A thread samples the process's memory every millisecond, so it also sees the peak within a single call. Only the
+//! program's worker processes start the thread: under libFuzzer and in tests, other code shares the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Anonymous memory allowed in addition to budgets and models: stacks, values passed through a call, memory that the
-/// allocator retains, and memory of a database outside its budget (threads, and tables of a few pages).
+/// Anonymous memory that is allowed in addition to budgets and models: stacks, values passed through a call, memory
+/// that the allocator retains, and memory that a database uses outside its budget (threads, and tables of a few pages).
 pub const ALLOWANCE_BYTES: u64 = 8 << 20;
 
 /// The peak since the last reset, in bytes; 0 if it is not measured.
@@ -21,7 +21,7 @@ fn anonymous_bytes() -> Option<u64> {
     Some(resident.saturating_sub(of_files) * 4096)
 }
 
-/// Samples the memory from now on, until the process ends.
+/// Starts to sample the memory, until the process ends.
 pub fn watch() {
     let Some(bytes) = anonymous_bytes() else { return };
     PEAK.store(bytes, Ordering::Relaxed);
@@ -36,7 +36,7 @@ pub fn watch() {
 /// The memory of one sequence.
 pub(super) struct Watch {
     before: u64,
-    /// The largest excess over what the sequence may take, not counting the allowance.
+    /// The largest excess over the memory that the sequence may use, not counting the allowance.
     pub(super) excess: u64,
 }
 
@@ -46,8 +46,8 @@ impl Watch {
         Watch { before: PEAK.load(Ordering::Relaxed), excess: 0 }
     }
 
-    /// Checks that the peak since the last look is within the budgets, the bytes that the caller holds, and the
-    /// allowance.
+    /// Checks that the peak since the last call stays within the sum of the budgets, the bytes that the caller holds,
+    /// and the allowance.
     pub(super) fn look(&mut self, budget_bytes: u64, held_bytes: impl FnOnce() -> u64) {
         let growth = PEAK.load(Ordering::Relaxed).saturating_sub(self.before);
         if growth <= budget_bytes {

@@ -1,10 +1,10 @@
-//! Sequences of calls of the whole public API, by a careless user. Handles of two databases are mixed up and dropped in
-//! any order, futures are dropped and leaked, settings are extreme, closures and readers panic, and threads contend for
-//! the same rows while the database is closed. Most databases are in memory, some on disk.
+//! Sequences of calls to the whole public API, as a careless user would make them. Handles of two databases are mixed
+//! up and dropped in any order, futures are dropped and leaked, settings are extreme, closures and readers panic, and
+//! threads contend for the same rows while the database is closed. Most databases are in memory, some are on disk.
 //!
-//! The answer of each call is compared with an ordered map for each keyspace; a transaction has maps of its own until
-//! it commits. An error must be one that the call may return here, with the recourse that `error.rs` documents. Nothing
-//! may panic except closures that are meant to, and the database must keep working afterwards.
+//! The answer of each call is compared with an ordered map for each keyspace; a transaction has its own maps until it
+//! commits. An error must be one that the call may return at this point, with the recourse that `error.rs` documents.
+//! Only closures that are meant to panic may do so, and the database must keep working afterwards.
 
 mod answers;
 mod calls;
@@ -35,8 +35,8 @@ use answers::must;
 use calls::call;
 use peer::Peer;
 
-/// Runs the sequence that the bytes encode. Returns the bytes of memory taken in excess of the budgets and of what the
-/// sequence itself holds; 0 unless [`memory::watch`] was called.
+/// Runs the sequence that the bytes encode. Returns the bytes of memory used in excess of the budgets and of the
+/// sequence's own data; 0 unless [`memory::watch`] was called.
 ///
 /// # Panics
 /// If a call gives a wrong answer.
@@ -64,7 +64,8 @@ pub fn perform(bytes: &[u8]) -> u64 {
             18..24 => one.read(which, &mut script),
             _ => one.write(which, &mut script),
         }
-        // Not in memory: files there come and go within a call, and the allocator retains what they took.
+        // Don't check databases in memory: their files come and go within a call, and the allocator retains the memory
+        // of deleted files.
         if is_on_disk {
             // A third database, open at times, has the smallest budget.
             let budget_bytes = one.budget_bytes + other.budget_bytes + places::BUDGET_BYTES;
@@ -73,7 +74,7 @@ pub fn perform(bytes: &[u8]) -> u64 {
     }
     one.check();
     other.check();
-    // Leaked handles do not keep the database from being closed.
+    // Leaked handles do not prevent the database from being closed.
     std::mem::forget((must(one.db().begin()), one.db().snapshot(), one.keyspaces[0].iter()));
     must(one.db().clone().close());
     let _ = call!("Error::recourse", Error::Invalid(String::new()).recourse());

@@ -1,4 +1,4 @@
-//! The rows that a keyspace must hold, and checks of everything that reads them.
+//! The rows that a keyspace must hold, and checks of every call that reads them.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -47,7 +47,7 @@ fn count_all(reader: &Reader, k: &Keyspace, model: &Model, key: &[u8], may: &imp
 /// Sums the lengths of all values.
 pub(super) const LENGTHS: Sum<u64> = Sum::of(Field::of("length", |_, value| Some(value.len() as u64)));
 
-/// Finds the greatest first byte among the values that have one.
+/// Finds the greatest first byte of all values that are not empty.
 pub(super) const FIRST_BYTES: Max<u8> = Max::of(Field::big_endian(0));
 
 pub(super) fn lengths(rows: &[(&Vec<u8>, &Vec<u8>)]) -> i128 {
@@ -134,7 +134,7 @@ fn find_by_place(
     }
 }
 
-/// Iterates over a range from both ends, by blocking and asynchronous calls, some of whose futures are dropped.
+/// Iterates over a range from both ends, with blocking and asynchronous calls; some futures are dropped.
 pub(super) fn walk(
     mut range: Range,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -243,7 +243,7 @@ fn follow<T>(stream: &mut RowStream<T>) -> Vec<Result<T>> {
     rows
 }
 
-/// Like [`walk`], for keys, also as a stream.
+/// Like [`walk`], but for keys. Also reads them as a stream.
 pub(super) fn walk_keys(
     mut keys: Keys,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -266,7 +266,7 @@ pub(super) fn walk_keys(
     }
 }
 
-/// Like [`walk`], for values, also as a stream.
+/// Like [`walk`], but for values. Also reads them as a stream.
 pub(super) fn walk_values(
     mut values: Values,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -289,7 +289,7 @@ pub(super) fn walk_values(
     }
 }
 
-/// Like [`walk`], for values that are read as streams.
+/// Like [`walk`], but for values that are read through readers.
 fn walk_readers(
     mut readers: Readers,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -328,7 +328,7 @@ fn walk_readers(
     assert_eq!(front, back, "a row too few");
 }
 
-/// Checks that the values are those expected, up to an error that `may` allows.
+/// Checks that the values are as expected, up to an error that `may` allows.
 fn same(found: Vec<Result<Value>>, expected: &[&Vec<u8>], may: impl Fn(&Error) -> bool) {
     let mut expected = expected.iter();
     for found in found {
@@ -338,7 +338,7 @@ fn same(found: Vec<Result<Value>>, expected: &[&Vec<u8>], may: impl Fn(&Error) -
     assert!(expected.next().is_none(), "a row too few");
 }
 
-/// Checks that the first or last row is that of the model.
+/// Checks that the first or last row is the same as the model's.
 pub(super) fn is_end(found: Option<&(Value, Value)>, expected: Option<(&Vec<u8>, &Vec<u8>)>) {
     let found = found.map(|(key, value)| (&key[..], &value[..]));
     assert_eq!(found, expected.map(|(key, value)| (&key[..], &value[..])));
@@ -431,7 +431,7 @@ fn read_row_by(
     }
 }
 
-/// Reads several rows at once, one of them twice.
+/// Reads several rows with one call, one of them twice.
 fn read_many_by(reader: &Reader, k: &Keyspace, model: &Model, key: &Vec<u8>, may: &impl Fn(&Error) -> bool) {
     let keys = [key.clone(), vec![b'k', 3], vec![9; 4000], key.clone()];
     let found = [
@@ -489,7 +489,7 @@ fn scan_by(
     }
 }
 
-/// Reads the first or last row, or whether there is any, by the call that `number` selects.
+/// Reads the first or last row, or checks if there are any rows, by the call that `number` selects.
 fn read_ends_by(reader: &Reader, k: &Keyspace, model: &Model, number: u8, may: &impl Fn(&Error) -> bool) {
     match number {
         9 => {
@@ -517,7 +517,8 @@ fn read_ends_by(reader: &Reader, k: &Keyspace, model: &Model, number: u8, may: &
     }
 }
 
-/// Returns `true` if the bytes read are the whole rest of the value, or a part of it before the snapshot was gone.
+/// Returns `true` if the bytes read are the whole rest of the value, or a part that was read before the snapshot was
+/// gone.
 fn is_rest(bytes: &[u8], rest: &[u8], end: std::io::Result<()>) -> bool {
     match end {
         Ok(()) => bytes == rest,
@@ -525,7 +526,7 @@ fn is_rest(bytes: &[u8], rest: &[u8], end: std::io::Result<()>) -> bool {
     }
 }
 
-/// Returns a reader with the value that it should read, or `None` if there is neither.
+/// Pairs a reader with the value that it should read. Returns `None` if both are missing.
 fn both<R>(reader: Option<R>, expected: Option<&Vec<u8>>) -> Option<(R, &Vec<u8>)> {
     assert_eq!(reader.is_some(), expected.is_some(), "a row too many or too few");
     reader.zip(expected)
@@ -576,7 +577,7 @@ pub(super) fn holds(keyspace: &Keyspace, model: &Model) -> bool {
     rows.eq(model.iter().map(|(key, value)| (key.clone(), value.clone())))
 }
 
-/// Returns the memory that the models take, estimated, in bytes.
+/// Estimates the memory of the models, in bytes.
 pub(super) fn model_bytes(models: &Models) -> u64 {
     let rows = models.iter().flatten();
     rows.map(|(key, value)| (key.len() + value.len() + 128) as u64).sum()

@@ -1,4 +1,4 @@
-//! Closing and opening: handles are dropped in any order, maybe while other threads use them.
+//! Closing and opening: handles are dropped in any order, possibly while other threads use them.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ fn is_locked(error: &Error) -> bool {
 }
 
 impl Peer {
-    /// Closes the database, or drops its handles in any order. The folder is locked while one is left; handles of a
-    /// closed database report that.
+    /// Closes the database, or drops its handles in any order. The folder stays locked while any handle is left; the
+    /// handles of a closed database report that it is closed.
     pub(super) fn reopen(&mut self, script: &mut Script<'_>) {
         self.settle();
         let (db, keyspaces) = (self.db.take().expect("open"), std::mem::take(&mut self.keyspaces));
@@ -45,7 +45,7 @@ impl Peer {
             let refused =
                 (checked(keyspaces[0].get("k"), is_closed), checked(keyspaces[1].insert("k", "v"), is_closed));
             assert!(refused.0.is_none() && refused.1.is_none(), "a closed database answers");
-            // The folder is free although handles are left.
+            // The folder is unlocked although handles are left.
             must(self.config().read_only(true).open(self.place.path()));
         }
         let mut held: Vec<Box<dyn Send>> = vec![Box::new((db, snapshots)), Box::new(keyspaces)];
@@ -60,7 +60,7 @@ impl Peer {
         self.check();
     }
 
-    /// Opens the database read-only several times at once, and checks that writes are refused.
+    /// Opens the database read-only, several times concurrently, and checks that writes are refused.
     fn read_only(&self, config: &Config) {
         let config = call!("Config::read_only", config.clone().read_only(true));
         let Some(db) = checked(config.open(self.place.path()), is_locked) else { return };
@@ -82,7 +82,7 @@ impl Peer {
         must(salvaged.close());
     }
 
-    /// Opens the database again after its handles are gone.
+    /// Reopens the database after its handles are gone.
     pub(super) fn open(&mut self, script: &mut Script<'_>) {
         self.settings.redraw(script);
         self.budget_bytes = self.budget_bytes.max(self.settings.memory_bytes);
@@ -98,11 +98,11 @@ impl Peer {
         };
         match examined {
             Ok(report) => assert!(report.corruption.is_empty(), "a sound database was examined: {report:?}"),
-            // The checkpoint of a dropped future still keeps it open.
+            // A checkpoint whose future was dropped still keeps the database open.
             Err(error) => assert!(is_locked(&error), "{error}"),
         }
         self.read_only(&config);
-        // A checkpoint begun by a dropped future keeps a handle until it ends, so retry for a while.
+        // A checkpoint whose future was dropped keeps a handle until it ends, so retry for a while.
         let begun = Instant::now();
         let mut opened = open();
         while opened.as_ref().is_err_and(is_locked) && begun.elapsed() < Duration::from_secs(20) {

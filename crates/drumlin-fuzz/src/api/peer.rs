@@ -1,4 +1,4 @@
-//! One of the two databases: its handles, and the rows that it must hold.
+//! One of a sequence's two databases: its handles, and the rows that it must hold.
 
 use drumlin::{Config, Database, Keyspace, Snapshot};
 
@@ -11,7 +11,7 @@ use crate::Script;
 pub(super) const NAMES: [&str; 2] = ["first", "second"];
 
 pub(super) struct Peer {
-    // Dropped in this order: the folder last.
+    // The fields are dropped in this order, so the folder is dropped last.
     /// `None` while the database is being reopened.
     pub(super) db: Option<Database>,
     pub(super) keyspaces: Vec<Keyspace>,
@@ -19,7 +19,7 @@ pub(super) struct Peer {
     pub(super) snapshots: Vec<(Snapshot, Models, Vec<Keyspace>)>,
     pub(super) settings: Settings,
     pub(super) place: Place,
-    /// The largest budget that it has had so far.
+    /// The largest budget that the database has had so far.
     pub(super) budget_bytes: u64,
 }
 
@@ -50,7 +50,7 @@ impl Peer {
         self.settings.config(&self.place)
     }
 
-    /// Makes all commits visible, including those of dropped futures, by committing after them.
+    /// Makes all earlier commits visible, including those of dropped futures, by committing once more.
     pub(super) fn settle(&self) {
         must(self.keyspaces[0].insert("settled", "x"));
         must(self.keyspaces[0].remove("settled"));
@@ -64,7 +64,7 @@ impl Peer {
         self.keyspaces.iter().zip(models).all(|(keyspace, model)| holds(keyspace, model))
     }
 
-    /// Returns the memory that its models take, in bytes.
+    /// Returns the memory of this database's models, in bytes.
     pub(super) fn held_bytes(&self) -> u64 {
         let kept = self.snapshots.iter().map(|(_, models, _)| model_bytes(models));
         // A call may copy the models once.

@@ -1,4 +1,4 @@
-//! The places of databases, and their settings up to the limits.
+//! Storage for databases, and their settings up to the limits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::Script;
 /// The smallest budget that a database works with.
 pub(super) const BUDGET_BYTES: u64 = 8 << 20;
 
-/// A folder below the system's temporary folder, removed on drop.
+/// A folder inside the system's temporary folder, removed on drop.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
@@ -33,7 +33,7 @@ impl Drop for Folder {
     }
 }
 
-/// Returns the folder of a process's databases. The parent removes it if it kills the process.
+/// Returns the folder for a process's databases. If the parent process kills the process, it also removes the folder.
 pub fn folder_of(process: u32) -> PathBuf {
     std::env::temp_dir().join(format!("drumlin-api-{process}"))
 }
@@ -73,7 +73,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Draws either small settings, or each one between its minimum and more than is useful.
+    /// Draws either small settings only, or each setting between its minimum and more than is useful.
     pub(super) fn draw(script: &mut Script<'_>) -> Settings {
         let is_small = script.byte() < 160;
         let mut one = |choices: &[u64]| match is_small {
@@ -81,7 +81,7 @@ impl Settings {
             false => choices[usize::from(script.byte()) % choices.len()],
         };
         let log_streams = one(&[1, 1, 1, 2, 64]) as u16;
-        // New segments are filled with zeros, so many large ones take gigabytes. `limits` tries the largest.
+        // New segments are filled with zeros, so many large segments take gigabytes. `limits` tries the largest size.
         let segments: &[u64] =
             if log_streams > 2 { &[1 << 20, (1 << 20) + 4096] } else { &[1 << 20, 2 << 20, 64 << 20] };
         Settings {
@@ -98,11 +98,11 @@ impl Settings {
         }
     }
 
-    /// Draws other settings for the next opening of the same database.
+    /// Draws new settings for the next opening of the same database.
     pub(super) fn redraw(&mut self, script: &mut Script<'_>) {
         let (segment_bytes, page_bytes, memory_bytes) = (self.segment_bytes, self.page_bytes, self.memory_bytes);
         *self = Settings { segment_bytes, page_bytes, ..Settings::draw(script) };
-        // With less memory it may fail to open.
+        // With less memory, the database might fail to open.
         self.memory_bytes = self.memory_bytes.max(memory_bytes);
     }
 
@@ -118,7 +118,7 @@ impl Settings {
         let config = call!("Config::durability", config.durability(self.durability));
         let config = call!("Config::warm_start", config.warm_start(self.warm_start));
         let config = call!("Config::version_disk_bytes", config.version_disk_bytes(self.version_disk_bytes));
-        // Commits that are delayed at a limit may fail after ten seconds, so they have none.
+        // Commits that are delayed at a limit may fail after ten seconds, so delay commits only without a limit.
         let is_unlimited = self.version_disk_bytes == u64::MAX;
         let choice = if is_unlimited { VersionOverflow::DelayCommits } else { VersionOverflow::EndSnapshots };
         let config = call!("Config::version_overflow", config.version_overflow(choice));
@@ -129,7 +129,7 @@ impl Settings {
     }
 }
 
-/// Tries one setting at or beyond its limits: either an error says so, or the database works.
+/// Tries one setting at or beyond its limits: either opening fails with the right error, or the database works.
 pub(super) fn limits(is_on_disk: bool, script: &mut Script<'_>) {
     let place = Place::new(is_on_disk);
     let mut one = |choices: &[u64]| choices[usize::from(script.byte()) % choices.len()];

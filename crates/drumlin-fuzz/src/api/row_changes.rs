@@ -14,7 +14,7 @@ use crate::Script;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Changes a row by any of the calls, blocking or not. A change that is refused changes nothing.
+/// Changes a row by any of the calls, blocking or asynchronous. A refused change must not change anything.
 pub(super) fn change_row(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, key: &[u8], script: &mut Script<'_>) {
     let (value, is_task) = (value(script), script.byte().is_multiple_of(2));
     let before = rows.get(key).cloned();

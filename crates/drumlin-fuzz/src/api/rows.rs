@@ -18,8 +18,8 @@ use super::writes::Write;
 use crate::Script;
 
 impl Peer {
-    /// Makes a write outside of a transaction by any of the calls. If its future was dropped, it took place or it did
-    /// not.
+    /// Makes a write outside of transactions by any of the calls. If its future was dropped, both outcomes are
+    /// accepted.
     pub(super) fn write(&mut self, which: usize, script: &mut Script<'_>) {
         let (key, value) = (key(script), value(script));
         let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
@@ -70,7 +70,7 @@ impl Peer {
         let (is_first, fate) = (script.byte().is_multiple_of(2), Fate { leaks: false, ..fate(script) });
         let number = script.byte() % 4;
         let range = if number < 2 { (Bound::Unbounded, Bound::Unbounded) } else { bounds(script) };
-        // Use the model, not a scan: scans see only durable rows, a pop also sees newer ones.
+        // Use the model, not a scan: scans only see durable rows, but a pop also sees newer rows.
         let popped = match (is_first, number) {
             (true, 0) => Some(call!("Keyspace::pop_first", k.pop_first())),
             (false, 0) => Some(call!("Keyspace::pop_last", k.pop_last())),
@@ -132,7 +132,7 @@ impl Peer {
             }
             None => {
                 self.settle();
-                // Remove from the model the rows that it had reached.
+                // Remove from the model the rows that the call has removed from the keyspace.
                 for key in rows {
                     if !must(self.keyspaces[which].contains_key(&key)) {
                         self.models[which].remove(&key);
@@ -142,7 +142,7 @@ impl Peer {
         }
     }
 
-    /// Commits or drops a batch over both keyspaces.
+    /// Commits or drops a batch that writes to both keyspaces.
     fn batch(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
         let mut models = self.models.clone();
@@ -208,7 +208,7 @@ impl Peer {
             0 => call!("Database::bulk_load", self.db().bulk_load(&name)),
             _ => block_on(call!("Database::bulk_load_async", self.db().bulk_load_async(&name))),
         };
-        // A snapshot or transaction of the sequence may be in the way even of an empty keyspace.
+        // An open snapshot or transaction of the sequence can prevent a load even into an empty keyspace.
         let is_refused = |error: &Error| matches!(error, Error::KeyspaceNotEmpty { .. });
         let Some(mut load) = checked(begun, |error| is_short_of_memory(error) || is_refused(error)) else {
             return;
@@ -264,7 +264,7 @@ impl Peer {
                 let mut value = b"of another row".to_vec();
                 let found = must(call!("Keyspace::get_into", k.get_into(key, &mut value)));
                 is_in(&value, found, expected);
-                // A nested call uses another vector of the thread.
+                // A nested call uses a different vector of the thread.
                 let look = |shown: &[u8]| {
                     is_it(must(k.get_with(key, |again| again.into())));
                     shown.to_vec()
@@ -373,7 +373,7 @@ impl Peer {
         }
     }
 
-    /// Reads the first or last row, or whether there is any, by the call that `number` selects.
+    /// Reads the first or last row, or checks if there are any rows, by the call that `number` selects.
     fn read_ends(&self, which: usize, number: u8) {
         let (k, model) = (&self.keyspaces[which], &self.models[which]);
         match number {

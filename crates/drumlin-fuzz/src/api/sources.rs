@@ -20,7 +20,7 @@ pub(super) struct Source {
     bytes: Vec<u8>,
     position: usize,
     end: End,
-    /// Toggled so that each asynchronous read returns `Pending` once first.
+    /// Toggled by each asynchronous read, which first returns `Pending` once.
     waits: bool,
 }
 

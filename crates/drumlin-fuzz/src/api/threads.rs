@@ -1,4 +1,4 @@
-//! Threads that contend for few rows: locks, deadlocks, timeouts and conflicts, and a database closed in the meantime.
+//! Threads that contend for a few rows: locks, deadlocks, timeouts, conflicts, and a database that is closed meanwhile.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::generator::options;
 use super::peer::Peer;
 use crate::Script;
 
-/// The counters that threads increment. A further row holds their sum.
+/// The maximum number of counters that threads increment. One more row holds their sum.
 const COUNTER_COUNT_MAX: usize = 5;
 const SUM: usize = COUNTER_COUNT_MAX;
 const ROUNDS: usize = 6;
@@ -26,7 +26,7 @@ enum Ending {
     Drops,
 }
 
-/// The increments of a row, by commits that were acknowledged and by commits whose outcome is unknown.
+/// The number of increments of a row: by acknowledged commits, and by commits whose outcome is unknown.
 #[derive(Default)]
 struct Added {
     surely: AtomicU64,
@@ -37,13 +37,13 @@ struct Added {
 struct Shared {
     counter_count: usize,
     ending: Ending,
-    /// Closing has begun.
+    /// `true` once closing has begun.
     ends: AtomicBool,
     added: [Added; COUNTER_COUNT_MAX + 1],
 }
 
 impl Shared {
-    /// Returns `true` for errors that contention or closing explains.
+    /// Returns `true` for errors that contention or closing can cause.
     fn may(&self, error: &Error) -> bool {
         let is_closed = matches!(error, Error::Closed | Error::Failed { .. } | Error::OutcomeUnknown { .. });
         matches!(error, Error::Conflict { .. } | Error::LockTimeout { .. })
@@ -52,7 +52,7 @@ impl Shared {
             || self.ending == Ending::Closes && self.ends.load(Ordering::SeqCst) && is_closed
     }
 
-    /// Adds 1 to each of the given counters, in the given order, then adds their number to the counter of the sum.
+    /// Adds 1 to each of the given counters, in the given order, and then the number of those counters to the sum.
     fn add(&self, tx: &mut Transaction, keyspaces: &[Keyspace], counters: &[usize], options: TxOptions) -> Result<()> {
         for &counter in counters.iter().chain(&[SUM]) {
             let (k, key) = place(keyspaces, counter);
@@ -78,7 +78,7 @@ impl Shared {
         add(SUM, counters.len());
     }
 
-    /// Runs one transaction. After an error, nothing of it remains.
+    /// Runs one transaction. If it fails, it has no effect.
     fn round(&self, db: &Database, keyspaces: &[Keyspace], script: &mut Script<'_>) -> Result<()> {
         let options = options(script);
         let count = 1 + usize::from(script.byte()) % 3;
@@ -113,7 +113,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Checks that the sum is that of the counters, at one moment.
+    /// Checks that the stored sum is the sum of the counters, all read at one moment.
     fn audit(&self, db: &Database, keyspaces: &[Keyspace], by_snapshot: bool) -> Result<()> {
         let row = |found: Option<drumlin::Value>| number(found.as_deref());
         let numbers: Vec<u64> = if by_snapshot {
@@ -132,7 +132,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The work of one thread, which ends early if the database is closed.
+    /// Runs one thread's transactions. Ends early if the database is closed.
     fn work(&self, db: &Database, keyspaces: &[Keyspace], bytes: &[u8], thread: u8) {
         let mut script = Script(bytes);
         for round in 0..ROUNDS as u8 {
@@ -161,7 +161,7 @@ fn number(value: Option<&[u8]>) -> u64 {
 }
 
 impl Peer {
-    /// Runs threads that increment few counters, each with handles of its own.
+    /// Runs threads that increment a few counters, each thread with its own handles.
     pub(super) fn shared(&mut self, script: &mut Script<'_>) {
         self.settle();
         let ending = [Ending::Stays, Ending::Stays, Ending::Closes, Ending::Drops];
@@ -172,7 +172,7 @@ impl Peer {
             ends: AtomicBool::new(false),
             added: Default::default(),
         };
-        // Dropping a keyspace has dropped its counters.
+        // A keyspace that was dropped has lost its counters.
         let counters = (0..SUM).map(|counter| {
             let (_, key) = place(&self.keyspaces, counter);
             number(self.models[counter % 2].get(key.as_bytes()).map(Vec::as_slice))
@@ -222,7 +222,7 @@ impl Peer {
         self.check();
     }
 
-    /// Runs threads that each write rows of their own and read the rows of all.
+    /// Runs threads that each write their own rows and read the rows of all threads.
     pub(super) fn threads(&mut self) {
         const ROW_COUNT: u8 = 6;
         let k = &self.keyspaces[0];

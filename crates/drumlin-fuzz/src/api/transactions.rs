@@ -82,9 +82,10 @@ fn statement(
             return put(models, done, value);
         }
         8 => {
-            // A dropped insert leaves no trace. After a completed one, the row is read back.
+            // A dropped insert must have no effect. After a completed insert, the row is read back.
             let (value, fate) = (value(script), fate(script));
-            // A leaked insert of a large value keeps the memory of its stream, and a small budget has memory for one.
+            // A leaked insert of a large value keeps the memory of its stream, and a small budget has memory for only
+            // one stream.
             let fate = Fate { leaks: fate.leaks && value.len() < 4096, ..fate };
             if poll_some(tx.insert_async(k, &key, &value), fate).is_none() {
                 let Some(found) = checked(tx.get(k, &key), may) else { return false };
@@ -375,14 +376,14 @@ impl From<Error> for Own {
     }
 }
 
-/// The runs of a closure, the first few of which end with a conflict.
+/// The runs of a closure. The first few end with a conflict.
 struct Runs {
     count: usize,
     conflicts: usize,
 }
 
 impl Runs {
-    /// Returns how the next run ends.
+    /// Counts the next run, and returns the result with which it ends.
     fn next(&mut self) -> Result<()> {
         self.count += 1;
         if self.count <= self.conflicts { Err(Error::Conflict { reason: "made up" }) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! Writes of single rows outside of transactions, by all calls.
+//! Writes of single rows outside of transactions, with every call that makes one.
 
 use drumlin::{Durability, Error, Keyspace, Result, Value};
 
@@ -27,7 +27,7 @@ pub(super) struct Write {
 }
 
 impl Write {
-    /// Checks the row before the write, as the call returned it.
+    /// Checks the previous row that the call returned.
     fn check_before(&self, found: Option<&Value>) {
         assert_eq!(found.map(|value| &value[..]), self.before.as_deref(), "the row before");
     }
@@ -129,7 +129,7 @@ impl Write {
         }
     }
 
-    /// Stores the value, or removes the row, if the row is as expected. The expectation may be right or wrong.
+    /// Stores the value, or removes the row, if the row is as expected. The expected row may be right or wrong.
     pub(super) fn compare_and_swap(&mut self, script: &mut Script<'_>) -> Done {
         let expected = [None, Some(&b"another"[..]), self.before.as_deref()][usize::from(script.byte() % 3)];
         let new = script.byte().is_multiple_of(2).then_some(&self.value[..]);

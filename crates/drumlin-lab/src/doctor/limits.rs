@@ -5,13 +5,13 @@ use drumlin::{KeyspaceInfo, Stats};
 use super::{Diagnosis, Severity, show_bytes};
 use crate::figures::Form;
 
-/// The largest data file that addresses can cover (docs/format.md).
+/// The largest data file that extent addresses can cover (docs/format.md).
 const DATA_FILE_BYTES_MAX: u64 = 64 << 40;
 
-/// The page numbers of one keyspace, and the numbers of keyspaces. Neither is reused.
+/// The number of page numbers in one keyspace, and of numbers for keyspaces. Neither kind is ever reused.
 const NUMBERS: u64 = 1 << 32;
 
-/// The share of a limit from which the doctor reports it.
+/// The doctor reports a limit once this share of it is used.
 const SHARE_NEAR: f64 = 0.8;
 
 /// The share of the memory budget that page tables may take before frames become few.
@@ -31,7 +31,7 @@ struct Use {
     file_bytes_max: Option<u64>,
 }
 
-/// Checks the limits and reports those that are near, or that none is.
+/// Reports the limits that the database is close to, or that it is far from all of them.
 pub(super) fn check(diagnosis: &mut Diagnosis, stats: &Stats, keyspaces: &[KeyspaceInfo]) {
     let largest = keyspaces.iter().max_by_key(|keyspace| keyspace.page_count);
     let near = near(&Use {

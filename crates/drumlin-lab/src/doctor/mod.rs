@@ -43,9 +43,9 @@ const DEPTHS: [usize; 5] = [1, 4, 16, 64, 256];
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The examined thing is as it should be.
+    /// Everything is as it should be.
     Fine,
-    /// The examined thing works but could be better, or its state cannot be known.
+    /// Something works but could be better, or its state cannot be determined.
     Advice,
     /// Data may be lost, or something does not work.
     Wrong,
@@ -56,7 +56,7 @@ pub enum Severity {
 pub struct Finding {
     /// The severity of the finding.
     pub severity: Severity,
-    /// The thing examined.
+    /// The subject of the check.
     pub what: &'static str,
     /// The result, in words.
     pub found: String,
@@ -120,12 +120,12 @@ pub enum Length {
     /// An examination of about half a minute.
     #[default]
     Full,
-    /// An examination of a few seconds. Figures of drives with a cache of their own are less certain.
+    /// An examination of a few seconds. Figures of drives with their own cache are less certain.
     Quick,
 }
 
 impl Length {
-    /// Returns the share of the full times and sizes that this length takes.
+    /// Returns the factor by which this length scales the times and sizes of a full examination.
     fn share(self) -> f64 {
         match self {
             Length::Full => 1.0,
@@ -179,7 +179,7 @@ fn may_not_write(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
-/// A measurement of a load, which each call runs in a new worker unless the user interrupts it.
+/// A measurement of a load. Each call runs it in a new worker, unless the user interrupts the examination.
 type Task = Box<dyn Fn(&dyn Fn() -> bool) -> io::Result<Outcome<Load>>>;
 
 fn task<M: Measurement + Clone + 'static>(measurement: M) -> Task
@@ -200,12 +200,12 @@ impl Steps<'_> {
         Timing { seconds: seconds * self.length.share(), sample_seconds: 0.0 }
     }
 
-    /// Records that the next measurement begins `seconds` after the start of a full examination.
+    /// Sets the progress to `seconds` of a full examination.
     fn reach(&self, seconds: f64) {
         self.pace.reached(seconds * self.length.share());
     }
 
-    /// Runs the tasks in rounds, `rounds` times each.
+    /// Runs each task once per round, for `rounds` rounds.
     fn run(&self, tasks: &[(String, Task)], rounds: usize, seconds: f64) -> io::Result<Vec<Vec<Load>>> {
         let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
@@ -283,7 +283,7 @@ fn system(diagnosis: &mut Diagnosis) {
     );
 }
 
-/// Measures the drive. `sync_method` is the one that the database on it uses.
+/// Measures the drive. `sync_method` is the method that the database on this drive uses, if there is a database.
 fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, steps: &Steps<'_>) -> io::Result<()> {
     if diagnosis.machine.in_memory {
         diagnosis.mend(
@@ -392,7 +392,8 @@ fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) 
     Ok(())
 }
 
-/// Returns random reads of 4 KiB at each depth, then of larger blocks, sequential reads, and mapped reads.
+/// Returns the tasks: random reads of 4 KiB at each depth, random reads of larger blocks, sequential reads, and mapped
+/// reads.
 fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)> {
     let timing = steps.timing(0.3);
     let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
@@ -442,7 +443,7 @@ fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     );
 }
 
-/// Measures sync methods, and judges whether what the drive says of its cache is plausible.
+/// Measures sync methods, and judges if the drive's claims about its cache are plausible.
 fn durability(diagnosis: &mut Diagnosis, temp_folder: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
     let timing = steps.timing(0.4);
     let mut table = Table::new(
@@ -702,12 +703,12 @@ fn show_bytes(number: u64) -> String {
     figures::bytes(number as f64)
 }
 
-/// Returns the bytes of the data file for each live byte.
+/// Returns the space amplification: the size of the data file divided by that of the live data.
 fn amplification(stats: &Stats) -> f64 {
     stats.data_file_bytes as f64 / stats.live_bytes.max(1) as f64
 }
 
-/// Returns the bytes of the segments that are not free.
+/// Returns the size of all segments that are not free.
 fn used_bytes(stats: &Stats) -> u64 {
     stats.segments.saturating_sub(stats.free_segments) * stats.segment_bytes
 }
@@ -742,7 +743,7 @@ fn fill_table(stats: &Stats) -> Table {
     table
 }
 
-/// Describes what occupies much space without being live data.
+/// Describes whatever takes much space but is not live data.
 fn pins(stats: &Stats) -> Vec<String> {
     let mut pins = Vec::new();
     if let Some(snapshot) = stats.oldest_snapshot {
@@ -779,8 +780,8 @@ mod tests {
         machine
     }
 
-    /// A volatile cache that the kernel does not flush is wrong, and so is a disk that flushes faster than it spins. A
-    /// flash drive with an implausibly fast flush gets advice.
+    /// A volatile cache that the kernel does not flush is reported as wrong, and so is a disk that flushes faster than
+    /// it spins. A flash drive with an implausibly fast flush only gets advice.
     #[test]
     fn claims_are_weighed() {
         let severity = |machine: &Machine, us| plausible(machine, us, Some(20.0)).0;
@@ -795,8 +796,8 @@ mod tests {
         assert_eq!(severity(&unknown, 100.0), Severity::Advice);
     }
 
-    /// A sound database is fine, a corrupted one is wrong, and one in use is reported as such. A sync method that a new
-    /// database would not choose is reported too.
+    /// A sound database is fine, a corrupted one is wrong, and a database in use is reported as such. A sync method
+    /// that a new database would not choose is reported too.
     #[test]
     fn a_database_is_examined() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Finds harmful settings of a drive's queue (read-ahead, scheduler), and asks NVMe drives for their write cache.
+//! Finds harmful settings of a drive's queue (read-ahead, scheduler), and asks NVMe drives about their write cache.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use crate::figures;
 use crate::machine::Drive;
 use crate::nvme;
 
-/// Read-ahead that hurts. The kernel's default is 128 KiB. From 1 MiB on, a random read of one page through the page
-/// cache or a mapping may read 256 pages and more.
+/// Read-ahead that is harmfully large. The kernel's default is 128 KiB. At 1 MiB and above, a random read of one page
+/// through the page cache or a mapping may read 256 pages or more.
 const READ_AHEAD_BYTES_LARGE: u64 = 1 << 20;
 
 /// Read-ahead that is too small: a sequential read through the page cache then takes a request for every few pages.
 const READ_AHEAD_BYTES_SMALL: u64 = 64 << 10;
 
-/// Examines the queue of a drive. It reads no files, so a test can show each finding.
+/// Examines the queue of a drive. It reads no files, so a test can produce each finding.
 pub(super) fn findings(drive: &Drive, is_virtual: bool, is_direct: bool) -> Vec<Finding> {
     let name = drive.name.as_deref().unwrap_or("DRIVE");
     [read_ahead(drive, name, is_direct), scheduler(drive, name, is_virtual)].into_iter().flatten().collect()
@@ -58,7 +58,7 @@ fn scheduler(drive: &Drive, name: &str, is_virtual: bool) -> Option<Finding> {
     Some(Finding { severity, what: "scheduler", found, mend })
 }
 
-/// Asks an NVMe drive for its write cache, by the command get-features 6. Returns `None` for other drives.
+/// Asks an NVMe drive about its write cache, with the command get-features 6. Returns `None` for other drives.
 pub(super) fn nvme_cache(drive: &Drive) -> Option<Finding> {
     let name = drive.name.as_deref().filter(|name| name.starts_with("nvme"))?;
     Some(match nvme::write_cache(&Path::new("/dev").join(name)) {
@@ -112,7 +112,7 @@ mod tests {
         assert!(findings(&Drive::default(), false, true).is_empty());
     }
 
-    /// Only NVMe drives are asked, and one that does not answer is reported.
+    /// Only NVMe drives are asked, and a drive that does not answer is reported.
     #[test]
     fn only_nvme_drives_are_asked() {
         assert!(nvme_cache(&drive("sda", 0, "none", false)).is_none());

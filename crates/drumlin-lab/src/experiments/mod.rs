@@ -1,7 +1,7 @@
 //! The experiments, one module each: the measurement, its tables and plots, and the verdicts on the sources' claims.
 //!
-//! Each module has a `Task`, the measurement that a worker makes, and a `run`, which chooses tasks, runs them in rounds
-//! and fills a chapter.
+//! Each module has a `Task`, the measurement that a worker makes, and a function `run`, which chooses tasks, runs them
+//! in rounds, and fills a chapter of the report.
 
 pub(crate) mod calls;
 pub(crate) mod hazards;

@@ -1,11 +1,12 @@
-//! `persist`: storing through calls against storing through a mapping and writing the cache lines back (S5).
+//! `persist`: stores by system calls, compared with stores through a mapping whose cache lines are then written back
+//! (S5).
 //!
 //! S5's claim is that ten threads with 1 GB each store three times as fast. It is judged only on persistent memory that
-//! is mapped with DAX. On tmpfs the medium is memory, but a call costs what it costs anywhere; small records show that
-//! cost, which is the lab's own question. All areas together are larger than the processor's cache.
+//! is mapped with DAX. On tmpfs the medium is memory, but a call costs as much as on any file system; small records
+//! show that cost, which is the lab's own question. All areas together are larger than the processor's cache.
 //!
 //! A store completes before its cache lines have left the processor's cache, and reading the clock does not wait for a
-//! fence. So the clock is read once for several small records, and then only the last of them can still be in flight.
+//! fence. So the clock is read once for several small records: only the last of them can still be in flight then.
 
 use std::fs::File;
 use std::io;
@@ -37,7 +38,7 @@ enum Method {
     Call,
     /// write(2) followed by fdatasync.
     CallSynced,
-    /// A copy into the mapping, which nothing makes durable.
+    /// A copy into the mapping, without making it durable.
     Mapped,
     /// A copy into the mapping whose cache lines are written back and fenced. It is durable on persistent memory.
     MappedPersisted,
@@ -65,7 +66,7 @@ pub(crate) struct Task {
     method: Method,
     bytes: usize,
     threads: usize,
-    /// The size of all areas. Each thread has an area of its own and overwrites it sequentially, repeatedly.
+    /// The size of all areas together. Each thread has its own area and overwrites it sequentially, repeatedly.
     area_bytes: usize,
     dax: bool,
     timing: Timing,
@@ -151,8 +152,8 @@ struct Case {
 
 const SIZES: [(usize, usize); 2] = [(64 << 10, THREADS), (64, 1)];
 
-/// Returns the size of all threads' areas: twice the processor's cache, so that stores reach the medium. It is smaller
-/// if there is too little space, or if the processor is emulated and has no cache.
+/// Returns the size of all threads' areas together: twice the processor's cache, so that stores reach the medium. The
+/// areas are smaller if there is too little space, or if the processor is emulated and has no cache.
 fn area_bytes(space_bytes: u64, is_emulated: bool) -> u64 {
     let wanted = if is_emulated { 80 << 20 } else { (2 * machine::cache_bytes()).max(AREA_BYTES_MIN) };
     wanted.min(space_bytes / 4 * 3) / PAGE_MULTIPLE * PAGE_MULTIPLE
@@ -292,7 +293,7 @@ struct Findings {
     /// All areas together exceed the processor's cache.
     is_beyond_cache: bool,
     /// The rate of storing through the mapping with write-back, over that of write(2): large records by ten threads,
-    /// small ones by one.
+    /// small records by one thread.
     large: Option<Ratio>,
     small: Option<Ratio>,
 }
@@ -313,7 +314,7 @@ impl Findings {
     }
 }
 
-/// The claims about a place. S5 has ten threads with 1 GB each and says nothing of small records.
+/// The claims about a place. S5 has ten threads with 1 GB each and says nothing about small records.
 const CLAIMS: [Claim<Findings>; 2] = [
     Claim {
         source: "S5",

@@ -1,4 +1,4 @@
-//! The file systems on which writes are measured: the folder's own, and others that the lab creates.
+//! The file systems on which writes are measured: the one that holds the folder, and those that the lab creates.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::session::{Session, plain};
 /// The size of a file system that the lab creates. xfs needs at least 300 MB. Only written blocks take space.
 const IMAGE_BYTES: u64 = 1 << 30;
 
-/// The seconds that creating and removing a file system takes.
+/// The seconds that it takes to create and remove a file system.
 pub(super) const PLACE_SECONDS: f64 = 0.5;
 
 /// The kernel's view of the drive's write cache.
@@ -41,10 +41,10 @@ pub(crate) struct Place {
     /// The kind of file system, such as `ext4`.
     pub(crate) file_system: String,
     pub(crate) folder: PathBuf,
-    /// The kernel's name of the underlying disk.
+    /// The kernel's name for the underlying disk.
     pub(crate) disk: Option<String>,
     pub(crate) cache: Cache,
-    /// The kind of file system if the lab created it; `None` for the folder's own.
+    /// The kind of file system if the lab created it; `None` if it is the file system that holds the folder.
     pub(crate) made: Option<FileSystem>,
     mounted: Option<Mounted>,
 }
@@ -86,7 +86,7 @@ impl Place {
         self.folder.join(name)
     }
 
-    /// Returns `true` if the file system has a journal or log of its metadata.
+    /// Returns `true` if the file system keeps a journal or log of its metadata.
     pub(crate) fn has_journal(&self) -> bool {
         match self.file_system.as_str() {
             "xfs" | "jfs" | "ext3" => true,
@@ -102,14 +102,14 @@ impl Place {
     }
 }
 
-/// Returns `true` if ext4 on this disk uses a journal. The kernel has a folder in /proc/fs/jbd2 for each one.
+/// Returns `true` if ext4 on this disk uses a journal. The kernel has a folder in /proc/fs/jbd2 for each journal.
 fn is_journalled(disk: Option<&str>) -> bool {
     let Some(disk) = disk else { return false };
     let Ok(entries) = std::fs::read_dir("/proc/fs/jbd2") else { return false };
     entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().starts_with(disk))
 }
 
-/// The places, and for each one that could not be created, its name and the reason.
+/// The places that were created, and the names of the other places with the reasons why they could not be.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) all: Vec<Place>,

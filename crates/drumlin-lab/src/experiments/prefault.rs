@@ -6,7 +6,8 @@
 //! | first touches take most of a load (87 % of samples) | the same load into pages that were touched before |
 //! | a thread that prefaults ahead of the loaders shortens the load | the whole with and without it |
 //!
-//! Like S5's, a load parses rows of CSV and stores them. A load that only copied would consist of little but faults.
+//! Like S5's, a load parses rows of CSV and stores them. A load that only copied would spend nearly all its time in
+//! faults.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -34,14 +35,14 @@ const PAGE_BYTES: usize = 4096;
 const ROW_BYTES: usize = 256;
 /// The part of one loader's file that a prefaulting thread brings in before it turns to the next loader's file.
 const STEP_BYTES: usize = 8 << 20;
-/// The minimum processor time, in ticks of 1/100 s, from which its shares are reported. Fewer ticks are too coarse.
+/// The minimum processor time, in ticks of 1/100 s, for its shares to be reported. Fewer ticks would be too coarse.
 const TICKS_MIN: f64 = 20.0;
 
 /// The method by which pages are brought in before rows are stored there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
     Nothing,
-    /// The mapping call itself brings them in, by `MAP_POPULATE`.
+    /// The mapping call itself brings the pages in, by `MAP_POPULATE`.
     Populated,
     /// All threads bring in all pages by `MADV_POPULATE_WRITE`, and the load begins afterwards.
     Before,
@@ -75,7 +76,7 @@ pub(crate) struct Observation {
     /// Time of mapping and prefaulting before the load began.
     prefault_seconds: f64,
     load_seconds: f64,
-    /// Time of a second load into the same pages, which are then present; 0 if the load was not repeated.
+    /// Time of a second load into the same pages, which are present by then; 0 if the load was not repeated.
     again_seconds: f64,
     /// Page faults of the loaders.
     faults: u64,
@@ -124,8 +125,8 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Parses rows and stores them, each loader in a part of its own. If `is_ahead`, prefaulting threads run ahead of
-    /// the loaders. Returns the seconds and the loaders' page faults.
+    /// Parses rows and stores them, each loader in its own part of the file. If `is_ahead`, prefaulting threads run
+    /// ahead of the loaders. Returns the seconds and the loaders' page faults.
     fn load(&self, map: &mut Map, text: &[u8], is_ahead: bool) -> io::Result<(f64, u64)> {
         let part_bytes = (self.bytes / self.loaders).next_multiple_of(PAGE_BYTES);
         let address = map.address();
@@ -212,8 +213,8 @@ struct Case {
     method: Method,
 }
 
-/// The bytes of a load: 2 GiB, enough for faults to stand out of the noise. A load is smaller if memory is short, or on
-/// an emulated processor, where no verdict is possible.
+/// The bytes of a load: 2 GiB, enough for faults to stand out from the noise. A load is smaller if memory is short, or
+/// on an emulated processor, where no verdict is possible.
 const BYTES: usize = 2 << 30;
 
 fn bytes(machine: &Machine) -> usize {
@@ -224,7 +225,7 @@ fn bytes(machine: &Machine) -> usize {
     if third >= BYTES { BYTES } else { (third >> 26 << 26).max(64 << 20) }
 }
 
-/// Returns the numbers of loaders and of prefaulting threads: together one for each processor, half of them each.
+/// Returns the numbers of loaders and of prefaulting threads: half the processors each.
 fn threads(machine: &Machine) -> (usize, usize) {
     let prefaulters = (machine.processors / 2).max(1);
     (machine.processors.saturating_sub(prefaulters).max(1), prefaulters)
@@ -240,7 +241,7 @@ fn methods(session: &Session<'_>) -> Vec<Method> {
     methods
 }
 
-/// Creates folders on tmpfs and on persistent memory, as far as these exist and are writable.
+/// Creates folders on tmpfs and on persistent memory, if these exist and are writable.
 pub(super) fn memory_folders(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     let mut found = Vec::new();
     let tmpfs = Path::new("/dev/shm");
@@ -256,7 +257,7 @@ pub(super) fn memory_folders(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     found
 }
 
-/// The approximate seconds of a trial: a load, and creating and removing its file.
+/// The approximate duration of a trial in seconds: a load, and the creation and removal of its file.
 const TURN_SECONDS: f64 = 3.0;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
@@ -281,7 +282,7 @@ struct CaseFile {
 }
 
 impl CaseFile {
-    /// Removes the file of the previous case and creates another in `folder`.
+    /// Removes the file of the previous case and creates a new one in `folder`.
     fn make(&self, folder: &Path, bytes: usize) -> PathBuf {
         self.remove();
         self.count.set(self.count.get() + 1);
@@ -307,8 +308,8 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     let mut places: Vec<(&str, &Path)> =
         folders.iter().map(|(name, temp_folder)| (*name, temp_folder.path())).collect();
     let is_dax = machine::dax_folder().is_some_and(|folder| session.temp_folder.path().starts_with(folder));
-    // First touches cost several times as much on a drive's file system. So with `--quick` measure it only if there is
-    // no other place.
+    // First touches cost several times as much on a drive's file system. So with `--quick`, measure a drive's file
+    // system only if there is no other place.
     let is_wanted = places.is_empty() || !session.settings.quick;
     if is_wanted
         && !machine.in_memory
@@ -412,11 +413,11 @@ struct Findings {
     is_dax: bool,
     is_emulated: bool,
     bytes: usize,
-    /// The whole time without prefault over that with prefaulting threads ahead.
+    /// The total time without prefault over that with prefaulting threads running ahead.
     ahead: Option<Ratio>,
-    /// The whole time without prefault over that with all pages prefaulted first.
+    /// The total time without prefault over that with all pages prefaulted first.
     before: Option<Ratio>,
-    /// The share of a load's time that pages touched before would save.
+    /// The share of a load's time that would be saved if its pages had been touched before.
     touches: Option<Spread>,
 }
 
@@ -506,7 +507,7 @@ mod tests {
         // A kernel before 5.14 lacks this advice.
         if let Ok((mut with, same)) = load(Method::Before) {
             assert!(same == rows && load(Method::Ahead).unwrap().1 == rows);
-            // If another process syncs after the prefault, the pages become clean and fault again.
+            // If another process syncs after the prefault, the pages become clean and fault a second time.
             for _ in 0..20 {
                 with = with.min(load(Method::Before).unwrap().0);
                 if with < without / 2 + 100 {

@@ -1,13 +1,13 @@
 //! `stall`: page faults that stall a task scheduler when its tasks touch cold mapped pages (S3).
 //!
-//! A scheduler with one thread per processor, like those of asynchronous runtimes, runs reader tasks and one heartbeat
-//! task, which only reschedules itself. The time between two beats is the time that any other task of the program would
-//! have waited. The readers differ in what the scheduler sees of a read:
+//! A scheduler with one thread per processor, like the schedulers of asynchronous runtimes, runs reader tasks and one
+//! heartbeat task, which only reschedules itself. The time between two beats is the time that any other task of the
+//! program would have waited. There are three kinds of reader, which differ in how much of a read the scheduler sees:
 //!
 //! - *mapped*: a reader that touches a cold page blocks its thread in the kernel, and the scheduler does not notice;
-//! - *handed over*: a reader calls read(2), which the scheduler sees; the call blocks another thread, as in Go's
+//! - *handed over*: a reader calls read(2), which the scheduler sees; the call blocks a different thread, as in Go's
 //!   runtime or on a pool for blocking calls, and the scheduler's own thread continues;
-//! - *asynchronous*: a reader leaves the thread to other tasks until its bytes arrive.
+//! - *asynchronous*: a reader yields the thread to other tasks until its bytes arrive.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -36,7 +36,7 @@ use crate::session::{Counted, Rounds, Session, Trials};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The method by which readers make their reads.
+/// The way in which readers read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 enum Method {
     Mapped,
@@ -73,11 +73,11 @@ pub(crate) struct Observation {
     beats_per_second: f64,
     /// The times between two beats.
     gaps: Summary,
-    /// The share of the time in which all threads were in a page fault at once.
+    /// The share of the time in which all threads were in a page fault simultaneously.
     all_blocked: f64,
     /// Processor time of a scheduler thread per second of the run.
     processor_share: f64,
-    /// Bytes that the device read for each read. If there were none, the pages were cached.
+    /// Bytes that the device read for each read. If it is 0, the pages were cached.
     device_bytes_per_read: f64,
 }
 
@@ -95,7 +95,7 @@ struct Scheduler {
     reads: AtomicU64,
     last_beat: Mutex<(Instant, Latencies)>,
     blocked: Vec<AtomicBool>,
-    /// The number of reads that were handed over and not begun.
+    /// The number of reads that were handed over but have not begun yet.
     handed: Mutex<usize>,
     handing: Condvar,
 }
@@ -133,7 +133,7 @@ impl Scheduler {
         self.goes_on()
     }
 
-    /// Returns `true` once there was a beat and, if there are readers, a read.
+    /// Returns `true` once there has been a beat and, if there are readers, a read.
     fn has_begun(&self, readers: usize) -> bool {
         (readers == 0 || self.reads.load(Ordering::Relaxed) > 0)
             && self.last_beat.lock().expect("nothing panics while it is held").1.count() > 0
@@ -144,7 +144,7 @@ impl Scheduler {
     }
 }
 
-/// Returns a random block of the file.
+/// Returns the number of a random block of the file.
 fn place(random: &mut Xoshiro256PlusPlus, blocks: u64) -> u64 {
     random.random_range(0..blocks)
 }
@@ -218,7 +218,7 @@ impl Task {
                 blocked += u64::from(scheduler.blocked.iter().all(|each| each.load(Ordering::Relaxed)));
             }
             scheduler.stop.store(true, Ordering::Relaxed);
-            // Lock once, so that no helper is between checking `stop` and waiting.
+            // Take the lock once: after that, no helper is between its check of `stop` and its wait.
             drop(scheduler.handed.lock());
             scheduler.handing.notify_all();
             for thread in threads.into_iter().chain(helpers) {
@@ -232,7 +232,7 @@ impl Task {
         Xoshiro256PlusPlus::seed_from_u64(thread as u64 + 1000 * self.seed)
     }
 
-    /// Makes the reads that were handed over.
+    /// Performs the reads that were handed over.
     fn help(&self, scheduler: &Scheduler, helper: usize, file: &File, blocks: u64) -> io::Result<()> {
         let mut random = self.generator(helper);
         let mut buffer = [0; BLOCK_BYTES];
@@ -337,8 +337,8 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16)
 }
 
-/// Returns the cases. The first, on which most verdicts rest, is measured twice. With `is_quick` there is no case of a
-/// single reader, because no verdict needs it.
+/// Returns the cases. The first, on which most verdicts rest, is measured twice. With `is_quick`, the case of a single
+/// reader is left out, because no verdict needs it.
 fn cases(is_quick: bool) -> Vec<Case> {
     let threads = threads();
     let mut cases =
@@ -449,7 +449,7 @@ impl Counted for Observation {
     }
 }
 
-/// The figures on which the verdicts rest. Those that were not measured are `None`.
+/// The figures on which the verdicts rest. Figures that were not measured are `None`.
 #[derive(Debug, Default)]
 struct Findings {
     /// The share of the time in which all threads were in a fault, with one mapped reader per thread.
@@ -460,11 +460,12 @@ struct Findings {
     alone_share: Option<Spread>,
     /// Bytes that the device read for each read by one mapped reader per thread.
     device_bytes_per_read: Option<f64>,
-    /// The beats of asynchronous readers over those of mapped readers, one reader per thread.
+    /// The number of beats with asynchronous readers over that with mapped readers, one reader per thread.
     beats: Option<Ratio>,
-    /// The 99th percentile of the waits with eight mapped readers per thread, over that with reads handed over.
+    /// The 99th percentile of the waits with eight mapped readers per thread, over that with readers that hand their
+    /// reads over.
     handed_over: Option<Ratio>,
-    /// The 99th percentile with eight mapped readers per thread, over that with asynchronous readers.
+    /// The 99th percentile of the waits with eight mapped readers per thread, over that with asynchronous readers.
     asynchronous: Option<Ratio>,
 }
 
@@ -533,8 +534,8 @@ const CLAIMS: [Claim<Findings>; 4] = [
     },
 ];
 
-/// Judges idleness. S3 gives no figure, so a processor counts as idle if it works for at most a quarter of the time,
-/// and as not idle if it works for more than half of it.
+/// Judges idleness. S3 gives no figure, so a processor counts as idle if it is busy for at most a quarter of the time,
+/// and as not idle if it is busy for more than half of it.
 fn idle(found: &Findings) -> Judgement {
     let (Some(blocked), Some(share), Some(alone)) = (found.all_blocked, found.processor_share, found.alone_share)
     else {
@@ -556,7 +557,8 @@ fn idle(found: &Findings) -> Judgement {
     }
 }
 
-/// Judges the claim that other readers shorten the waits of mapped ones, to a tenth if it is to hold fully.
+/// Judges the claim that waits are shorter with a different kind of reader than with mapped readers. For the claim to
+/// hold fully, the waits have to be at most a tenth as long.
 fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
     let Some(ratio) = ratio else { return nothing() };
     let why = format!("With eight readers a thread the 99th percentile is {} as long with mapped pages.", ratio.show());
@@ -588,9 +590,9 @@ mod tests {
         assert!(seen.reads_per_second == 0.0 && seen.beats_per_second > 0.0, "{seen:?}");
     }
 
-    /// Processors that wait for the drive are idle; those that a fast drive keeps busy are not. The claim is
-    /// inconclusive if the scheduler is not stopped, or if others use the machine. The claim about asynchronous reads
-    /// is the lab's own.
+    /// Processors that wait for the drive are idle; processors that a fast drive keeps busy are not. The claim is
+    /// inconclusive if faults don't block all threads, or if other programs use the machine. The claim about
+    /// asynchronous reads is the lab's own.
     #[test]
     fn idleness_comes_out_each_way() {
         let spread = |least: f64, most: f64| Some(Spread { median: f64::midpoint(least, most), least, most });

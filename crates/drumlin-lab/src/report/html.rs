@@ -1,7 +1,7 @@
-//! The report as one self-contained HTML page, without script, font or any other file.
+//! The report as one self-contained HTML page, without scripts, fonts or any other files.
 //!
-//! A phone shows one column, a desktop two plots side by side; there are colours for light and dark. Wide tables scroll
-//! within their own frame, so that the page itself never scrolls sideways.
+//! A phone shows one column, a desktop two plots side by side; there are colours for light and dark mode. Wide tables
+//! scroll within their own frame, and the page itself never scrolls sideways.
 
 use std::fmt::Write;
 
@@ -160,7 +160,7 @@ fn table(table: &Table) -> String {
     let mut html = format!("<h3>{}</h3><div class=\"frame\" tabindex=\"0\"><table><thead><tr>", escape(&table.title));
     for column in &table.columns {
         let class = if column.form == Form::Text { " class=\"words\"" } else { "" };
-        // A terminal may break a label at its hyphen; a page need not.
+        // Join words that are hyphenated for narrow terminals; a page does not need the break.
         html += &format!("<th scope=\"col\"{class}>{}</th>", escape(&column.label.replace("- ", "")));
     }
     if has_source {
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The page is self-contained, contains every figure, and no text can become markup.
+    /// The page is self-contained and contains every figure, and no text can become markup.
     #[test]
     fn the_page_stands_alone() {
         let mut chapter = Chapter::new("random", "Reads <b>", "About & more");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     /// Both forms begin with the sources and the list of all verdicts. They give advice if noise made many verdicts
-    /// impossible.
+    /// inconclusive.
     #[test]
     fn reports_begin_with_sources_and_summary() {
         let quiet = Judgement::new(Holds::Partly, "It has 3 times the rate.");

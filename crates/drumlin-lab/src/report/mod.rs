@@ -20,7 +20,7 @@ pub struct Report {
     pub started: String,
     /// The seconds that the run took.
     pub seconds: f64,
-    /// `true` if the user interrupted the run. The report then has the results so far.
+    /// `true` if the user interrupted the run. The report then contains the results up to that moment.
     pub interrupted: bool,
     /// `true` for short runs on small files.
     pub quick: bool,
@@ -51,7 +51,7 @@ pub struct Chapter {
     pub tables: Vec<Table>,
     /// Plots of the figures.
     pub plots: Vec<Plot>,
-    /// The sources' findings compared with what was seen here.
+    /// The sources' findings, compared with the lab's measurements on this machine.
     pub verdicts: Vec<Verdict>,
     /// Notes that prevent misreading of the figures.
     pub notes: Vec<String>,
@@ -257,7 +257,7 @@ impl Plot {
         Plot { title: title.into(), x: axis(x), y: axis(y), drawn: "", lines: Vec::new() }
     }
 
-    /// Adds words for the rounds that the plot shows.
+    /// Sets the words that say which rounds the plot shows.
     pub(crate) fn drawing(self, drawn: &'static str) -> Plot {
         Plot { drawn, ..self }
     }
@@ -301,13 +301,13 @@ fn source_words(name: &str) -> &'static str {
     SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
 }
 
-/// The beginning of the missing condition if the rounds left a verdict undecided.
+/// The beginning of the missing condition if the rounds were too noisy for a verdict.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
-/// A hint that leads from the findings to what an operator can do.
+/// A hint that leads an operator from the findings to the doctor's advice.
 const WHAT_FOLLOWS: &str = "What follows for a database of yours: drumlin doctor DIR.";
 
-/// The verdict on a source's finding here.
+/// The verdict on a source's finding, on this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
@@ -317,9 +317,9 @@ pub enum Holds {
     No,
     /// Part of the effect was seen: at least a third of it, by logarithm.
     Partly,
-    /// Less than a third of the effect was seen, or so much more that it is another effect.
+    /// Less than a third of the effect was seen, or so much more that it must be a different effect.
     NotInSize,
-    /// This machine or this run is not enough to judge; [`Verdict::missing`] names the missing condition.
+    /// This machine or this run does not suffice for a verdict; [`Verdict::missing`] names the missing condition.
     Inconclusive,
 }
 
@@ -349,7 +349,7 @@ pub(crate) struct Judgement {
 }
 
 impl Judgement {
-    /// Creates a judgement that could be reached.
+    /// Creates a judgement with any verdict except [`Holds::Inconclusive`].
     pub(crate) fn new(holds: Holds, why: impl Into<String>) -> Judgement {
         assert!(holds != Holds::Inconclusive, "an inconclusive verdict names the missing condition");
         Judgement { holds, why: why.into(), missing: None }
@@ -372,7 +372,7 @@ impl Judgement {
     }
 }
 
-/// A source's finding, compared with what was measured here.
+/// A source's finding, compared with the lab's measurements on this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
     /// The source of the claim.
@@ -388,12 +388,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Returns the claim, the figures, and what is missing.
+    /// Returns the claim, the figures, and the missing condition if there is one.
     fn sentences(&self) -> String {
         [self.claim.clone(), self.explanation()].join(" ").trim_end().to_owned()
     }
 
-    /// Returns the figures, and what is missing.
+    /// Returns the figures, and the missing condition if there is one.
     fn explanation(&self) -> String {
         let missing = self.missing.as_ref().map(|missing| format!("Missing: {missing}."));
         [Some(self.why.clone()), missing]
@@ -410,8 +410,8 @@ impl Report {
         self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
     }
 
-    /// Returns advice if other work disturbed the run, so that at least two verdicts and a tenth of all are
-    /// inconclusive.
+    /// Returns advice if other programs disturbed the run so much that at least two verdicts, and a tenth of all
+    /// verdicts, are inconclusive.
     fn noise_hint(&self) -> Option<String> {
         let all = self.verdicts().count();
         let noisy = |verdict: &&Verdict| verdict.missing.as_ref().is_some_and(|missing| missing.starts_with(QUIETER));

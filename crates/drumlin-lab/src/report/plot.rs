@@ -1,7 +1,7 @@
 //! Draws plots as SVG: a few lines over two axes, in the page's own colours.
 //!
 //! A plot is 420 units wide, about the width of a phone. So its text is as large as the page's text, both on a phone
-//! and next to another plot on a desktop.
+//! and next to a second plot on a desktop.
 
 use std::fmt::Write;
 
@@ -55,7 +55,7 @@ impl Ruler {
         Ruler { scale, low, high }
     }
 
-    /// Returns `false` for values below the axis, such as the fast half of a distribution.
+    /// Returns `false` for values below the start of the axis, such as the fast half of a distribution.
     fn reaches(&self, value: f64) -> bool {
         value >= self.low * 0.999
     }
@@ -105,8 +105,8 @@ impl Ruler {
     }
 }
 
-/// Returns where to cut a linear horizontal axis, or `None` if all lines fit. If a line is more than half as long again
-/// as two thirds of the lines, that slow case would squeeze the others into a corner.
+/// Returns where to cut a linear horizontal axis, or `None` if all lines fit. If a line is more than 1.5 times as long
+/// as two thirds of the lines, that slow case would squeeze the other lines into a corner.
 fn cut(plot: &Plot) -> Option<f64> {
     let mut ends: Vec<f64> =
         plot.lines.iter().map(|line| line.points.iter().map(|point| point.0).fold(0.0, f64::max)).collect();
@@ -159,13 +159,13 @@ impl Area<'_> {
         let lines: Vec<Vec<(f64, f64)>> = plot.lines.iter().map(|line| up_to(&line.points, end)).collect();
         let all = || lines.iter().flatten();
         let x = Ruler::over(&plot.x, all().map(|point| point.0));
-        // The fast half of a distribution is not drawn, so the axis need not include it.
+        // The fast half of a distribution is not drawn, so the axis does not have to include it.
         let drawn = all().filter(|point| x.reaches(point.0));
         let y = Ruler::over(&plot.y, drawn.map(|point| point.1));
         Area { plot, x, y, lines }
     }
 
-    /// Returns the end of a line that exceeds the axis.
+    /// Returns the end of a line if it exceeds the axis.
     fn beyond(&self, index: usize) -> Option<f64> {
         let ends =
             [&self.plot.lines[index].points, &self.lines[index]].map(|points| points.last().map(|point| point.0));
@@ -199,7 +199,7 @@ impl Area<'_> {
             let at = self.across(tick);
             draw(format_args!("<path class=\"grid\" d=\"M{at:.1} {TOP}V{}\"/>", HEIGHT - BOTTOM));
             let label = x.label(&plot.x, tick);
-            // Leave out labels that would touch the previous one.
+            // Leave out a label that would touch the previous label.
             let half = label.chars().count() as f64 * 3.2;
             if at - half >= free {
                 let inside = at.min(WIDTH - half - 1.0);
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(ruler.label(&axis, 100.0), "100 s");
     }
 
-    /// A plot with no point, or with one, can be drawn.
+    /// Plots with no points, or with a single point, can be drawn.
     #[test]
     fn small_plots_are_drawn() {
         let mut plot = Plot::new("Plot <1>", ("x", Form::Count, Scale::Logarithmic), ("y", Form::Rate, Scale::Linear));

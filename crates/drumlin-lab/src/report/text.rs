@@ -1,4 +1,4 @@
-//! The report in a terminal, with tables that keep to its width.
+//! The report for a terminal, with tables that fit its width.
 
 use anstyle::{AnsiColor, Color, Style};
 
@@ -15,7 +15,7 @@ pub(crate) const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(An
 
 /// The gap between two columns of a table.
 const GAP: usize = 2;
-/// The minimum space for a source's figures to the right of their row. With less, they go below the row.
+/// The minimum space for a source's figures to the right of their row. With less space, the figures go below the row.
 const SOURCE_COLUMNS_MIN: usize = 22;
 /// The minimum width to which columns of words are narrowed.
 const TEXT_COLUMNS_MIN: usize = 12;
@@ -92,7 +92,7 @@ fn style(holds: Holds) -> Style {
     }
 }
 
-/// Adds a text with a label in a column before it. Both may take several lines.
+/// Adds a text with a label in a column before it. Both the text and the label may take several lines.
 fn entry(label: &str, style: Style, text: &str, label_columns: usize, columns: usize, lines: &mut Vec<String>) {
     let label = wrap(label, label_columns);
     let text = wrap(text, columns - label_columns - GAP);
@@ -258,7 +258,7 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
     }
 }
 
-/// Lays cells of several lines out side by side: words aligned left, numbers right.
+/// Lays out cells of several lines side by side: words aligned left, numbers right.
 fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: bool) -> Vec<String> {
     let height = cells.iter().map(Vec::len).max().unwrap_or(0);
     (0..height)
@@ -285,8 +285,8 @@ fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: 
         .collect()
 }
 
-/// Breaks text between words into lines of at most `columns` columns. A word that is longer is broken within. A number
-/// and its unit count as one word.
+/// Breaks text between words into lines of at most `columns` columns. A word that is too long for a line is broken. A
+/// number and its unit count as one word.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(8);
     let mut lines = vec![String::new()];
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::report::Cell;
 
-    /// Returns the text as it appears, without styles.
+    /// Returns the text as it appears, stripped of styles.
     fn plain(text: &str) -> String {
         let mut shown = String::new();
         let mut rest = text;
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(wrap("at most 72 %, 5 us", 10), ["at most", "72 %, 5 us"]);
     }
 
-    /// Whatever a table contains, no line is wider than the terminal and no figure is lost.
+    /// Whatever a table contains, no line is wider than the terminal, and no figure is lost.
     #[test]
     fn tables_keep_to_the_width() {
         let mut table = Table::new(

@@ -20,7 +20,7 @@ const FILE_BYTES: u64 = RECORDS * DIRECT_RECORD_BYTES as u64;
 const RECORD_BYTES: usize = 1024;
 const DIRECT_RECORD_BYTES: usize = 4096;
 
-/// The way in which the file gets its length.
+/// The way in which the file reaches its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Growth {
     /// It grows with every record.
@@ -137,7 +137,7 @@ impl Method {
     }
 }
 
-/// Writes a range back and waits for that. Writes no metadata and does not flush the drive's cache.
+/// Writes a range back and waits until that is done. Does not write metadata or flush the drive's cache.
 #[expect(unsafe_code, reason = "no crate in use wraps this call")]
 fn sync_file_range(file: &File, offset: u64, length: usize) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -146,7 +146,7 @@ fn sync_file_range(file: &File, offset: u64, length: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Fills a record with random words that are not zero, so that no two records are alike.
+/// Fills a record with random non-zero words, which makes all records different.
 fn fill(record: &mut [u8], seed: u64, number: u64) {
     let mut random = Random(seed ^ number << 32);
     for word in record.chunks_exact_mut(8) {

@@ -1,9 +1,9 @@
 //! The programs that write to the drives: Drumlin, and simple logs, each with its own way to sync. Some of those ways
 //! lose records.
 //!
-//! A writer is a process of its own, on the host or in the guest. It reports each acknowledgement by a direct write of
-//! one sector to a file or device that nothing else writes to, so that the rig sees acknowledgements and block requests
-//! in one order. A writer runs until it is killed. Its seed determines what it writes.
+//! A writer is a separate process, on the host or in the guest. It reports each acknowledgement by a direct write of
+//! one sector to a file or device reserved for that, so the rig sees acknowledgements and block requests in one order.
+//! A writer runs until it is killed. Its seed determines its writes.
 
 mod database;
 mod log;
@@ -28,7 +28,7 @@ use crate::drive::SECTOR;
 pub use log::Method;
 use workload::Ack;
 
-/// Reported once the writer has set up everything it needs. Before that, a cut may leave anything.
+/// Reported once the writer has set up everything it needs. A cut before that may leave any state.
 pub const PREPARED: u64 = u64::MAX;
 
 /// Reported by a guest that waits for its order.
@@ -47,7 +47,7 @@ pub fn acks_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Turns an acknowledgement into one of a step that need not be durable.
+/// Turns an acknowledgement into that of a step that does not have to be durable.
 pub fn not_lasting(acked: u64) -> u64 {
     if acked >= WAITING { acked } else { Ack { full: false, ..Ack::from_bits(acked) }.to_bits() }
 }
@@ -67,7 +67,7 @@ impl AckReporter {
         Ok(AckReporter { file, next: AtomicU64::new(0) })
     }
 
-    /// Reports an acknowledgement. Returns when the rig has it.
+    /// Reports an acknowledgement. Returns once the rig has received it.
     pub fn report(&self, what: u64) -> io::Result<()> {
         let mut sector = AlignedBuffer::zeroed(4096);
         sector[..8].copy_from_slice(ACK_MAGIC);
@@ -97,7 +97,7 @@ impl Writer {
         }
     }
 
-    /// Returns `true` if the calls that it makes guarantee that what it acknowledged is durable.
+    /// Returns `true` if the writer's calls guarantee that acknowledged records are durable.
     pub fn is_sound(self) -> bool {
         match self {
             Writer::Drumlin => true,
@@ -105,12 +105,12 @@ impl Writer {
         }
     }
 
-    /// Returns `true` if it may acknowledge a record before anything has reached the drive.
+    /// Returns `true` if the writer may acknowledge a record before any of it has reached the drive.
     pub fn is_lazy(self) -> bool {
         matches!(self, Writer::Log(method) if method.is_lazy())
     }
 
-    /// Returns the number of acknowledgements after which it stops, if it does.
+    /// Returns the number of acknowledgements after which the writer stops, if it has a limit.
     pub fn acked_at_most(self) -> Option<u64> {
         match self {
             Writer::Drumlin => None,
@@ -118,7 +118,8 @@ impl Writer {
         }
     }
 
-    /// Writes in `folder` until it is killed. `from` has the steps at which verification said its threads continue.
+    /// Writes in `folder` until the process is killed. `from` has the step at which each thread continues, as found by
+    /// the last verification.
     pub fn write(self, folder: &Path, acked: &Path, seed: u64, from: &[u64]) -> Result<()> {
         let reporter = AckReporter::open(acked)?;
         match self {
@@ -130,8 +131,8 @@ impl Writer {
         }
     }
 
-    /// Compares what is in `folder` with what was acknowledged: `acked` by the writer before the cut, and `from` before
-    /// its life. Calls `report` for what was found, as soon as readers may have seen it.
+    /// Compares the contents of `folder` with the acknowledged steps: `acked` in the writer's life before the cut, and
+    /// `from` in earlier lives. Calls `report` for the steps that it finds, as soon as readers may have seen them.
     pub fn verify(self, folder: &Path, seed: u64, from: &[u64], acked: &[u64], report: &dyn Fn(u64)) -> Verdict {
         match self {
             Writer::Drumlin => database::verify(folder, seed, from, acked, report),
@@ -162,10 +163,11 @@ impl FromStr for Writer {
 /// The result of verifying a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// All that was acknowledged is there, and nothing that never was. Has the step at which each thread continues.
+    /// Everything acknowledged is there, and nothing that was never written. Has the step at which each thread
+    /// continues.
     Whole(Vec<u64>),
     /// Acknowledged commits are missing.
     Lost(String),
-    /// Something is there that must not be.
+    /// There is data that must not be there.
     Wrong(String),
 }

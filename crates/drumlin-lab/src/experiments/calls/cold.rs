@@ -44,7 +44,7 @@ impl Method {
     }
 }
 
-/// A cold and a warm pass over a file, by one of the methods.
+/// A cold and a warm pass over a file, with one of the methods.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -98,8 +98,8 @@ impl Measurement for Task {
     }
 }
 
-/// Returns the index of each page once: in order, or scattered by multiplying with an odd factor modulo `pages`, a
-/// power of two.
+/// Returns the index of each page once: in order, or scattered by multiplying by an odd factor modulo `pages`, a power
+/// of two.
 fn places(pages: usize, is_random: bool) -> impl Iterator<Item = usize> {
     assert!(pages.is_power_of_two(), "{pages} pages");
     (0..pages).map(move |index| if is_random { index.wrapping_mul(0x9E37_79B1) % pages } else { index })
@@ -109,7 +109,8 @@ fn bytes(session: &Session<'_>) -> u64 {
     if session.settings.quick { 16 << 20 } else { 64 << 20 }
 }
 
-/// Estimates the time of a trial. The slowest passes make 10 k reads a second, so 20 k on average for all of them.
+/// Estimates the time of a trial. The slowest passes make 10 k reads a second; all passes together are assumed to
+/// average 20 k.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     0.1 + bytes(session) as f64 / PAGE_BYTES as f64 / 2e4
 }

@@ -1,7 +1,7 @@
 //! `calls`: mapped memory against system calls while the page cache holds everything (S3).
 //!
 //! - `pieces`: S3's table, pieces of 1 byte to 10 KiB, new and existing files
-//! - `cold`: a file smaller than memory, read from a cold start and then again
+//! - `cold`: a file smaller than memory, read cold and then warm
 //! - `sharing`: two processes that share a mapping
 //! - `reserve`: mappings larger than memory and swap, with and without `MAP_NORESERVE`, and two processes that each
 //!   reserve most of memory and swap

@@ -1,4 +1,4 @@
-//! Pieces of 1 byte to 10 KiB, written and read through a mapping and by calls: S3's table.
+//! Writes and reads pieces of 1 byte to 10 KiB through a mapping and by calls, as in S3's table.
 //!
 //! S3's read column cannot be right: 2 GB in 0.87 ms would be 2,300 GB/s. The time falls in exact proportion to the
 //! bytes per call, as if each call cost the same whatever its size. That happens if a call only takes a slice of the
@@ -33,7 +33,7 @@ const SOURCE_BYTES: f64 = 2e9;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Bytes of each file: few enough to stay in the page cache. Times are extrapolated to [`SOURCE_BYTES`].
+/// The size of each file, small enough to stay in the page cache. Times are extrapolated to [`SOURCE_BYTES`].
 const FILE_BYTES: usize = 128 << 20;
 
 /// The sizes of a piece. Most verdicts rest on 4 KiB, so it comes first: the first case is measured twice.
@@ -51,7 +51,7 @@ const SOURCE: [[&str; 4]; 8] = [
     ["2.49 s", "1.65 s", "0.87 ms", "475 ms"],
 ];
 
-/// The operation on each piece and the state of its file.
+/// The operation on each piece, and the state of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
     /// Store into a mapping of a new file without blocks.
@@ -61,7 +61,7 @@ enum Method {
     WriteAllocatedMapped,
     /// Store into a new mapping of a cached file.
     WriteFirstMapped,
-    /// Store into a mapping of a cached file, each page of which was touched before.
+    /// Store into a mapping of a cached file whose pages were all touched before.
     WriteMapped,
     WriteCall,
     /// Take a slice of the mapping without reading it.
@@ -93,7 +93,8 @@ impl Method {
         matches!(self, Method::WriteNewMapped | Method::WriteNewCall | Method::WriteAllocatedMapped)
     }
 
-    /// Returns `true` if the method ends at the end of the file, because what it measures happens only once per file.
+    /// Returns `true` if the method ends at the end of the file, because the effect that it measures happens only once
+    /// per file.
     fn is_once(self) -> bool {
         self.is_of_new_file() || matches!(self, Method::WriteFirstMapped | Method::CopyFirstMapped)
     }
@@ -114,15 +115,15 @@ pub(crate) struct Task {
 /// The factor by which a new file may exceed [`Task::seconds`].
 const NEW_FILE_TIMES: f64 = 5.0;
 
-/// From this size of a piece on, the pages of a new file cost far more than the copies into them.
+/// With pieces of at least this size, the pages of a new file cost far more than the copies into them.
 const PAGES_FROM: usize = 512;
 
 /// The measured times of one method at one size.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timed {
-    /// Seconds for 2 GB. If two new files were written, those of the second.
+    /// Seconds for 2 GB. If two new files were written, the time of the second.
     seconds: f64,
-    /// Seconds for 2 GB of the first file.
+    /// Seconds for 2 GB, in the first of the two files.
     first_seconds: f64,
     /// Page faults for each page that was read or written.
     faults_per_page: f64,
@@ -139,7 +140,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Times one method. It writes new files twice: if memory costs more at its first use, as it may on a virtual
+    /// Times one method. New files are written twice: if memory costs more at its first use, as it may on a virtual
     /// machine, the first file pays for that.
     fn time(&self, method: Method) -> io::Result<Timed> {
         if method.is_of_new_file() {
@@ -282,7 +283,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
     Ok(())
 }
 
-/// Reads a file, so that the page cache holds it.
+/// Reads a file to bring it into the page cache.
 fn read_through(path: &Path) -> io::Result<()> {
     io::copy(&mut File::open(path)?, &mut io::sink())?;
     Ok(())
@@ -368,11 +369,11 @@ fn reads(trials: &Rounds<Vec<Timed>>) -> Table {
     table
 }
 
-/// A method to write a new file and a method to read it.
+/// A method for writing a new file, and a method for reading it.
 type Pair = (Method, Method);
 
-/// S3's advice: write by calls and read by mapping. The reader needs a new mapping; a writer through a mapping would
-/// already have one.
+/// S3's advice: write by calls and read by mapping. The reader has to create a mapping, which a writer through a
+/// mapping would already have.
 const ADVICE: Pair = (Method::WriteNewCall, Method::CopyFirstMapped);
 const BOTH_MAPPED: Pair = (Method::WriteNewMapped, Method::CopyMapped);
 const BOTH_CALLS: Pair = (Method::WriteNewCall, Method::ReadCall);
@@ -416,7 +417,7 @@ fn plot(trials: &Rounds<Vec<Timed>>) -> Plot {
     plot
 }
 
-/// The figures on which the verdicts rest. Those that were not measured are `None`.
+/// The figures on which the verdicts rest. Figures that were not measured are `None`.
 #[derive(Debug, Default)]
 struct Findings {
     /// Seconds for 2 GB in pieces of 4 KiB: slices taken, one byte touched, all bytes copied.
@@ -424,23 +425,23 @@ struct Findings {
     /// The time of read(2) over that of a copy from the mapping, in pieces of one byte.
     read_bytes: Option<Ratio>,
     read_large: Option<Large>,
-    /// The time of a new file through a mapping over that of write(2), in pieces of 4 and of 10 KiB. `write_new` has
-    /// the second of two files, `write_first` the first.
+    /// The time of a new file through a mapping over that of write(2), in pieces of 4 and of 10 KiB. `write_new` is for
+    /// the second of two files, `write_first` for the first.
     write_new: Option<[Ratio; 2]>,
     write_first: Option<[Ratio; 2]>,
-    /// Seconds for 2 GB of a new file through a mapping, for each size from [`PAGES_FROM`] on.
+    /// Seconds for 2 GB of a new file through a mapping, for each size of at least [`PAGES_FROM`].
     new_seconds: Vec<f64>,
     /// The time of write(2) over that of the mapping, for an existing file whose pages were touched before, in pieces
     /// of 4 KiB.
     write_touched: Option<Ratio>,
     pages: Option<Pages>,
-    /// The time of both by mapping, and of both by calls, over that of S3's advice, in pieces of 4 KiB. `advice` has
-    /// the second of two files, `advice_first` the first.
+    /// The time of writing and reading through a mapping, and of doing both by calls, over the time of following S3's
+    /// advice, in pieces of 4 KiB. `advice` is for the second of two files, `advice_first` for the first.
     advice: Option<[Ratio; 2]>,
     advice_first: Option<[Ratio; 2]>,
 }
 
-/// Figures of reads in pieces of 8 KiB.
+/// Figures for reads in pieces of 8 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Large {
     /// The time of read(2) over that of a copy from the mapping.
@@ -467,7 +468,7 @@ impl Findings {
         let case = |bytes: usize| SIZES.iter().position(|each| *each == bytes).expect("listed");
         let spread = |bytes, method| trials[case(bytes)].spread(|times| times[index(method)].seconds);
         let compare = |bytes, left: &dyn Fn(&Vec<Timed>) -> f64, right: &dyn Fn(&Vec<Timed>) -> f64| {
-            // The control is the case of 4 KiB; its noise stands for that of the other sizes.
+            // The control is the case of 4 KiB; its noise stands in for the noise of the other sizes.
             let noise = trials.noise(left).max(trials.noise(right));
             Ratio::of(&trials[case(bytes)].each(left), &trials[case(bytes)].each(right), noise)
         };
@@ -552,7 +553,7 @@ const CLAIMS: [Claim<Findings>; 6] = [
         source: "S3",
         text: "Reading 2 GB in pieces of 4 KiB through a mapping takes 2.1 ms.",
         judge: |found| {
-            // Allow twice S3's time, because this is another machine.
+            // Allow twice S3's time, because this is a different machine.
             let limit = 2.0 * 2.1e-3;
             let Some([sliced, touched, copied]) = found.reads else { return nothing() };
             let holds = match () {
@@ -591,7 +592,8 @@ const CLAIMS: [Claim<Findings>; 6] = [
     Claim { source: "S3", text: "It is best to write by calls and to read by mapping, as LMDB does.", judge: advice },
 ];
 
-/// Judges by the copy, which alone does what read(2) does. S3's column matches the slices, which read nothing.
+/// Judges by the copy, the only mapped method that does the same as read(2). S3's column matches the slices, which read
+/// nothing.
 fn large_pieces(found: &Findings) -> Judgement {
     let Some(Large { copied, sliced, seconds: [call, mapped] }) = found.read_large else { return nothing() };
     let calls = SOURCE_BYTES / 8192.0;
@@ -607,8 +609,8 @@ fn large_pieces(found: &Findings) -> Judgement {
     copied.judge_at_least(Size::of(400.0), why)
 }
 
-/// If times of new files with pieces from [`PAGES_FROM`] on differ by more than this factor, the machine was in two
-/// states.
+/// If times of new files with pieces of at least [`PAGES_FROM`] bytes differ by more than this factor, the machine was
+/// in two states.
 const STATE_FACTOR: f64 = 2.0;
 
 /// The ratio of S3's times, 2.48 s by mapping and 1.74 s by calls.
@@ -659,7 +661,7 @@ fn is_opposite(judgements: [Holds; 2]) -> bool {
 const FIRST_USE: &str = "memory that costs no more at its first use than later (a virtual machine's may)";
 
 /// Judges the cause of a new file's additional cost over touched pages. The faults are the cause if most of that cost
-/// remains once the blocks are allocated, and the allocation is if little of it remains.
+/// remains once the blocks are allocated, and the allocation is the cause if little of it remains.
 fn faults_cost(found: &Findings) -> Judgement {
     let (Some(ratio), Some(pages)) = (found.write_touched, found.pages) else { return nothing() };
     let [new, allocated, touched] = pages.seconds;
@@ -726,8 +728,8 @@ mod tests {
         assert_eq!(SOURCE.len(), SIZES.len());
     }
 
-    /// The pages of a new file are faulted in, and each fault brings in as many as the file system has in a folio.
-    /// Pages that were touched before do not fault.
+    /// The pages of a new file are faulted in, and each fault brings in one folio of the file system. Pages that were
+    /// touched before do not fault.
     #[test]
     fn faults_are_those_of_the_way() {
         let folder = tempfile::tempdir().unwrap();
@@ -737,7 +739,7 @@ mod tests {
         let faults = |method| task.time(method).unwrap().faults_per_page;
         let new = faults(Method::WriteNewMapped);
         assert!(new >= 1.0 / HUGE_PAGES, "{new} faults a page of a new file");
-        // If another process syncs while the pages are touched, they become clean and fault again.
+        // If another process syncs while the pages are touched, they become clean and fault a second time.
         let touched = (0..20).map(|_| faults(Method::WriteMapped)).find(|touched| *touched < new / 4.0);
         assert!(touched.is_some(), "pages that were touched fault as a new file's do, at {new} faults a page");
     }
@@ -809,8 +811,8 @@ mod tests {
         assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Findings::default()).holds == Holds::Inconclusive));
     }
 
-    /// Times of new files that depend on the size of the pieces, although their pages cost the same, show a machine in
-    /// two states. The extrapolation is reported, and so is an effect far beyond S3's.
+    /// If the times of new files depend on the piece size although their pages cost the same, the machine changed state
+    /// during the run. The extrapolation is reported, and so is an effect far beyond S3's.
     #[test]
     fn new_files_of_two_states_tell_nothing() {
         let example = Some([ratio(3.47).unwrap(), ratio(6.56).unwrap()]);
@@ -836,8 +838,8 @@ mod tests {
         );
     }
 
-    /// The faults are the cause of a new file's cost if a file with allocated blocks has that cost too, and otherwise
-    /// the allocation is. Here a page costs 7.18 us against 0.72 us.
+    /// The faults are the cause of a new file's cost if a file with allocated blocks costs as much, and otherwise the
+    /// allocation is the cause. Here a page costs 7.18 us against 0.72 us.
     #[test]
     fn the_cause_comes_out_each_way() {
         let judge = |seconds: [f64; 3], least, most| {

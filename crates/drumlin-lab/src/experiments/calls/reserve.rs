@@ -2,7 +2,7 @@
 //!
 //! The mappings are never touched, so they are harmless; `hazards` shows what touching them does. S3's other scenario
 //! is two processes that each reserve a mapping smaller than memory and swap, but together exceed them. The kernel
-//! permits both. To show what follows, both touch such mappings under the memory limit of a control group.
+//! permits both. To show the consequence, both touch such mappings under the memory limit of a control group.
 
 use std::io;
 
@@ -17,19 +17,19 @@ use crate::report::{Chapter, Holds, Judgement, Table};
 use crate::session::{Session, plain};
 use crate::worker::{self, Ending, Measurement};
 
-/// The limit that stands for memory and swap.
+/// The group's memory limit, which stands in for memory and swap.
 const LIMIT_BYTES: u64 = 64 << 20;
 /// The share of the limit that each of two processes takes.
 const PART: f64 = 0.7;
 
-/// The kinds of mapping, and for each whether the kernel permitted it.
+/// The kinds of mapping, each with the kernel's refusal if it did not permit the mapping.
 type Findings = [(Reserve, Result<(), String>); 5];
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
     session.step("calls: mappings larger than memory", 0.1);
     let bytes = 2 * (machine.memory_bytes + machine.swap_bytes);
     let (path, file) = session.temp_folder.file("reserve", 1 << 20)?;
-    // A hole, which takes no space.
+    // A sparse file, which takes no space.
     let length = file.set_len(bytes);
     let found: Findings = Reserve::ALL.map(|kind| {
         let result = match &length {
@@ -99,13 +99,13 @@ fn reserved(bytes: usize) -> io::Result<Vec<u8>> {
     Ok(memory)
 }
 
-/// Two processes that each stay below the limit and together exceed it.
+/// Two processes that each stay below the limit, but together exceed it.
 #[derive(Debug, Default)]
 struct Shared {
     /// For each of the two processes, whether the kernel let it map its share of the machine's memory and swap.
     permitted: [bool; 2],
-    /// Rounds in a group: with one process (`alone`), of which it survived `survived`; and with two processes (`both`),
-    /// of which one was killed in `killed`.
+    /// Rounds in a group. With one process there were `alone` rounds, and it survived `survived` of them; with two
+    /// processes there were `both` rounds, and one process was killed in `killed` of them.
     alone: usize,
     survived: usize,
     both: usize,
@@ -216,8 +216,8 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
 mod tests {
     use super::*;
 
-    /// A killed process, a process that lives and a refused mapping each lead to their verdict. A control that dies
-    /// makes it inconclusive.
+    /// A killed process, a surviving process and a refused mapping each lead to the right verdict. If the control
+    /// process dies, the verdict is inconclusive.
     #[test]
     fn guarantees_are_judged() {
         let found =
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(judge(&Shared::default()), Holds::Inconclusive);
     }
 
-    /// Reserved memory takes no physical memory until it is touched.
+    /// Reserved memory occupies no physical memory until it is touched.
     #[test]
     fn reserving_touches_nothing() {
         // Other tests of this process allocate memory too.

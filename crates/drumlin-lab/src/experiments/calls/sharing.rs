@@ -19,7 +19,7 @@ use crate::worker::{self, Measurement};
 
 const FILE_BYTES: usize = 32 << 20;
 
-/// The channel for the word.
+/// The channel that carries the word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
     /// A word of the mapping, which the receiver polls.

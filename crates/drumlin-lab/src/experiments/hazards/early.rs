@@ -23,14 +23,14 @@ use crate::session::{Session, plain};
 use crate::temp_folder;
 use crate::worker::{self, Ending, Measurement};
 
-/// Bytes that are changed and locked in memory: fewer than any usual limit of locked memory.
+/// Bytes that are changed and locked in memory: fewer than any usual limit on locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
 
-/// The expected time until the kernel writes a dirty page: it looks every 5 seconds for pages that have been dirty for
-/// 30.
+/// The expected time until the kernel writes a dirty page: every 5 seconds it looks for pages that have been dirty for
+/// 30 seconds.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
-/// The time after which the lab gives up and takes the kernel not to write the page.
+/// The time after which the lab gives up, and concludes that the kernel does not write the page.
 const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
 /// The memory that holds the changed page.
@@ -100,7 +100,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 impl Task {
-    /// Makes the change and looks for it. `sync` syncs the file system of a folder, in another process.
+    /// Makes the change and looks for it on the device. `sync` syncs the file system of a folder, in another process.
     fn look(self, sync: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Observation> {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         if machine::is_folder_in_memory(folder)? {
@@ -130,7 +130,8 @@ impl Task {
         let limit = if self.cause == Cause::Kernel { FLUSHER_SECONDS_MAX } else { 5.0 };
         worker::wait_until(Duration::from_secs_f64(limit), || dirty_bytes(address).is_ok_and(|bytes| bytes == 0));
         let seconds = start.elapsed().as_secs_f64();
-        // A direct read would write dirty pages first. So it shows what the device held only if the pages are clean.
+        // A direct read would first write dirty pages back, so it shows the device's contents only if the pages are
+        // clean.
         let is_written = dirty_bytes(address)? == 0 && is_on_device(&self.path)?;
         Ok(Observation { dirty_bytes_before, is_locked, is_written, seconds })
     }
@@ -157,7 +158,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     for (place, cause, rounds) in [
         (Place::Mapping, Cause::OtherProcess, rounds),
         (Place::Frame, Cause::OtherProcess, rounds),
-        // The kernel's own write takes half a minute, so one round has to do.
+        // The kernel only writes after half a minute, so make one round.
         (Place::Mapping, Cause::Kernel, u64::from(!session.settings.quick)),
     ] {
         let seconds = if cause == Cause::Kernel { FLUSHER_SECONDS } else { 0.3 } * rounds as f64;
@@ -256,8 +257,8 @@ mod tests {
         assert_eq!(judged(vec![Ending::Failed(io::Error::other("no device"))], false), Holds::Inconclusive);
     }
 
-    /// A page that was changed and not synced is dirty. After the file system was synced the page is clean and its
-    /// change is on the device. A change in a frame is not.
+    /// A page that was changed and not synced is dirty. After a sync of the file system, the page is clean and its
+    /// change is on the device, but a change in a frame is not.
     #[test]
     fn dirty_pages_are_seen_and_written() {
         let folder = tempfile::tempdir().unwrap();

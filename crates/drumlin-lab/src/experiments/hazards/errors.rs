@@ -1,4 +1,4 @@
-//! A drive's errors, as a program sees them that reads and writes through a mapping or by calls.
+//! A drive's errors, as seen by a program that reads and writes through a mapping or by calls.
 //!
 //! A file on a drive with bad blocks ([`crate::failing_file`]) returns the drive's own error. A file that another
 //! process truncates returns the error that occurs on every file system.
@@ -148,7 +148,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// Describes the end of the first round, and tells in how many rounds it was the same.
+/// Describes the end of the first round, and says in how many rounds it was the same.
 fn words(rounds: &Endings<Observation>, missing: impl Fn() -> String) -> String {
     let Some(first) = rounds.endings.first() else { return missing() };
     let text = |ending: &Ending<Observation>| match ending {
@@ -188,7 +188,7 @@ const READS_KILL: Claim<(Pair, Pair)> = Claim {
     judge: reads_kill,
 };
 
-/// Judges the reads of a bad block and of a truncated file, each mapped and by call.
+/// Judges reads of a bad block and of a truncated file, each through the mapping and by a call.
 fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     let is_killed = |ending: &Ending<Observation>| matches!(ending, Ending::Killed(libc::SIGBUS));
     let is_reported = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
@@ -209,7 +209,7 @@ fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     of_counts(&counts, why)
 }
 
-/// S1 covers errors of reads only, so this claim is the lab's own.
+/// S1 only covers read errors, so this claim is the lab's own.
 const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     source: "Drumlin",
     text: "A store into a mapping can't fail; the error of its write is reported later, once, without a place, by the \
@@ -217,7 +217,7 @@ const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     judge: writes_fail_late,
 };
 
-/// Judges the writes of a bad block, mapped and by call.
+/// Judges writes to a bad block, through the mapping and by a call.
 fn writes_fail_late(write: &Pair) -> Judgement {
     if write[0].endings.is_empty() {
         return Judgement::inconclusive(NO_FUSE, "");

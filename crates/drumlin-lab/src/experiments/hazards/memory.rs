@@ -1,5 +1,5 @@
-//! Dirty pages against a memory limit: the kernel can write shared ones back, but without swap it can't evict private
-//! and anonymous ones.
+//! Dirty pages under a memory limit: the kernel can write shared pages back, but without swap it can't evict private
+//! and anonymous pages.
 
 use std::fs::File;
 use std::io;

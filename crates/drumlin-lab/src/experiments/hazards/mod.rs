@@ -1,17 +1,15 @@
-//! `hazards`: effects of a mapping that a database cannot accept, shown in processes that may die of them (S1, S3).
+//! `hazards`: effects of a mapping that a database cannot accept, shown in processes that they may kill (S1, S3).
 //!
 //! | claim | source | judged by |
 //! | --- | --- | --- |
-//! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync
-//! |
+//! | dirty pages are written before their transaction commits (`early`) | S1 | the device, after another process's sync |
 //! | a drive's errors arrive as signals (`errors`) | S1 | a FUSE file with bad blocks; a truncated file |
 //! | errors of writes are reported late (`errors`) | Drumlin | the same FUSE file |
 //! | a stray pointer changes the file (`stray`) | S1 | the file, after a store at a wrong address |
 //! | private dirty pages are deadly, shared ones are not (`memory`) | S3 | processes under a memory limit |
-//! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction
-//! |
+//! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction |
 //!
-//! Each case is repeated. A claim that is seen in some of the rounds holds partly.
+//! Each case is repeated. A claim holds partly if its effect is seen in some of the rounds only.
 
 pub(crate) mod early;
 pub(crate) mod errors;
@@ -36,7 +34,7 @@ const BEFORE: u8 = 0x11;
 /// The value of a file's bytes after the change.
 const CHANGED: u8 = 0xEE;
 
-/// The endings of a case, one for each round.
+/// The ways in which a case's process ended, one for each round.
 #[derive(Debug)]
 struct Endings<T> {
     endings: Vec<Ending<T>>,
@@ -72,7 +70,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// Judges a claim by whether its effect was seen in all rounds, in some, or in none. Without any round it is
+/// Judges a claim by the rounds in which its effect was seen: all, some or none. Without any rounds, it is
 /// inconclusive.
 fn of_counts(counts: &[Count], why: String) -> Judgement {
     if counts.iter().any(|count| count.of == 0) {
@@ -86,7 +84,7 @@ fn of_counts(counts: &[Count], why: String) -> Judgement {
     }
 }
 
-/// Describes how a process ended that returned nothing.
+/// Describes the end of a process that returned no result.
 fn end_text<T>(ending: &Ending<T>) -> String {
     match ending {
         Ending::Done(_) => "survived".to_owned(),
@@ -133,7 +131,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
     updates::show(session, chapter, rounds)
 }
 
-/// Creates a file of the lab's own, filled and synced.
+/// Creates a file for a measurement, filled and synced.
 fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
     let (path, file) = session.temp_folder.file(name, bytes)?;
     let block = vec![BEFORE; 1 << 20];
@@ -153,7 +151,7 @@ fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<Path
 mod tests {
     use super::*;
 
-    /// If rounds end differently, the claim holds partly. Without any round it is inconclusive.
+    /// If rounds end differently, the claim holds partly. Without any rounds, it is inconclusive.
     #[test]
     fn counts_are_judged() {
         let count = |seen, of| Count { seen, of };

@@ -20,7 +20,7 @@ const FILE_BYTES: usize = 64 << 10;
 /// The offset of the byte that the stray store changes.
 const STRAY: usize = 20_001;
 
-/// The memory into which the store goes.
+/// The memory that the store hits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Place {
     Mapping,
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// A stray store into a mapping changes the file; one into a frame does not.
+    /// A stray store into a mapping changes the file; a stray store into a frame does not.
     #[test]
     fn stray_bytes_reach_the_file_through_a_mapping_only() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! S1's three methods of updating a mapped file safely, in small form, compared with updating it in place.
+//! Small versions of S1's three methods to update a mapped file safely, compared with updating it in place.
 //!
 //! A store has [`PAGES`] pages. A transaction writes its number into [`TOUCHED`] of them. Each method is timed. Then a
-//! process commits, begins another transaction, changes half of its pages and dies. Another process (the lab's) syncs
-//! the file system, as any process may at any time, and compares what recovery finds on the device with what was
-//! committed.
+//! process commits, begins the next transaction, changes half of that transaction's pages, and dies. Another process
+//! (the lab's) syncs the file system, as any process may at any time, and compares the pages that recovery finds on the
+//! device with the committed ones.
 //!
 //! - *In place*: stores into a shared mapping, and commits by msync. This is the control, without a protocol.
 //! - *Copy-on-write by the system* (MongoDB's MMAPv1): changes a private mapping, logs the change, syncs the log, and
@@ -39,7 +39,7 @@ const PAGES: usize = 256;
 const TOUCHED: usize = 4;
 const FILE_BYTES: usize = PAGES * PAGE_BYTES;
 
-/// A log record: the transaction's number, its pages, and a checksum that shows whether the record is complete.
+/// The size of a log record: the transaction's number, its pages, and a checksum that shows if the record is complete.
 const RECORD_BYTES: usize = 8 * (TOUCHED + 2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ impl Method {
     }
 }
 
-/// Makes commits, and dies in the middle of the next transaction if `dies` is set.
+/// Commits transactions, and dies in the middle of the next one if `dies` is set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -159,7 +159,7 @@ struct Store {
     written_pages: u64,
     /// Pages that the current transaction has changed.
     copies: Vec<(usize, Vec<u8>)>,
-    /// The place of each page, and below it the places that are free; for `ShadowPages` only.
+    /// The place of each page, and in `free` the places without a page; for `ShadowPages` only.
     places: Vec<u16>,
     free: Vec<u16>,
 }
@@ -174,7 +174,7 @@ impl Store {
         let (data, log) = (open("data")?, open("log")?);
         let bytes = if method == Method::ShadowPages { PLACES * PAGE_BYTES } else { FILE_BYTES };
         data.set_len(bytes as u64)?;
-        // Write all blocks in advance, so that commits time the protocol and not the allocation of blocks.
+        // Write all blocks in advance: the times of commits should include the protocol, but no allocation of blocks.
         for place in 0..bytes / PAGE_BYTES {
             data.write_all_at(&[0; PAGE_BYTES], (place * PAGE_BYTES) as u64)?;
         }
@@ -413,7 +413,7 @@ const CLAIM: Claim<[Vec<usize>]> = Claim {
     judge,
 };
 
-/// Judges the numbers of wrong pages, one list for each method in the order of `Method::ALL`, one number for each
+/// Judges the numbers of wrong pages: a list for each method, in the order of `Method::ALL`, with a number for each
 /// round.
 fn judge(wrong: &[Vec<usize>]) -> Judgement {
     let count = |is_seen: &dyn Fn(usize) -> bool, rounds: &Vec<usize>| super::Count {
@@ -437,8 +437,8 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Recovery finds what each method committed. An unfinished transaction is visible after updates in place, and
-    /// after none of the protocols.
+    /// Recovery finds what each method committed. An unfinished transaction is visible after updates in place, but not
+    /// after any of the protocols.
     #[test]
     fn protocols_keep_what_was_committed_and_no_more() {
         for method in Method::ALL {

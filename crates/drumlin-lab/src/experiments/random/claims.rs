@@ -13,7 +13,7 @@ use crate::regime::Regime;
 use crate::report::{Chapter, Holds, Judgement};
 use crate::session::{Rounds, Trials};
 
-/// The figures by which a run's claims are judged. Those that were not measured are `None`.
+/// The figures by which a run's claims are judged. Figures that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
     /// Regimes that were not available, each with the missing condition.
@@ -26,13 +26,13 @@ pub(super) struct Figures {
     steadiness: Option<Spread>,
     /// The phases of each round's mapped reads, by regime; `None` for a round in which memory never became full.
     pub(super) phases: Vec<(Regime, Vec<Option<Phases>>)>,
-    /// Device reads a second of direct reads over those of mapped reads after memory was full, by regime.
+    /// Device reads per second by direct reads over those by mapped reads after memory was full, by regime.
     direct_over_mapped: Vec<(Regime, Ratio)>,
-    /// Processor time of a mapped read over that of a direct one, by regime.
+    /// Processor time of a mapped read over that of a direct read, by regime.
     mapped_cpu: Vec<(Regime, Ratio)>,
-    /// Device reads a second of direct reads, by regime.
+    /// Device reads per second by direct reads, by regime.
     direct_rates: Vec<(Regime, f64)>,
-    /// The lowest sample of mapped reads over their rate while memory filled, in the pressure regime.
+    /// The lowest rate of mapped reads in any sample over their rate while memory filled, in the pressure regime.
     collapse: Option<Spread>,
     /// The share of reclaimed pages that the kernel's background thread (kswapd) reclaimed in the pressure regime.
     kswapd_share: Option<f64>,
@@ -57,22 +57,23 @@ pub(super) struct Figures {
     within_memory: Option<(f64, f64, f64)>,
     /// The share of a single direct read's time that is not processor time.
     device_share: Option<Spread>,
-    /// The share of the bytes from the device that were not requested: buffered, and mapped with read-ahead.
+    /// The shares of the bytes from the device that were not requested: by buffered reads, and by mapped reads with
+    /// read-ahead.
     wasted: Option<(Spread, Spread)>,
-    /// Rows a second from many small files over those from one file.
+    /// Rows read per second from many small files over those from one file.
     files_over_file: Option<Ratio>,
-    /// Updates a second of the pool over those of the mapping after memory is full, and the 99th percentiles of both in
-    /// microseconds.
+    /// Updates per second in the pool over those in the mapping after memory is full, and the 99th percentiles of both
+    /// in microseconds.
     pool_over_mapped: Option<Ratio>,
     update_p99s: Option<[f64; 2]>,
 }
 
-/// Returns the blocks a second that came from the device.
+/// Returns the blocks that came from the device per second.
 pub(super) fn device_reads_per_second(load: &Load) -> f64 {
     load.counters.device_read_bytes as f64 / BLOCK_BYTES as f64 / load.seconds.max(1e-9)
 }
 
-/// Returns the operations a second in the second half of a run.
+/// Returns the operations per second in the second half of a run.
 pub(super) fn late_rate(samples: &[Sample]) -> f64 {
     let end = samples.last().map_or(0.0, |sample| sample.at_seconds);
     let late = samples.iter().filter(|sample| sample.at_seconds > end / 2.0);
@@ -107,7 +108,7 @@ fn wasted(load: &Load) -> f64 {
     1.0 - 1.0 / load.read_amplification().max(1.0)
 }
 
-/// Returns the share of a read's time in which no processor worked for it, for reads made one at a time.
+/// Returns the share of a read's time in which no processor worked on it, for reads made one at a time.
 fn device_share(load: &Load) -> f64 {
     1.0 - load.cpu_us_per_operation() / load.latency.mean_us.max(1e-9)
 }
@@ -203,11 +204,11 @@ impl Figures {
         of(&self.direct_rates, regime)
     }
 
-    /// Judges the fall to half of direct reads in a regime.
+    /// Judges the claim that mapped reads fall to half the rate of direct reads in a regime.
     ///
     /// With few processors a mapping is slower because faults and eviction take processor time, whichever thread
-    /// evicts. So a fall tells nothing unless the machine has the source's processors and meets `needed`. Without
-    /// `others` a fall can be confirmed, but not refuted.
+    /// evicts. So a fall is inconclusive if there are too few processors or if the condition `needed` is missing. If
+    /// the condition `others` is missing, a fall can be confirmed, but not refuted.
     fn judge_fall(&self, regime: Regime, needed: Option<String>, others: Option<String>) -> Judgement {
         let missing = self.missing(regime).or(Some(NEVER_FULL));
         measured(self.fall(regime), missing, |ratio| {
@@ -238,7 +239,7 @@ fn of<T: Copy>(figures: &[(Regime, T)], regime: Regime) -> Option<T> {
     figures.iter().find(|(each, _)| *each == regime).map(|(_, figure)| *figure)
 }
 
-/// A fall to half counts as seen from 1.6 times on.
+/// A fall to half counts as seen if the ratio is at least 1.6.
 const HALF: Size = Size::of(2.0).from(1.6);
 
 const NEVER_FULL: &str = "memory that was full (pages taken back never matched pages read in)";
@@ -248,8 +249,8 @@ fn own_thread() -> Option<String> {
     Some("eviction by the kernel's own thread (in a control group the faulting threads evict)".to_owned())
 }
 
-/// Judges the claim that a figure stays below a bound. The claim holds if all rounds are below it, and fails if none
-/// is.
+/// Judges the claim that a figure stays below a bound. The claim holds if all rounds are below the bound, and fails if
+/// no round is.
 fn below(spread: Spread, bound: f64, figures_text: String) -> Judgement {
     match () {
         () if spread.most < bound => Judgement::new(Holds::Yes, figures_text),
@@ -522,10 +523,10 @@ const CLAIMS: [Claim<Figures>; 17] = [
     },
 ];
 
-/// The share of the processor time from which on a cost is significant.
+/// A cost is significant if it takes at least this share of the processor time.
 const SIGNIFICANT: f64 = 0.1;
 
-/// The share of its limit from which on a control group's page cache counts as full.
+/// A control group's page cache counts as full from this share of the group's limit.
 const CACHE_FULL: f64 = 0.95;
 
 impl Figures {
@@ -631,7 +632,7 @@ mod tests {
     fn claims_with_a_ratio_come_out_each_way() {
         assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
         let same = by_ratio(&all_at(ratio(1.0)));
-        // Under a control group the faulting threads evict, so a missing fall says nothing of the kernel's thread.
+        // Under a control group the faulting threads evict, so a missing fall says nothing about the kernel's thread.
         assert_eq!(same, [Inconclusive, Inconclusive, No, No, Yes, Yes, No, Yes, Yes, No]);
         let between = by_ratio(&all_at(ratio(1.4)));
         assert_eq!(between, [Partly, Partly, Partly, Partly, Yes, No, Partly, Yes, Yes, Partly]);
@@ -704,7 +705,7 @@ mod tests {
     }
 
     /// Figures measured on two processors and a drive of 104 k reads/s cannot refute the claims. An older rule judged
-    /// them as partly true, as false, or did not name the missing condition.
+    /// the claims as partly true or as false, or did not name the missing condition.
     #[test]
     fn a_small_machine_cannot_refute() {
         let report = |ratio: Ratio| Figures {

@@ -8,10 +8,10 @@
 //! | S1 | NORMAL and SEQUENTIAL are worse than RANDOM | reads, raw device with 128 KiB of read-ahead |
 //! | S1 | eviction costs TLB shootdowns | shootdowns a read; not if a hypervisor may hide them |
 //! | S1 | and these cost a lot | the cost of one times their number, in a mapped read's processor time |
-//! | S4 | within memory the page cache is a quarter faster | 20 at once on both sides |
+//! | S4 | within memory the page cache is a quarter faster | 20 in flight on both sides |
 //! | S4 | and holds the range, while direct reads hold 20 buffers | memory of the control group |
 //! | S4 | direct reads are as fast beyond memory as within | the same reader over both ranges |
-//! | S4 | beyond memory direct is 2.3 times buffered, not slower | 20 at once on both sides, once the cache is full |
+//! | S4 | beyond memory direct is 2.3 times buffered, not slower | 20 in flight on both sides, once the cache is full |
 //! | S4 | less than half of a read's time is the device's | share of processor time in a direct read, one at a time |
 //! | S4 | small reads throw away 87 %, with read-ahead 99 % | device bytes of rows of 512 bytes |
 //! | S4 | many files are not slow | the same rows, one file for each |
@@ -66,7 +66,7 @@ struct Case {
     range_bytes: u64,
     ask_bytes: usize,
     warm_bytes: u64,
-    /// Seconds for which the run continues after memory is full.
+    /// The run continues for this many seconds after memory is full.
     full_seconds: Option<f64>,
     source: Option<&'static str>,
 }
@@ -99,7 +99,7 @@ impl Case {
     }
 }
 
-/// The indexes of those runs over time that claims refer to. The memory and pressure regimes have only the first two.
+/// The indexes of the runs over time that claims refer to. The memory and pressure regimes have only the first two.
 const DIRECT: usize = 0;
 const MAPPED: usize = 1;
 const NORMAL: usize = 2;
@@ -148,7 +148,8 @@ const WITHIN_BUFFERED: usize = 1;
 const BEYOND_DIRECT: usize = 2;
 const BEYOND_BUFFERED: usize = 3;
 
-/// Returns the cases of S4's table: a range that fits in memory and one that does not, buffered and direct, 20 at once.
+/// Returns the cases of S4's table: a range that fits in memory and one that does not, each read buffered and direct,
+/// with 20 reads in flight.
 fn range_cases(session: &Session<'_>) -> Vec<Case> {
     let options = RingOptions { registered: true, ..RingOptions::default() };
     let direct = Method::Ring { depth: S4_DEPTH, options };
@@ -202,7 +203,8 @@ fn amplification_cases(session: &Session<'_>) -> Vec<Case> {
 }
 
 /// Returns the seconds for which a run over time continues after memory is full: ten in the pressure regime. A run that
-/// does not wait for memory to fill takes twice this time, but in the pressure regime just this time.
+/// does not wait for memory to fill takes twice this time, except in the pressure regime, where it takes just this
+/// time.
 fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     let (is_quick, seconds) = (session.settings.quick, session.pacing.series.seconds);
     match (regime, is_quick) {
@@ -216,7 +218,7 @@ fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
 /// The assumed rate at which a mapping fills memory, for estimating the time of a run.
 const FILL_BYTES_PER_SECOND: f64 = 3e8;
 
-/// Returns the timing of a run over time. A run that waits for memory to fill has a bound of one more series.
+/// Returns the timing of a run over time. A run that waits for memory to fill may take the time of one more series.
 fn course_timing(session: &Session<'_>, regime: Regime, case: &Case) -> Timing {
     let full = full_seconds(session, regime);
     let seconds = match (case.full_seconds, regime) {
@@ -243,12 +245,12 @@ fn courses_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     (all + course_seconds(session, regime, &cases[DIRECT])) / (cases.len() + 1) as f64
 }
 
-/// Returns the memory limit of updates, small enough to fill at once. Three quarters of it are the pool's frames.
+/// Returns the memory limit of updates, small enough to fill immediately. The pool's frames take three quarters of it.
 fn updates_limit_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() / 4).max(64 << 20)
 }
 
-/// The indexes of the methods of updating.
+/// The indexes of the two update methods.
 const POOL: usize = 0;
 const UPDATED_MAPPED: usize = 1;
 
@@ -262,7 +264,7 @@ fn updates_timing(session: &Session<'_>) -> Timing {
     Timing { seconds, sample_seconds: seconds / 20.0 }
 }
 
-/// The seconds that making the last updates durable takes.
+/// The seconds that it takes to make the last updates durable.
 const SETTLE_SECONDS: f64 = 0.3;
 
 /// Returns the timing of cases that are not shown over time: three quarters of a slice.
@@ -270,7 +272,7 @@ fn slice_timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 0.75, sample_seconds: 0.0 }
 }
 
-/// The seconds that starting and ending a worker with 100 threads takes.
+/// The seconds that it takes to start and stop a worker with 100 threads.
 const START_SECONDS: f64 = 0.15;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {

@@ -1,5 +1,5 @@
-//! The cost of a TLB shootdown. A process maps, touches and unmaps a page, first with a single thread, then while other
-//! threads keep the other processors busy in the same address space.
+//! The cost of a TLB shootdown. A process maps, touches and unmaps a page, first with a single thread, then with more
+//! threads that keep the other processors busy in the same address space.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use crate::map::{Map, Mode};
 use crate::measure::Sample;
 use crate::worker::Measurement;
 
-/// The seconds of each of the two loops.
+/// The duration of each of the two loops, in seconds.
 const SECONDS: f64 = 0.2;
 
 /// Measures the cost on a file of at least one page.
@@ -26,7 +26,7 @@ pub(crate) struct Task {
     pub(super) others: usize,
 }
 
-/// The time of mapping, touching and unmapping a page, and the shootdowns that this caused.
+/// The time to map, touch and unmap a page, and the number of shootdowns that this caused.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     alone_us: f64,
@@ -35,8 +35,8 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Returns the cost of a shootdown to the thread that causes it. Returns `None` if too few were counted, or if the
-    /// time did not grow.
+    /// Returns the cost of a shootdown to the thread that causes it. Returns `None` if too few shootdowns were counted,
+    /// or if the time did not grow.
     pub(super) fn micros(&self) -> Option<f64> {
         let cost = (self.beside_us - self.alone_us) / self.shootdowns;
         (self.shootdowns >= 0.05 && cost > 0.0).then_some(cost)
@@ -83,7 +83,7 @@ impl Measurement for Task {
 mod tests {
     use super::*;
 
-    /// The cost is that of one shootdown, and unknown if none was counted.
+    /// The cost is that of one shootdown. It is unknown if no shootdowns were counted.
     #[test]
     fn a_shootdown_has_a_cost() {
         let cost = |beside_us, shootdowns| Cost { alone_us: 2.0, beside_us, shootdowns }.micros();

@@ -33,7 +33,7 @@ pub(crate) enum Method {
         depth: usize,
         options: RingOptions,
     },
-    /// Each row is a file of its own, which is opened for its read. No file is read twice.
+    /// Each row has its own file, which is opened for the read. No file is read twice.
     SmallFiles,
 }
 
@@ -67,11 +67,11 @@ pub(crate) struct Task {
     pub(crate) ask_bytes: usize,
     pub(crate) method: Method,
     pub(crate) threads: usize,
-    /// Bytes to read once in advance, from the beginning: the whole range, so that it is in memory if it fits, or more
-    /// than memory, so that the page cache is full.
+    /// Bytes to read once in advance, from the beginning: the whole range, to bring it into memory if it fits, or more
+    /// than memory, to fill the page cache.
     pub(crate) warm_bytes: u64,
     /// Seconds for which to continue after memory is full, within the limit of `timing`. Only mapped reads can detect
-    /// that.
+    /// that memory is full.
     pub(crate) full_seconds: Option<f64>,
     pub(crate) timing: Timing,
     pub(crate) seed: u64,
@@ -94,7 +94,7 @@ impl Places {
     }
 }
 
-/// Uses the bytes read, so that the compiler cannot remove the read.
+/// Uses the bytes read, or the compiler could remove the read.
 fn look(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
@@ -163,7 +163,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Reads each small file once, in another order than that of the names.
+    /// Reads each small file once, not in the order of the names.
     fn read_files(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         for index in 0..SMALL_FILES {
             temp_folder::forget_cached(&File::open(self.path.join(index.to_string()))?)?;
@@ -239,7 +239,7 @@ mod tests {
         }
     }
 
-    /// Random places are aligned, within the range, and reach all of it.
+    /// Random offsets are aligned, stay within the range, and reach all of it.
     #[test]
     fn places_cover_the_range() {
         let mut places = Places::new(7, 64 * 4096, 4096);
@@ -252,8 +252,8 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen));
     }
 
-    /// Checks that operations match bytes. Totals are read while threads work, and a thread may have counted an
-    /// operation but not its bytes yet.
+    /// Returns `true` if the operations match the bytes. Totals are read while threads run, and a thread may have
+    /// counted an operation but not its bytes yet.
     fn is_consistent(load: &Load, operation_bytes: u64) -> bool {
         load.bytes.abs_diff(load.operations * operation_bytes) <= THREADS as u64 * operation_bytes
     }
@@ -297,8 +297,8 @@ mod tests {
     #[test]
     #[ignore = "times a drive for two minutes, beside fio"]
     fn agrees_with_fio() {
-        /// The rate of a shared drive changes within seconds. With many short trials, both programs get the same share
-        /// of that.
+        /// The rate of a shared drive changes within seconds. Many short trials spread these changes evenly over both
+        /// programs.
         const TURNS: u64 = 20;
         const SECONDS: f64 = 1.0;
         if std::process::Command::new("fio").arg("--version").output().is_err() {

@@ -12,7 +12,7 @@ use crate::measure::Load;
 use crate::report::{Chapter, Holds, Judgement};
 use crate::session::{Rounds, Trials};
 
-/// The figures by which a run's claims are judged. Those that were not measured are `None`.
+/// The figures by which a run's claims are judged. Figures that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
     /// The missing condition if the raw device was not measured.
@@ -28,17 +28,18 @@ pub(super) struct Figures {
     /// The same ratio on the plain file, with the machine's own read-ahead.
     large_over_own_window: Option<Ratio>,
     own_window_bytes: Option<u64>,
-    /// Processor time per byte with a copy over that without one.
+    /// Processor time per byte with a copy over that without a copy.
     copy_cpu: Option<Ratio>,
     copy_rate: Option<Ratio>,
-    /// The rate of 5 x 512 KiB into huge pages over that into small pages, on the plain file. A loop device submits
-    /// requests to its drive from a thread of its own, which hides their cost.
+    /// The rate of 5 x 512 KiB into huge pages over that into small pages, on the plain file. (A loop device submits
+    /// requests to its drive from a kernel thread, which hides their cost.)
     huge_over_small_pages: Option<Ratio>,
-    /// Memory of 5 x 512 KiB into small pages, the same into huge pages, and of 4 KiB reads, one at a time.
+    /// The memory that reads need: 5 x 512 KiB into small pages, the same into huge pages, and 4 KiB, one at a time.
     memory: Option<[f64; 3]>,
-    /// The rate of 20 mapping threads while memory fills over that after it is full.
+    /// The rate of 20 threads that read a mapping while memory fills, over their rate after it is full.
     mapped_fall: Option<Ratio>,
-    /// The rate of 256 requests in flight over that of a mapping read by 20 threads, and by one thread.
+    /// The rate of 256 requests in flight over that of a mapping read by 20 threads, and over that of a mapping read by
+    /// one thread.
     fio_over_mapped: Option<Ratio>,
     fio_over_mapped_one: Option<Ratio>,
     fio_rate: Option<Spread>,
@@ -108,10 +109,11 @@ fn fall(trials: &Trials<Load>, noise: f64) -> Option<Ratio> {
     Ratio::of(&filling, &full, noise)
 }
 
-/// The rate that takes several drives. S1's ten deliver 70 GB/s, and a mapping's own limit is far below this rate.
+/// A rate that requires several drives. S1's ten deliver 70 GB/s, and a mapping's own limit is far below this rate.
 const SEVERAL_DRIVES: f64 = 20e9;
 
-/// S4's factor, 945 MB/s over 463. A factor that is too large differs from half as much as one that is too small.
+/// S4's factor, 945 MB/s over 463. A factor that is too large misses the claimed half just as one that is too small
+/// does.
 const HALF: Size = Size::of(2.04).from(1.6);
 
 const CLAIMS: [Claim<Figures>; 9] = [
@@ -191,7 +193,7 @@ const CLAIMS: [Claim<Figures>; 9] = [
             let missing = figures.missing.as_deref().or(Some("a run in which memory fills, and stays full"));
             measured(figures.mapped_fall, missing, |ratio| {
                 let figures_text = format!("While memory filled it had {} the rate of later.", ratio.show());
-                // On few processors, eviction slows the reading threads even if another thread evicts.
+                // On few processors, eviction slows the reading threads even if a different thread evicts.
                 match condition::processors(figures.processors).and(figures.large_machine()) {
                     Some(missing) => Judgement::inconclusive(missing, figures_text),
                     None => {
@@ -316,8 +318,8 @@ mod tests {
         assert!(judged.missing.unwrap().contains("several drives"));
     }
 
-    /// Figures measured on two processors and a drive of 1.31 GB/s cannot refute the claims. An older rule judged 19.8
-    /// times as half, and a fall by 6 % and 0.968 times the mapping's rate as partly true.
+    /// Figures measured on two processors and a drive of 1.31 GB/s cannot refute the claims. An older rule accepted
+    /// 19.8 times as a half, and judged a fall by 6 % and 0.968 times the mapping's rate as partly true.
     #[test]
     fn a_small_machine_cannot_refute() {
         let range = |median, least, most| Some(Ratio { median, least, most, noise: 1.01 });
@@ -340,7 +342,7 @@ mod tests {
             assert!(judged.missing.as_ref().unwrap().contains(part), "{judged:?}");
         }
         assert!((CLAIMS[0].judge)(&report).why.ends_with("That is far more than claimed."));
-        // The fall that was seen may come from the lack of processor time.
+        // The fall may come from a lack of processor time.
         let fallen = Figures { mapped_fall: ratio(1.98), ..report.clone() };
         assert_eq!((CLAIMS[5].judge)(&fallen).holds, Inconclusive);
         // On a machine like the sources', the same figures refute the claims.

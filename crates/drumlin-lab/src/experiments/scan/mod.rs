@@ -7,12 +7,10 @@
 //! | S4 | 5 x 512 KiB, registered: 7.7 times | the same rates, in huge pages as in Glommio's pool |
 //! | S4 | leaving out the copy helps a little | processor time per byte |
 //! | S4 | 5 x 512 KiB need 2.5 MB of memory | the control group's memory, less that of reads of 4 KiB |
-//! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate while memory fills and when it is
-//! full |
+//! | S1 | a mapping by 20 threads falls once memory is full (figure 3) | its rate while memory fills and when it is full |
 //! | S1 | 256 requests in flight reach the drive's rate, a mapping does not | rates of whole scans, 20 threads mapped |
 //! | S1 | RANDOM is worse than the other hints | rates of whole scans by 20 threads |
-//! | S1 | over ten drives the difference is twentyfold (figure 4) | only if direct reads deliver what several drives do
-//! |
+//! | S1 | over ten drives the difference is twentyfold (figure 4) | only if direct reads deliver what several drives do |
 
 mod claims;
 mod task;
@@ -38,9 +36,9 @@ struct Case {
     method: Method,
     request_bytes: usize,
     threads: usize,
-    /// The case is so slow that it scans only a part of the file.
+    /// `true` if the case is so slow that it scans only a part of the file.
     is_slow: bool,
-    /// The report plots the rate over time.
+    /// `true` if the report plots the rate over time.
     drawn: bool,
     source: Option<&'static str>,
 }
@@ -80,15 +78,15 @@ const COPIED: usize = 5;
 const FIO: usize = 6;
 const MAPPED: usize = 7;
 const MAPPED_ONE: usize = 8;
-/// Exists on the raw device only.
+/// This case exists on the raw device only.
 const MAPPED_RANDOM: usize = 9;
 
 /// The request size of S4's streams, which keep fifty requests in flight (`examples/storage.rs` of Glommio).
 const S4_REQUEST_BYTES: usize = 4 << 10;
 const S4_REQUESTS: usize = 50;
 
-/// Returns the cases of the plain file, all of which the raw device has too. With `is_quick`, those that no verdict
-/// needs are left out.
+/// Returns the cases of the plain file, which are all measured on the raw device too. With `is_quick`, cases that no
+/// verdict needs are left out.
 fn file_cases(is_quick: bool) -> Vec<Case> {
     let mut cases = shared_cases();
     cases.truncate(if is_quick { STREAM + 1 } else { cases.len() });
@@ -118,7 +116,7 @@ fn shared_cases() -> Vec<Case> {
     ]
 }
 
-/// Returns the cases of the raw device. The additional ones explain the rates; unless `is_quick`, there are more of
+/// Returns the cases of the raw device. The additional cases explain the rates; with `is_quick` there are fewer of
 /// them.
 fn device_cases(is_quick: bool) -> Vec<Case> {
     let ring = |depth, huge| Method::Ring { depth, options: RingOptions { huge, ..RingOptions::default() } };
@@ -141,7 +139,7 @@ fn device_cases(is_quick: bool) -> Vec<Case> {
     cases
 }
 
-/// Returns the cases of the raw device and those of the plain file.
+/// Returns the cases of the raw device and the cases of the plain file.
 fn cases(session: &Session<'_>) -> [(Regime, Vec<Case>); 2] {
     let is_quick = session.settings.quick;
     [(Regime::Device, device_cases(is_quick)), (Regime::File, file_cases(is_quick))]

@@ -33,7 +33,7 @@ pub(crate) enum Method {
         depth: usize,
         options: RingOptions,
     },
-    /// Drumlin's stream, whose bytes are either copied out by `Read` or used in the stream's own buffers.
+    /// Drumlin's stream, whose bytes are either copied out by `Read` or used in place in the stream's buffers.
     Stream {
         requests: usize,
         copied: bool,
@@ -203,7 +203,7 @@ mod tests {
             match (Task { path: path.clone(), method, request_bytes: 128 << 10, threads, timing }).perform(|_| {}) {
                 Ok(load) => {
                     assert_eq!(load.bytes, 4 << 20, "{method:?}");
-                    // With several threads, their checksums are added and differ from that of one thread.
+                    // Several threads add up their checksums, so the sum differs from the checksum of one thread.
                     if threads == 1 {
                         checks.push(load.check);
                     }

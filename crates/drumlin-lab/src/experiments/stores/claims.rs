@@ -5,7 +5,7 @@ use crate::compare::{Claim, Ratio, Size};
 use crate::figures;
 use crate::report::{Chapter, Holds, Judgement};
 
-/// The figures of one file system on which the verdicts rest. A store that is not built in has none.
+/// The figures of one file system on which the verdicts rest. If a store is not built in, its figures are `None`.
 #[derive(Clone, Debug, Default)]
 struct Figures {
     place: String,
@@ -78,7 +78,7 @@ const CLAIMS: [Claim<Figures>; 5] = [
     },
 ];
 
-/// Adds the verdicts. They are those of ext4 with a journal if it was measured, because the source used a file system
+/// Adds the verdicts for one file system: ext4 with a journal if it was measured, because the source used a file system
 /// with a journal.
 pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
     let chosen = measured.iter().find(|each| each.place == "ext4").or(measured.first());
@@ -89,7 +89,8 @@ pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
     }
 }
 
-/// Judges by the rate of eight writers over that of one: they queue if it is below 1.5 times, and not from 3 times on.
+/// Judges by the rate of eight writers divided by that of one writer: writers queue if it is below 1.5, and do not
+/// queue if it is 3 or more.
 fn queue(figures: &Figures) -> Judgement {
     let Some(gain) = figures.nebari_gain else { return Judgement::inconclusive(PEERS, "") };
     let (low, high) = gain.interval();
@@ -137,7 +138,7 @@ fn sled_flushes_nothing(figures: &Figures) -> Judgement {
 }
 
 /// Judges the rate and the calls: the rate has to grow, and there have to be fewer calls than commits. Otherwise the
-/// rate has grown for another reason.
+/// rate has grown for a different reason.
 fn shared_syncs(figures: &Figures) -> Judgement {
     let Some(gain) = figures.drumlin_gain else {
         return Judgement::inconclusive("commits by eight writers", "");
@@ -210,7 +211,8 @@ mod tests {
         assert_eq!(judge(None), Inconclusive);
     }
 
-    /// The claim holds with shared syncs and a higher rate, partly with one of them, and not with neither.
+    /// The claim holds with shared syncs and a higher rate, holds partly with only one of the two, and fails without
+    /// both.
     #[test]
     fn sharing_comes_out_each_way() {
         let judge = |drumlin_gain, syncs| {

@@ -1,7 +1,7 @@
 //! Commits of 1 KiB by store (S2's first table): Drumlin, and other stores if they are built in.
 //!
-//! Each trial opens a new store in a folder of its own. The calls that ask for durability are counted in a separate
-//! run, because counting slows them down. Flushes are counted at the device while commits are timed.
+//! Each trial opens a new store in its own folder. The calls that ask for durability are counted in a separate run,
+//! because counting slows them down. Flushes are counted at the device while commits are timed.
 
 mod claims;
 #[cfg(feature = "peers")]
@@ -26,13 +26,13 @@ use crate::worker::Measurement;
 
 const VALUE: [u8; 1024] = [0xA5; 1024];
 
-/// The first commits of each writer, which are not counted, because they create files and tables.
+/// The number of first commits by each writer that are not counted, because they create files and tables.
 const WARM_COMMITS: u64 = 20;
 
 /// The number of commits whose calls are counted, for each writer.
 const COUNTED_COMMITS: u64 = 200;
 
-/// The numbers of writers, which show whether commits queue.
+/// The numbers of writers. Comparing the two shows if commits queue.
 const WRITERS: [usize; 2] = [1, 8];
 
 /// A measured store, which its writers share.
@@ -61,7 +61,8 @@ fn drumlin(folder: &Path) -> Opened {
     open_drumlin(folder, IoBackend::Auto)
 }
 
-/// Opens Drumlin without io_uring, whose requests the filter could not count. The engine syncs at the same moments.
+/// Opens Drumlin without io_uring, because the filter that counts calls does not see a ring's requests. The engine
+/// syncs at the same moments with either backend.
 fn drumlin_without_ring(folder: &Path) -> Opened {
     open_drumlin(folder, IoBackend::Portable)
 }
@@ -103,7 +104,7 @@ static STORES: [Candidate; 7] = [
     candidate("LMDB (heed)", peers::lmdb, None),
 ];
 
-/// Makes commits in one store.
+/// Commits rows to one store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -122,7 +123,7 @@ pub(crate) struct Committed {
     /// The latencies of single commits.
     latencies: Vec<(u64, u64)>,
     block: Option<BlockCounts>,
-    /// The sync calls, if they were counted, and the number of commits that made them.
+    /// The sync calls, if they were counted, with the number of commits that made them.
     calls: Option<(SyncCounts, u64)>,
 }
 
@@ -233,7 +234,7 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
 /// The approximate seconds of counting the calls of one store.
 const COUNT_SECONDS: f64 = 0.3;
 
-/// The commits on one file system.
+/// The measured commits on one file system.
 pub(super) struct Measured {
     place: String,
     rounds: Rounds<Committed>,
@@ -381,8 +382,8 @@ mod tests {
     fn every_store_commits() {
         let folder = tempfile::tempdir().unwrap();
         for (store, candidate) in STORES.iter().enumerate() {
-            // sled's threads outlive the store. Threads from an earlier case would have been started without the
-            // filter, and threads from this one stay under it, so test sled only with the filter.
+            // sled's threads outlive the store. Threads left over from an earlier case would run without the filter,
+            // and threads of this case stay under it, so test sled only with the filter.
             let is_sled = candidate.name.starts_with("sled");
             for (writers, counts_calls) in [(1, false), (3, false), (2, true)] {
                 if is_sled && !counts_calls {
@@ -413,7 +414,7 @@ mod tests {
         }
     }
 
-    /// Calls are described by kind, and only the kinds that occurred.
+    /// Calls are described by kind, and kinds that did not occur are left out.
     #[test]
     fn calls_are_counted_by_kind() {
         let counts = SyncCounts { syncs: 400, durable_writes: 25, ranges: 0, rings: 0 };

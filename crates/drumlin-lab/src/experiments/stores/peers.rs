@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Commit, Opened, Store};
 
-/// Returns the text of any store's error.
+/// Formats any store's error.
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }

@@ -17,16 +17,16 @@ pub(super) struct PlaceFigures {
     /// The lab created the file system, on a device without a volatile cache.
     is_cacheless: bool,
     is_flushed: bool,
-    /// The mean time of an append divided by that of a write into a file that grew ahead of need, for 1 KiB and for 4
+    /// The mean time of an append divided by that of a write into a file that was grown in advance, for 1 KiB and for 4
     /// KiB.
     append_to_truncated: Option<Ratio>,
     append_to_truncated_blocks: Option<Ratio>,
-    /// The mean time of fdatasync divided by that of sync_file_range, in files that grew ahead of need.
+    /// The mean time of fdatasync divided by that of sync_file_range, in files that were grown in advance.
     sync_to_range: Option<Ratio>,
-    /// Flushes per write by fdatasync and by sync_file_range, in files that grew ahead of need.
+    /// Flushes per write by fdatasync and by sync_file_range, in files that were grown in advance.
     sync_flushes: Option<f64>,
     range_flushes: Option<f64>,
-    /// The rounds of sync_file_range in files that grew ahead of need.
+    /// The rounds of sync_file_range in files that were grown in advance.
     rounds: Vec<Round>,
     range_writes: u64,
 }
@@ -149,8 +149,8 @@ impl PlaceFigures {
 /// The condition that is missing if the lab does not run as root.
 const JOURNAL: &str = "a file system with a journal (as root the lab makes ext4 and xfs on loop devices)";
 
-/// Judges by S2's factor of 2.1. It compares means, as S2 did: the median of 1 KiB writes is that of the writes that
-/// need no new block.
+/// Judges by S2's factor of 2.1. It compares means, as S2 did: most 1 KiB writes need no new block, so the median would
+/// only show those.
 fn growing_ahead(figures: &Figures) -> Judgement {
     let Some((place, ratio)) = figures.journalled().and_then(|place| Some((place, place.append_to_truncated?))) else {
         return Judgement::inconclusive(JOURNAL, "");
@@ -185,7 +185,7 @@ fn range_is_fast(figures: &Figures) -> Judgement {
     ratio.judge(compare::all([ratio.at_least(Size::of(6.6).from(2.0)), cause]), sentence)
 }
 
-/// Judges the advantage with the cache off. S2's factor fell from 6.6 to 1.4, which left a sixth of the effect. An
+/// Judges the advantage with the cache off. S2's factor fell from 6.6 to 1.4, so a sixth of the effect was left. An
 /// advantage counts as diminished if it is certainly smaller, by at least a third of the effect.
 fn cache_off(figures: &Figures) -> Judgement {
     let off = figures.places.iter().find(|place| place.is_cacheless).and_then(|place| place.sync_to_range);
@@ -246,8 +246,8 @@ fn zeros(figures: &Figures, file_system: FileSystem) -> Judgement {
 }
 
 /// Judges runs over the same blocks. S2 lost records in the first run, sometimes in the second, and never later. If the
-/// second run still loses records, and a run after the metadata were written back does not, then the metadata matter
-/// and not the number of runs.
+/// second run still loses records, and a run after the metadata were written back does not, then it is the metadata
+/// that matter, not the number of runs.
 fn later_runs(figures: &Figures, file_system: FileSystem) -> Judgement {
     let Some(left) = figures.left_on(file_system) else { return Judgement::inconclusive(power_off(file_system), "") };
     let [first, second, settled] = Run::ALL.map(|run| left.share(run, Method::TruncatedRange));
@@ -280,12 +280,12 @@ fn btrfs_loses(figures: &Figures) -> Judgement {
     Judgement::new(compare::all(parts), sentence)
 }
 
-/// The minimum number of writes for a 99.9th percentile, and so for finding a slow sync among a thousand.
+/// The minimum number of writes for a 99.9th percentile, and so for finding one slow sync in a thousand.
 const WRITES_MIN: u64 = 5000;
 
-/// Judges whether the mean hides slow writes. S2's slowest sync_file_range took 15 times the mean. A slow write counts
-/// as hidden if it takes at least five times the mean and the slowest batch shows less than half of it. All rounds have
-/// to agree.
+/// Judges the claim that the mean hides slow writes. S2's slowest sync_file_range took 15 times the mean. A slow write
+/// counts as hidden if it takes at least five times the mean and the slowest batch shows less than half of it. All
+/// rounds have to agree.
 fn means_hide(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some(place) = place.filter(|place| !place.rounds.is_empty()) else {
@@ -404,8 +404,9 @@ mod tests {
         Figures { places: Vec::new(), left: vec![left] }
     }
 
-    /// Zeros keep records and new blocks lose them, or only one of both, or the reverse. A power-off that loses synced
-    /// records is inconclusive, and a file system that was not available is reported, whatever the other one showed.
+    /// Zeros keep records and new blocks lose them, or only one of these is true, or the reverse. A power-off that
+    /// loses synced records is inconclusive, and a file system that was not available is reported, whatever the other
+    /// file system showed.
     #[test]
     fn zeros_come_out_each_way() {
         for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
@@ -421,8 +422,8 @@ mod tests {
         assert!(missing.len() == 2 && missing.iter().all(|missing| missing.contains("xfsprogs")), "{missing:?}");
     }
 
-    /// All later runs keep records, or only the run after the metadata were written back, or none. If the first run
-    /// loses nothing there is nothing to compare, and later power-offs have to be sound too.
+    /// All later runs keep records, or only the run after the metadata were written back does, or no run does. If the
+    /// first run loses no records, there is nothing to compare. Later power-offs have to be sound too.
     #[test]
     fn later_runs_come_out_each_way() {
         let judge = |new| later_runs(&after(left(FileSystem::Ext4, 1.0, new)), FileSystem::Ext4).holds;
@@ -440,8 +441,8 @@ mod tests {
         assert!(btrfs_loses(&Figures::default()).missing.unwrap().contains("btrfs-progs"));
     }
 
-    /// Slow writes are hidden by mean and batches, by the mean alone, or by neither. Few writes, or rounds that differ,
-    /// leave the claim inconclusive.
+    /// Slow writes are hidden by the mean and the batches, by the mean alone, or not at all. With too few writes, or
+    /// with rounds that differ, the claim is inconclusive.
     #[test]
     fn hiding_comes_out_each_way() {
         let round = |slowest, slowest_batch| Round { mean: 100.0, slowest, slowest_batch };

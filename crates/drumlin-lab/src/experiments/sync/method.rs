@@ -1,4 +1,4 @@
-//! The methods of making a write durable, and whether their writes survive a power cut.
+//! The methods of making a write durable, and the fate of their writes in a power cut.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub(crate) enum Method {
     DirectDurableOpen,
     Linked,
     NoSync,
-    /// A write to the page cache only: the control of the power-off, which has to lose it.
+    /// A write to the page cache only: the control of the power-off experiment, which has to lose this write.
     Buffered,
 }
 
@@ -115,7 +115,7 @@ impl Method {
         }
     }
 
-    /// Decides whether a write by this method survives a power cut on this file system and cache, and says why.
+    /// Returns the fate of a write by this method in a power cut, on this file system and cache, and the reason.
     pub(crate) fn durable(self, file_system: &str, cache: Cache) -> (Durable, &'static str) {
         let writes_elsewhere = matches!(file_system, "btrfs" | "zfs" | "bcachefs" | "f2fs" | "overlay");
         if matches!(file_system, "tmpfs" | "ramfs") {
@@ -145,7 +145,7 @@ impl Method {
 mod tests {
     use super::*;
 
-    /// No method without a flush is reported as durable on a volatile cache, and none is in memory.
+    /// On a volatile cache, no method without a flush is reported as durable. In memory, no method is.
     #[test]
     fn hope_is_not_called_durable() {
         for method in Method::ALL {

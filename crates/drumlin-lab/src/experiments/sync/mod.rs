@@ -1,13 +1,11 @@
-//! `sync`: methods of making a write durable, their cost, and whether they really do so here (S2).
+//! `sync`: methods of making a write durable: their cost, and if they really do so on this machine (S2).
 //!
 //! | S2 says | judged by |
 //! | --- | --- |
-//! | growing the file ahead of need halves a durable append | the means of both on ext4 with a journal |
-//! | sync_file_range is many times faster, because it flushes nothing | the means, and the flushes counted at the
-//! device |
+//! | growing the file in advance halves a durable append | the means of both on ext4 with a journal |
+//! | sync_file_range is many times faster, because it flushes nothing | the means, and the flushes counted at the device |
 //! | with the drive's cache off the advantage diminishes | the means on a device that has no volatile cache |
-//! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs
-//! |
+//! | it keeps records on real zeros and loses them on new blocks in the first run; on btrfs it loses both | power-offs |
 //! | a mean hides the slow sync, and so do batches | the slowest write against the mean and the slowest batch |
 //!
 //! The claims about stores, including those about commits that queue, are in `stores`.
@@ -50,9 +48,9 @@ impl Case {
         methods.iter().map(case(1024)).chain(blocks.iter().map(case(4096))).collect()
     }
 
-    /// Returns the cases of the folder's own file system (`None`), or of one that the lab creates, with or without a
-    /// volatile cache. The verdicts about metadata rest on ext4, so with `is_quick` the other file systems have fewer
-    /// cases.
+    /// Returns the cases for the folder's own file system if `made` is `None`, and otherwise for a file system that the
+    /// lab creates, with or without a volatile cache. The verdicts about metadata rest on ext4, so with `is_quick`
+    /// fewer cases are measured on the other file systems.
     fn of_place(made: Option<(FileSystem, bool)>, is_quick: bool) -> Vec<Case> {
         match made {
             None => Case::singles(&Method::ALL, true),
@@ -63,7 +61,7 @@ impl Case {
     }
 }
 
-/// The writes on one place.
+/// The writes measured on one file system.
 #[derive(Debug)]
 struct Measured {
     cases: Vec<Case>,
@@ -79,7 +77,7 @@ impl Measured {
         Some(&self.rounds[self.index(method, bytes)?])
     }
 
-    /// Returns the mean time of one method's writes divided by that of another's.
+    /// Returns the mean time of a write by the method `left`, divided by that of a write by `right`.
     fn ratio(&self, left: Method, right: Method, bytes: usize) -> Option<Ratio> {
         let mean = |written: &Written| written.load.latency.mean_us;
         self.rounds.ratio(self.index(left, bytes)?, self.index(right, bytes)?, mean)
@@ -111,7 +109,8 @@ impl Writers {
     }
 }
 
-/// Returns the maximum time of a trial. A trial ends early after enough writes: at least five thousand in all rounds.
+/// Returns the maximum time of a trial. A trial ends early after enough writes: all rounds together make at least five
+/// thousand.
 fn timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 1.5, sample_seconds: 0.0 }
 }
@@ -183,13 +182,13 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Measures the cases on one place, each in files of its own.
+/// Measures the cases on one file system, each in its own files.
 fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Written> {
     let timing = timing(session);
     let number = AtomicU64::new(0);
     let path = || {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        // No process uses the previous case's file any longer.
+        // No process uses the previous case's file now.
         let _ = std::fs::remove_file(place.path(&format!("sync-{}", number.wrapping_sub(1))));
         place.path(&format!("sync-{number}"))
     };
@@ -207,8 +206,8 @@ fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Writt
     rounds
 }
 
-/// Measures commits by store on the folder's file system, and on another that has a journal if there is one. The
-/// verdicts rest on the latter, so with `--quick` only that one is measured.
+/// Measures commits by store on the folder's file system and, if the lab created a file system with a journal, on that
+/// one too. The verdicts rest on the file system with a journal, so with `--quick` only that one is measured.
 fn measure_stores(session: &Session<'_>, places: &[Place], chapter: &mut Chapter) -> Vec<stores::Measured> {
     let journalled = places.iter().skip(1).find(|place| place.has_journal());
     let is_own_wanted = !session.settings.quick || journalled.is_none();

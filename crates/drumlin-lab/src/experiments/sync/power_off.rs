@@ -1,10 +1,10 @@
-//! Records that a method considered durable, and which of them remain after the power is cut.
+//! Counts how many of the records that a method considered durable remain after a power cut.
 //!
 //! Right after the last record, the device's content is copied and mounted elsewhere. Bytes that were only in the page
 //! cache are lost, and bytes that reached the device are kept. The same happens when a virtual machine is powered off,
 //! which is how S2 tested. A drive with a volatile cache may lose more.
 //!
-//! S2 repeated its test over the same file, and lost records in the first runs only. The lab does the same: see
+//! S2 repeated its test over the same file, and lost records in the first runs only. The lab repeats it too: see
 //! [`Run`].
 
 use std::fs::File;
@@ -20,13 +20,13 @@ use crate::experiments::places::Place;
 use crate::mount::FileSystem;
 use crate::session::{Session, plain};
 
-/// The seconds that one file system takes.
+/// The seconds that the test of one file system takes.
 pub(super) const SECONDS: f64 = 2.0;
 
 const RECORDS: u64 = if cfg!(test) { 20 } else { 200 };
 const RECORD_BYTES: usize = 4096;
 
-/// The methods in the order in which they write. Those that sync come first, because a later sync would make the
+/// The methods in the order in which they write. Methods that sync come first, because a later sync would make the
 /// metadata of the other files durable too.
 pub(super) const METHODS: [Method; 8] = [
     Method::Append,
@@ -46,8 +46,8 @@ pub(super) enum Run {
     First,
     /// Over the files that the first power-off left.
     Second,
-    /// Over the same files, after the file system wrote back the metadata of records at these places. A file system
-    /// usually does so on its own every few seconds, but the lab mounts its file systems with a longer interval.
+    /// Over the same files, after the file system has written back the metadata of records at these places. Usually a
+    /// file system does so by itself every few seconds, but the lab mounts its file systems with a longer interval.
     Settled,
 }
 
@@ -76,16 +76,16 @@ impl Left {
         METHODS.iter().position(|each| *each == method).map_or(f64::NAN, |index| self.shares[run as usize][index])
     }
 
-    /// Returns `true` if the run itself is valid: what was synced remained, and what was never synced did not all
-    /// remain.
+    /// Returns `true` if the run itself is valid: all synced records remained, and not all of the records that were
+    /// never synced did.
     pub(super) fn is_sound(&self, run: Run) -> bool {
         let synced = [Method::Append, Method::Truncated, Method::Filled, Method::DirectDurable];
         synced.iter().all(|method| self.share(run, *method) == 1.0) && self.share(run, Method::Buffered) < 1.0
     }
 }
 
-/// Writes records by each method, powers the file system off and counts the records that remain, in three runs over the
-/// same files.
+/// Writes records with each method, powers the file system off and counts the records that remain, in three runs over
+/// the same files.
 pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left>> {
     let Some(file_system) = place.made else { return Ok(None) };
     let place_name = place.name.clone();
@@ -109,7 +109,7 @@ pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left
 /// The generation of the records that are written before those of [`Run::Settled`].
 const SETTLING: u64 = 10;
 
-/// Writes the records of a run by each method.
+/// Writes the records of a run with each method.
 fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
     let open = |(index, method): (usize, &Method)| {
         let path = folder.join(name(index));
@@ -119,7 +119,7 @@ fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
         }
     };
     let targets: Vec<Target> = METHODS.iter().enumerate().map(open).collect::<io::Result<_>>()?;
-    // Make the files themselves durable; only the writes to them are at stake.
+    // Make the files themselves durable, because only the writes to them are tested.
     rustix::fs::syncfs(File::open(folder)?)?;
     for target in &targets {
         let mut ring = target.ring()?;
@@ -167,8 +167,8 @@ mod tests {
     use crate::machine::Machine;
     use crate::run::tests::{Unwatched, settings};
 
-    /// On each file system that can be created here, each run loses what was never synced and keeps what was. On those
-    /// that overwrite in place, records on blocks of real zeros remain too.
+    /// On each file system that can be created here, each run loses records that were never synced and keeps those that
+    /// were. On file systems that overwrite in place, records on blocks of real zeros remain too.
     #[test]
     fn each_run_ends_with_the_power() {
         let folder = tempfile::tempdir().unwrap();

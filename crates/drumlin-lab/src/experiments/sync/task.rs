@@ -21,7 +21,7 @@ use crate::sys;
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The number of bytes by which a file grows ahead of need. Every 1,024th write of 1 KiB pays for it.
+/// The number of bytes by which a file is grown in advance. Every 1,024th write of 1 KiB pays for that.
 const GROWTH_BYTES: u64 = 1 << 20;
 
 /// The size of zero-filled files, which are overwritten repeatedly.
@@ -33,7 +33,7 @@ const WRITTEN_BYTES_MAX: u64 = 256 << 20;
 /// The number of writes in a batch, whose mean a harness that times batches would report.
 pub(super) const BATCH_WRITES: u32 = 100;
 
-/// Makes durable writes with some writers.
+/// Makes durable writes, with one or more writers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -50,7 +50,7 @@ pub(crate) struct Task {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Written {
     pub(crate) load: Load,
-    /// The latencies of single writes as buckets, so that several rounds can be added up.
+    /// The latencies of single writes as buckets, which can be added up over several rounds.
     pub(super) singles: Vec<(u64, u64)>,
     /// The means of each [`BATCH_WRITES`] consecutive writes, as buckets.
     pub(super) batches: Vec<(u64, u64)>,
@@ -85,8 +85,8 @@ impl Written {
 pub(super) struct Target {
     method: Method,
     file: File,
-    /// The end of the space extended so far. The mutex is held while the file grows, so that other writers wait for the
-    /// space that they need.
+    /// The end of the space that the file has been extended to. The mutex is held while the file grows: other writers
+    /// wait for the space that they need.
     extended: Mutex<u64>,
 }
 
