@@ -68,7 +68,7 @@ impl Config {
     /// Like [`open`](Config::open). Recovery, which may take seconds, runs on a thread of its own.
     ///
     /// # Errors
-    /// Those of [`open`](Config::open).
+    /// Same as [`open`](Config::open).
     pub async fn open_async(&self, path: impl AsRef<std::path::Path>) -> Result<Database> {
         let (config, path) = (self.clone(), path.as_ref().to_owned());
         let workers = crate::task::new_workers(&config.settings.choose_backend(&path)?);
@@ -98,7 +98,7 @@ impl Database {
     /// Like [`keyspace`](Database::keyspace).
     ///
     /// # Errors
-    /// Those of [`keyspace`](Database::keyspace).
+    /// Same as [`keyspace`](Database::keyspace).
     pub async fn keyspace_async(&self, name: &str) -> Result<Keyspace> {
         self.keyspace_with_async(name, KeyspaceOptions::default()).await
     }
@@ -106,7 +106,7 @@ impl Database {
     /// Like [`keyspace_with`](Database::keyspace_with).
     ///
     /// # Errors
-    /// Those of [`keyspace_with`](Database::keyspace_with).
+    /// Same as [`keyspace_with`](Database::keyspace_with).
     pub async fn keyspace_with_async(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
         let store = self.store()?;
         store.as_task().await;
@@ -120,7 +120,7 @@ impl Database {
     /// Like [`drop_keyspace`](Database::drop_keyspace).
     ///
     /// # Errors
-    /// Those of [`drop_keyspace`](Database::drop_keyspace).
+    /// Same as [`drop_keyspace`](Database::drop_keyspace).
     pub async fn drop_keyspace_async(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         self.on_worker(move |database| database.drop_keyspace(&name)).await
@@ -129,7 +129,7 @@ impl Database {
     /// Like [`bulk_load`](Database::bulk_load).
     ///
     /// # Errors
-    /// Those of [`bulk_load`](Database::bulk_load).
+    /// Same as [`bulk_load`](Database::bulk_load).
     pub async fn bulk_load_async(&self, name: &str) -> Result<BulkLoad> {
         let name = name.to_owned();
         self.on_worker(move |database| database.bulk_load(&name)).await
@@ -138,7 +138,7 @@ impl Database {
     /// Like [`sync`](Database::sync).
     ///
     /// # Errors
-    /// Those of [`sync`](Database::sync).
+    /// Same as [`sync`](Database::sync).
     pub async fn sync_async(&self) -> Result<()> {
         self.sync_in(self.store()?.as_task().await).await
     }
@@ -146,7 +146,7 @@ impl Database {
     /// Like [`existing_keyspace`](Database::existing_keyspace).
     ///
     /// # Errors
-    /// Those of [`existing_keyspace`](Database::existing_keyspace).
+    /// Same as [`existing_keyspace`](Database::existing_keyspace).
     pub async fn existing_keyspace_async(&self, name: &str) -> Result<Keyspace> {
         let store = self.store()?;
         store.as_task().await;
@@ -160,7 +160,7 @@ impl Database {
     /// Like [`checkpoint`](Database::checkpoint).
     ///
     /// # Errors
-    /// Those of [`checkpoint`](Database::checkpoint).
+    /// Same as [`checkpoint`](Database::checkpoint).
     pub async fn checkpoint_async(&self) -> Result<CheckpointReport> {
         self.on_worker(Database::checkpoint).await
     }
@@ -168,7 +168,7 @@ impl Database {
     /// Like [`compact`](Database::compact).
     ///
     /// # Errors
-    /// Those of [`compact`](Database::compact).
+    /// Same as [`compact`](Database::compact).
     pub async fn compact_async(&self) -> Result<CompactReport> {
         self.on_worker(Database::compact).await
     }
@@ -176,7 +176,7 @@ impl Database {
     /// Like [`check`](Database::check).
     ///
     /// # Errors
-    /// Those of [`check`](Database::check).
+    /// Same as [`check`](Database::check).
     pub async fn check_async(&self) -> Result<CheckReport> {
         self.on_worker(Database::check).await
     }
@@ -184,7 +184,7 @@ impl Database {
     /// Like [`close`](Database::close).
     ///
     /// # Errors
-    /// Those of [`close`](Database::close).
+    /// Same as [`close`](Database::close).
     pub async fn close_async(self) -> Result<()> {
         let workers = crate::task::new_workers(&self.handle.store_in_process()?.engine.backend);
         let closed = workers.run(move || self.close()).await;
@@ -299,7 +299,7 @@ impl Range {
     /// Like [`for_each_row`](Range::for_each_row). If the future is dropped, no row is lost or shown twice.
     ///
     /// # Errors
-    /// Those of [`for_each_row`](Range::for_each_row).
+    /// Same as [`for_each_row`](Range::for_each_row).
     pub async fn for_each_row_async<B>(
         &mut self,
         look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -310,7 +310,7 @@ impl Range {
     /// Like [`for_each_row_async`](Range::for_each_row_async), from the last row to the first.
     ///
     /// # Errors
-    /// Those of [`for_each_row`](Range::for_each_row).
+    /// Same as [`for_each_row`](Range::for_each_row).
     pub async fn for_each_row_back_async<B>(
         &mut self,
         look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -462,7 +462,7 @@ impl Transaction {
     /// transaction; after that, the commit completes without its future.
     ///
     /// # Errors
-    /// Those of [`commit`](Transaction::commit).
+    /// Same as [`commit`](Transaction::commit).
     pub async fn commit_async(self) -> Result<Timestamp> {
         let store = Arc::clone(self.store()?);
         self.commit_in(store.as_task().await).await
@@ -486,7 +486,7 @@ impl Batch {
     /// that, the commit completes without its future.
     ///
     /// # Errors
-    /// Those of [`commit`](Batch::commit).
+    /// Same as [`commit`](Batch::commit).
     pub async fn commit_async(self) -> Result<Timestamp> {
         self.transaction.commit_async().await
     }
@@ -494,7 +494,7 @@ impl Batch {
     /// Like [`commit_with`](Batch::commit_with); see [`commit_async`](Batch::commit_async).
     ///
     /// # Errors
-    /// Those of [`commit`](Batch::commit).
+    /// Same as [`commit`](Batch::commit).
     pub async fn commit_with_async(mut self, durability: Durability) -> Result<Timestamp> {
         self.transaction.set_durability(durability);
         self.commit_async().await

@@ -256,7 +256,7 @@ impl Keyspace {
     /// [`pop_first`](Keyspace::pop_first).
     ///
     /// # Errors
-    /// Those of [`pop_first`](Keyspace::pop_first).
+    /// Same as [`pop_first`](Keyspace::pop_first).
     pub fn pop_last(&self) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Backward, WhenLocked::Wait))
     }
@@ -297,7 +297,7 @@ impl Keyspace {
     /// [`pop_first_in`](Keyspace::pop_first_in).
     ///
     /// # Errors
-    /// Those of [`pop_first_in`](Keyspace::pop_first_in).
+    /// Same as [`pop_first_in`](Keyspace::pop_first_in).
     pub fn pop_last_in(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Backward, WhenLocked::Skip))
     }

@@ -102,7 +102,7 @@ impl Batch {
     /// Removes the row, if there is one.
     ///
     /// # Errors
-    /// Those of [`insert`](Batch::insert).
+    /// Same as [`insert`](Batch::insert).
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
         ready(self.transaction.remove_in(WaitMode::Blocking, keyspace, key.as_ref()))?;
         self.len += 1;
@@ -147,7 +147,7 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// Those of [`commit`](Batch::commit).
+    /// Same as [`commit`](Batch::commit).
     pub fn commit_with(mut self, durability: Durability) -> Result<Timestamp> {
         self.transaction.set_durability(durability);
         self.commit()

@@ -191,7 +191,7 @@ impl BulkLoad {
     /// So an error may belong to an earlier row, and always ends the load. Dropping the future ends the load, too.
     ///
     /// # Errors
-    /// Those of [`insert`](BulkLoad::insert).
+    /// Same as [`insert`](BulkLoad::insert).
     pub async fn insert_async(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.loader()?;
         let (key, value) = (key.as_ref(), value.as_ref());
@@ -281,7 +281,7 @@ impl BulkLoad {
     /// Like [`finish`](BulkLoad::finish). Once the call has begun, it completes even if its future is dropped.
     ///
     /// # Errors
-    /// Those of [`finish`](BulkLoad::finish).
+    /// Same as [`finish`](BulkLoad::finish).
     pub async fn finish_async(self) -> Result<LoadReport> {
         let handle = Arc::clone(&self.keyspace.handle);
         handle.store()?.as_task().await.run(move || self.finish()).await

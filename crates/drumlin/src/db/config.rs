@@ -334,7 +334,7 @@ impl Config {
     /// Like [`examine`](Config::examine), and calls `progress` from time to time.
     ///
     /// # Errors
-    /// Those of [`examine`](Config::examine).
+    /// Same as [`examine`](Config::examine).
     pub fn examine_with(&self, path: impl AsRef<Path>, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         self.check()?;
         check::examine(&self.settings, path.as_ref(), &mut progress)

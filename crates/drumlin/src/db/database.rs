@@ -271,7 +271,7 @@ impl Database {
     /// Like [`check`](Database::check), and calls `progress` from time to time.
     ///
     /// # Errors
-    /// Those of [`check`](Database::check).
+    /// Same as [`check`](Database::check).
     pub fn check_with(&self, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         self.store()?.check(&mut progress)
     }

@@ -64,7 +64,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn replace(
         &mut self,
         keyspace: &Keyspace,
@@ -101,7 +101,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn insert_if_absent(
         &mut self,
         keyspace: &Keyspace,
@@ -141,7 +141,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn update<V: AsRef<[u8]>>(
         &mut self,
         keyspace: &Keyspace,
@@ -184,7 +184,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn compare_and_swap(
         &mut self,
         keyspace: &Keyspace,
@@ -246,7 +246,7 @@ impl Transaction {
     /// Removes and returns the last row in key order. Otherwise like [`pop_first`](Transaction::pop_first).
     ///
     /// # Errors
-    /// Those of [`pop_first`](Transaction::pop_first).
+    /// Same as [`pop_first`](Transaction::pop_first).
     pub fn pop_last(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Backward))
     }
@@ -289,7 +289,7 @@ impl Transaction {
     /// began. Otherwise like [`pop_first_in`](Transaction::pop_first_in).
     ///
     /// # Errors
-    /// Those of [`pop_first_in`](Transaction::pop_first_in).
+    /// Same as [`pop_first_in`](Transaction::pop_first_in).
     pub fn pop_last_in(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Backward))
     }

@@ -229,7 +229,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn get_into(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         value.clear();
         self.copy_into(key.as_ref(), value)
@@ -255,7 +255,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let mut shown = ShownValue::new();
         Ok(self.get_into(key, &mut shown.0)?.then(|| look(&shown.0)))
@@ -264,7 +264,7 @@ impl Keyspace {
     /// Returns `true` if the row exists. O(log n). Reads no large value.
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         self.contains(key.as_ref())
     }
@@ -286,7 +286,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn contains_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
         ready(self.rows().contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
@@ -296,7 +296,7 @@ impl Keyspace {
     /// commit.
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
         ready(self.rows().get_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
@@ -325,7 +325,7 @@ impl Keyspace {
     /// Returns the last row in key order. O(log n).
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
         ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Backward))
     }
@@ -339,7 +339,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn is_empty(&self) -> Result<bool> {
         ready(self.rows().is_empty(WaitMode::Blocking))
     }
@@ -364,7 +364,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn count(&self, range: impl KeyRange) -> Result<u64> {
         ready(self.rows().count(WaitMode::Blocking, bounds::owned(&range)))
     }
@@ -380,7 +380,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn len(&self) -> Result<u64> {
         self.count(..)
     }
@@ -399,7 +399,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn rank(&self, key: impl AsRef<[u8]>) -> Result<u64> {
         self.count(..key)
     }
@@ -460,7 +460,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn nth(&self, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
         ready(self.rows().nth(WaitMode::Blocking, bounds::owned(&range), index))
     }
@@ -480,7 +480,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn sample(&self, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
         ready(self.rows().sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
@@ -551,7 +551,7 @@ impl Keyspace {
     /// Opens a value as a stream, as of this call, with `Read` and `Seek`: for values too large for memory.
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         ready(self.rows().read(WaitMode::Blocking, key.as_ref()))
     }
@@ -587,7 +587,7 @@ impl Keyspace {
     /// for several, see [`with_durability`](Keyspace::with_durability).
     ///
     /// # Errors
-    /// Those of [`insert`](Keyspace::insert).
+    /// Same as [`insert`](Keyspace::insert).
     pub fn insert_with(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, key.as_ref(), value.as_ref(), durability))
     }

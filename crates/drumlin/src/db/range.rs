@@ -219,7 +219,7 @@ impl Range {
     /// Like [`for_each_row`](Range::for_each_row), from the last row to the first.
     ///
     /// # Errors
-    /// Those of [`for_each_row`](Range::for_each_row).
+    /// Same as [`for_each_row`](Range::for_each_row).
     pub fn for_each_row_back<B>(
         &mut self,
         mut look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,

@@ -96,7 +96,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn get_into(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         value.clear();
         ready(self.rows(keyspace)?.get_into(WaitMode::Blocking, key.as_ref(), value))
@@ -114,7 +114,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn get_with<R>(
         &self,
         keyspace: &Keyspace,
@@ -136,7 +136,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn contains_key(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
         ready(self.rows(keyspace)?.contains_key(WaitMode::Blocking, key.as_ref()))
     }
@@ -155,7 +155,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn contains_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
         ready(self.rows(keyspace)?.contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
@@ -172,7 +172,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
         ready(self.rows(keyspace)?.get_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
@@ -201,7 +201,7 @@ impl Reader {
     /// Returns the last row in key order. Otherwise like [`first`](Reader::first).
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn last(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Backward))
     }
@@ -216,7 +216,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn is_empty(&self, keyspace: &Keyspace) -> Result<bool> {
         ready(self.rows(keyspace)?.is_empty(WaitMode::Blocking))
     }
@@ -225,7 +225,7 @@ impl Reader {
     /// [`Keyspace::count`]. Each of a transaction's own changes costs O(log n).
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn count(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
         ready(self.rows(keyspace)?.count(WaitMode::Blocking, bounds::owned(&range)))
     }
@@ -241,7 +241,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn len(&self, keyspace: &Keyspace) -> Result<u64> {
         self.count(keyspace, ..)
     }
@@ -257,7 +257,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn rank(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
         self.count(keyspace, ..key)
     }
@@ -296,7 +296,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn nth(&self, keyspace: &Keyspace, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.nth(WaitMode::Blocking, bounds::owned(&range), index))
     }
@@ -313,7 +313,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn sample(&self, keyspace: &Keyspace, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
         ready(self.rows(keyspace)?.sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
@@ -382,7 +382,7 @@ impl Reader {
     /// in any way.
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         ready(self.rows(keyspace)?.read(WaitMode::Blocking, key.as_ref()))
     }

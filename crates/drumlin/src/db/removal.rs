@@ -63,7 +63,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`clear`](Keyspace::clear).
+    /// Same as [`clear`](Keyspace::clear).
     pub fn remove_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::of_prefix(prefix.as_ref())))
     }
@@ -80,7 +80,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`clear`](Keyspace::clear).
+    /// Same as [`clear`](Keyspace::clear).
     pub fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::owned(&range)))
     }

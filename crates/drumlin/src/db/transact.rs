@@ -136,7 +136,7 @@ impl Database {
     /// Like [`try_transact`](Database::try_transact), with the given options.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub fn transact_with<T, E>(
         &self,
         options: TxOptions,
@@ -190,7 +190,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`transact`](Database::transact).
+    /// Same as [`transact`](Database::transact).
     pub async fn transact_async<T>(
         &self,
         body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
@@ -203,7 +203,7 @@ impl Database {
     /// anyhow::Error>(visits)`.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn try_transact_async<T, E>(
         &self,
         body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T, E>,
@@ -217,7 +217,7 @@ impl Database {
     /// Like [`try_transact_async`](Database::try_transact_async), with the given options.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn transact_with_async<T, E>(
         &self,
         options: TxOptions,
@@ -261,7 +261,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`transact`](Database::transact).
+    /// Same as [`transact`](Database::transact).
     pub async fn transact_local<T>(&self, body: impl AsyncFnMut(&mut Transaction) -> Result<T>) -> Result<T> {
         self.transact_with_local(self.tx_options(), body).await
     }
@@ -270,7 +270,7 @@ impl Database {
     /// [`try_transact`](Database::try_transact).
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn try_transact_local<T, E>(
         &self,
         body: impl AsyncFnMut(&mut Transaction) -> Result<T, E>,
@@ -284,7 +284,7 @@ impl Database {
     /// Like [`try_transact_local`](Database::try_transact_local), with the given options.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn transact_with_local<T, E>(
         &self,
         options: TxOptions,
