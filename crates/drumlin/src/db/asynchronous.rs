@@ -90,7 +90,7 @@ impl Database {
     /// Like [`open`](Database::open).
     ///
     /// # Errors
-    /// Those of [`Config::open`].
+    /// The errors of [`Config::open`].
     pub async fn open_async(path: impl AsRef<std::path::Path>) -> Result<Database> {
         Config::new().open_async(path).await
     }

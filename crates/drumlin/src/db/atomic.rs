@@ -43,7 +43,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn take(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.take_in(WaitMode::Blocking, key.as_ref()))
     }
@@ -76,7 +76,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn replace(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.replace_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
     }
@@ -108,7 +108,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn insert_if_absent(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         ready(self.insert_if_absent_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
     }
@@ -151,7 +151,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn update<V: AsRef<[u8]>>(
         &self,
         key: impl AsRef<[u8]>,
@@ -192,7 +192,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn compare_and_swap(
         &self,
         key: impl AsRef<[u8]>,
@@ -247,7 +247,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn pop_first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Forward, WhenLocked::Wait))
     }
@@ -288,7 +288,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`pop_first`](Keyspace::pop_first), but not [`LockTimeout`](crate::Error::LockTimeout).
+    /// The errors of [`pop_first`](Keyspace::pop_first), but not [`LockTimeout`](crate::Error::LockTimeout).
     pub fn pop_first_in(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Forward, WhenLocked::Skip))
     }

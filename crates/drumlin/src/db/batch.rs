@@ -80,7 +80,7 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Transaction::insert_from`](crate::Transaction::insert_from), except for conflicts.
+    /// The errors of [`Transaction::insert_from`](crate::Transaction::insert_from), except for conflicts.
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
         let bytes = self.transaction.insert_read(keyspace, key.as_ref(), &mut reader)?;
         self.len += 1;

@@ -143,7 +143,7 @@ impl BulkLoad {
     /// ```
     ///
     /// # Errors
-    /// Those of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load can
+    /// The errors of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load can
     /// continue without the row.
     pub fn insert_from(&mut self, key: impl AsRef<[u8]>, source: impl Read) -> Result<u64> {
         self.add_pending()?;
@@ -322,7 +322,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace
+    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace
     /// has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this call;
     /// [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
     /// budget.

@@ -78,7 +78,7 @@ impl Database {
     /// and recovers it if it was not closed.
     ///
     /// # Errors
-    /// Those of [`Config::open`].
+    /// The errors of [`Config::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Database> {
         Config::new().open(path)
     }
@@ -104,7 +104,7 @@ impl Database {
     /// Like [`keyspace`](Database::keyspace), with options that apply if the keyspace is created.
     ///
     /// # Errors
-    /// Those of [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that is not allowed.
+    /// The errors of [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that is not allowed.
     pub fn keyspace_with(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
         let store = self.store()?;
         let open = match store.durable_keyspace(name)? {

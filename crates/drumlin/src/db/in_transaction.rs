@@ -31,7 +31,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get_for_update`](Transaction::get_for_update) and [`insert`](Transaction::insert).
+    /// The errors of [`get_for_update`](Transaction::get_for_update) and [`insert`](Transaction::insert).
     pub fn take(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.take_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
@@ -238,7 +238,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](crate::Reader::first) and [`take`](Transaction::take).
+    /// The errors of [`first`](crate::Reader::first) and [`take`](Transaction::take).
     pub fn pop_first(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Forward))
     }
@@ -279,7 +279,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](crate::Reader::first) and [`insert`](Transaction::insert), but not
+    /// The errors of [`first`](crate::Reader::first) and [`insert`](Transaction::insert), but not
     /// [`LockTimeout`](crate::Error::LockTimeout).
     pub fn pop_first_in(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Forward))

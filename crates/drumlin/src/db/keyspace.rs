@@ -316,7 +316,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
+    /// The errors of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
     /// for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
@@ -676,7 +676,7 @@ impl Keyspace {
     /// [`take`](Keyspace::take) also returns its value.
     ///
     /// # Errors
-    /// Those of [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
         ready(self.remove_in(WaitMode::Blocking, key.as_ref()))
     }

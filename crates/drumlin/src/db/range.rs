@@ -211,7 +211,7 @@ impl Range {
     /// ```
     ///
     /// # Errors
-    /// Those of the iterator's steps. The range ends after the first error.
+    /// The errors of a step of the iterator. The range ends after the first error.
     pub fn for_each_row<B>(&mut self, mut look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> Result<ControlFlow<B>> {
         ready(self.show_rows(WaitMode::Blocking, Direction::Forward, &mut look))
     }

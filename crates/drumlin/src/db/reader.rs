@@ -192,7 +192,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory for
+    /// The errors of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory for
     /// scans.
     pub fn first(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Forward))

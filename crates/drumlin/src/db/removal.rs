@@ -45,7 +45,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn clear(&self) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::ALL))
     }

@@ -364,7 +364,7 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or if waiting for its lock
-    /// would be a deadlock; [`Error::LockTimeout`] if another transaction keeps the row locked for too long;
+    /// would cause a deadlock; [`Error::LockTimeout`] if another transaction keeps the row locked for too long;
     /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace
     /// of another database. The transaction stays usable after all of these errors except a conflict, after which its
     /// writes and its commit fail with the same conflict.
