@@ -325,7 +325,7 @@ impl Range {
     ) -> Result<ControlFlow<B>> {
         match self.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.show_rows(store.as_task().await, direction, &mut look).await,
-            // This step never waits.
+            // A range that could not be opened never waits.
             None | Some(Err(_)) => ready(self.show_rows(WaitMode::Blocking, direction, &mut look)),
         }
     }
