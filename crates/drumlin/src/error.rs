@@ -171,7 +171,7 @@ pub enum Error {
     /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. If they take
     ///   more, the commit fails.
     ///
-    /// Of a row with a value over 64 KiB, only the key counts.
+    /// A row with a value over 64 KiB counts only with its key.
     TransactionTooLarge {
         /// The part of the transaction that is too large, and what is counted.
         what: &'static str,

@@ -143,8 +143,8 @@ impl BulkLoad {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load can
-    /// continue without the row.
+    /// The errors of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load
+    /// can continue without the row.
     pub fn insert_from(&mut self, key: impl AsRef<[u8]>, source: impl Read) -> Result<u64> {
         self.add_pending()?;
         let mut source = source;
@@ -322,9 +322,9 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace
-    /// has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this call;
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
+    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the
+    /// keyspace has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this
+    /// call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
     /// budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;

@@ -316,8 +316,8 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
-    /// for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
+    /// The errors of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the
+    /// memory for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
     }

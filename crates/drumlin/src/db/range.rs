@@ -185,7 +185,7 @@ impl Range {
     /// This is the fastest way to read many rows: the slices point into the scan's own copies, so a row costs no
     /// allocation, no reference count and no [`Value`]. Values outside of their leaf are all read into the same vector.
     /// O(rows), plus O(log n) at the end of each leaf. No latch is held while `look` runs: it can write, wait, or call
-    /// the database. The scan does not see such writes.
+    /// the database. The scan still sees its own snapshot.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -350,7 +350,7 @@ pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option
     }
     match scan.handle().as_ref().map(|handle| handle.store()) {
         Some(Ok(store)) => scan.next_in(store.as_task().await, direction).await,
-        // A range that could not be opened never waits.
+        // A range that could not be opened, or whose database is closed, never waits.
         None | Some(Err(_)) => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
 }
@@ -534,7 +534,7 @@ impl Salvage {
     pub async fn next_async(&mut self) -> Option<Result<Salvaged>> {
         match self.0.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.0.salvage_in(store.as_task().await).await,
-            // A range that could not be opened never waits.
+            // A range that could not be opened, or whose database is closed, never waits.
             None | Some(Err(_)) => ready(self.0.salvage_in(WaitMode::Blocking)),
         }
     }

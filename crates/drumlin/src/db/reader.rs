@@ -192,8 +192,8 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory for
-    /// scans.
+    /// The errors of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
+    /// for scans.
     pub fn first(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
     }
