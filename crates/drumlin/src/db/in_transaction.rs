@@ -318,7 +318,8 @@ impl Transaction {
                 if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                     return Ok(Some((key, value)));
                 }
-                // Another transaction has removed the row since the scan read it. This happens only with read committed.
+                // Another transaction has removed the row since the scan read it. This happens only with read
+                // committed.
                 match direction {
                     Direction::Forward => lower = Bound::Excluded(key.to_vec()),
                     Direction::Backward => upper = Bound::Excluded(key.to_vec()),
@@ -343,7 +344,8 @@ impl Transaction {
                 if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                     return Ok(Some((key, value)));
                 }
-                // Another transaction has removed the row since the scan read it. This happens only with read committed.
+                // Another transaction has removed the row since the scan read it. This happens only with read
+                // committed.
             }
         })
     }
