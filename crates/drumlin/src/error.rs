@@ -53,7 +53,7 @@ pub enum Error {
         /// The operating system's error.
         source: Arc<std::io::Error>,
     },
-    /// There is nothing at the path, and [`Config::create`](crate::Config::create) is off.
+    /// Nothing exists at the path, and [`Config::create`](crate::Config::create) is off.
     NotFound {
         /// The given path.
         path: PathBuf,
@@ -175,11 +175,11 @@ pub enum Error {
     TransactionTooLarge {
         /// The part of the transaction that is too large, and what is counted.
         what: &'static str,
-        /// The rows in this part, including the refused one; 0 if rows were not counted.
+        /// The number of rows in this part, including the refused one; 0 if rows were not counted.
         row_count: u64,
-        /// The bytes that this part takes, as counted.
+        /// The size of this part in bytes, as described by `what`.
         bytes: u64,
-        /// The bytes that this part may take.
+        /// The maximum size of this part in bytes.
         limit_bytes: u64,
         /// The remedy.
         remedy: &'static str,
@@ -250,14 +250,14 @@ pub enum Error {
         /// The name of the keyspace.
         name: String,
     },
-    /// A [bulk load](crate::BulkLoad) needs an empty keyspace, and this one is not, or is in use. Nothing was loaded.
-    /// The reasons are:
+    /// A [bulk load](crate::BulkLoad) needs an empty keyspace that is not in use. Nothing was loaded. The possible
+    /// reasons are:
     ///
     /// - the keyspace had rows when the load began;
     /// - it received rows during the load;
     /// - other calls were changing it while its empty pages were merged;
     /// - a snapshot still sees rows that were removed from it;
-    /// - a transaction has locked a row of it.
+    /// - a transaction has locked one of its rows.
     KeyspaceNotEmpty {
         /// The name of the keyspace.
         keyspace: String,
@@ -405,7 +405,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The transaction that has locked a row, from the point of view of a call that fails with [`Error::LockTimeout`].
+/// The kind of transaction that has locked a row, relative to the call that fails with [`Error::LockTimeout`].
 ///
 /// ```
 /// use drumlin::{Error, LockHolder, TxOptions};
@@ -463,9 +463,10 @@ pub enum Recourse {
     Retry,
     /// Change the call, which would fail again as it is. The database is as usable as before.
     Change,
-    /// Commits are refused; reads still work. After a failure, fix its cause and reopen the database.
+    /// Reopen the database, after fixing the cause if there was a failure. Until then, commits fail; after a failure,
+    /// reads still work.
     Reopen,
-    /// The data named in the error is lost; the rest is readable.
+    /// Restore the data named in the error, which is lost, from a backup. The rest is readable.
     Restore,
 }
 
@@ -492,7 +493,7 @@ fn owner(pid: u32, by_this_process: bool) -> String {
     format!("{process}. Close it there, or end that process")
 }
 
-/// The remedy for a transaction that writes too much.
+/// The remedy for a transaction that writes too many rows or bytes.
 const WRITE_LESS: &str = "Commit in smaller parts, or raise Config::memory";
 
 /// The maximum number of characters of a name, or bytes of a key, that an error quotes.
@@ -545,7 +546,7 @@ fn rows(row_count: u64) -> String {
     if row_count == 0 { String::new() } else { format!(" for {row_count} rows") }
 }
 
-/// The reason why a database accepts no more commits.
+/// The reason why a database no longer accepts commits.
 #[derive(Clone, Debug)]
 pub(crate) enum Stopped {
     Closed,

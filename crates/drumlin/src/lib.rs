@@ -9,8 +9,8 @@
 //! - [`Transaction`]: reads and writes in several keyspaces, committed together or not at all.
 //! - [`Snapshot`]: all keyspaces as of one commit, for reading.
 //!
-//! These are handles, usable from any thread; those that are [`Clone`] are cheap to clone. The database is closed when
-//! the last of them is dropped.
+//! These types are handles that can be used from any thread. Those that are [`Clone`] are cheap to clone. The database
+//! is closed when the last of them is dropped.
 //!
 //! # Open, insert, get
 //!
@@ -28,7 +28,7 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Keys and values are anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are ordered by the bytes of their
+//! Keys and values can be anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are ordered by the bytes of their
 //! keys, so store numbers in keys as big-endian bytes: [`to_be_bytes`](u64::to_be_bytes). Reads return a [`Value`],
 //! which derefs to `[u8]`. The other examples use an in-memory database, [`Config::in_memory`], which also suits tests.
 //!
@@ -143,11 +143,11 @@
 //!
 //! # Limits
 //!
-//! | limited | limit |
+//! | what is limited | limit |
 //! | --- | --- |
 //! | a key | a quarter of its keyspace's page: 1,024 bytes, unless [`KeyspaceOptions::page_bytes`] says otherwise |
 //! | a value | none; values over 64 KiB are streamed to the disk |
-//! | the writes of a transaction | a thirty-second of the budget, and 8 MiB: see [`Error::TransactionTooLarge`] |
+//! | the writes of a transaction | a thirty-second of the budget, and at most 8 MiB; see [`Error::TransactionTooLarge`] |
 //! | all open transactions | an eighth of the budget, then [`Error::MemoryInUse`] |
 //! | an old snapshot | ends with [`Error::SnapshotTooOld`] if versions exceed [`Config::version_disk_bytes`] |
 //! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |

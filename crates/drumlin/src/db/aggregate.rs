@@ -30,7 +30,7 @@ const REDUCTION_UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 4 } els
 /// After this many states were computed but could not be kept, an aggregate reads rows and computes no further states.
 const UNKEPT_STATES_MAX: usize = 16;
 
-/// A reducer whose panics are turned into errors.
+/// A reducer wrapped so that its panics become errors.
 struct Guarded<'r, R>(&'r R);
 
 impl<R: Reducer> Guarded<'_, R> {
@@ -83,7 +83,7 @@ struct LeafCopy {
 /// The next step after the rows of a leaf were read.
 enum Next {
     Leaf,
-    /// The next rows can only be read by a scan.
+    /// Only a scan can read the next rows.
     Scan,
     End,
 }
@@ -276,7 +276,7 @@ impl<R: Reducer> Reducing<'_, R> {
 }
 
 impl Rows<'_> {
-    /// Returns the reduction of the rows of a range.
+    /// Reduces the rows of a range.
     pub(super) async fn aggregate<R: Reducer>(
         &self,
         mode: WaitMode<'_>,
@@ -288,7 +288,7 @@ impl Rows<'_> {
         if let Some(interval) = interval(&bounds) {
             for attempt in 1..=RENEWALS_MAX {
                 match self.reduce(mode, reducer, state, &interval).await {
-                    // A newer snapshot begins without old versions, so it can take all of their space.
+                    // Retry: a newer snapshot needs no old versions yet, so it has all of their space.
                     Err(Error::SnapshotTooOld { .. }) if self.is_latest() && attempt < RENEWALS_MAX => {
                         crate::coverage::mark!("an aggregate restarted at a newer snapshot");
                         state = guarded.call(|reducer| Ok(reducer.identity()))?;

@@ -1,4 +1,4 @@
-//! Atomic changes of one row that depend on its newest value, each committed on its own.
+//! Atomic changes to one row that depend on its newest value, each committed on its own.
 //!
 //! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
 //! lock. Calls for the same row therefore take effect one after another, and never need a retry.
@@ -25,10 +25,11 @@ pub(super) enum WhenLocked {
     Skip,
 }
 
-/// Atomic changes of single rows that read the row's newest value first. Each call locks its row, so no other writer
+/// Atomic changes to single rows that read the row's newest value first. Each call locks its row, so no other writer
 /// changes the row between the read and the commit. Calls from many threads take effect one after another and never
-/// need a retry. A call may see a commit that is not durable yet, but its result is as durable as its own change. A
-/// [`Transaction`](crate::Transaction) has the same calls, for changes that must be committed together.
+/// need a retry. A call may see a commit that is not durable yet, but when it returns, that commit is as durable as the
+/// call's own change. A [`Transaction`](crate::Transaction) has the same calls, for changes that must be committed
+/// together.
 impl Keyspace {
     /// Removes the row and returns its value. If there is no such row, returns `None` and commits nothing. Durable when
     /// it returns, unless the handle's durability is relaxed. O(log n).
@@ -232,9 +233,9 @@ impl Keyspace {
     /// means that there were no rows at some moment during the call. If a row with a lower key is inserted during the
     /// call, the call may still pop the later row.
     ///
-    /// Use [`pop_first_in`](Keyspace::pop_first_in) for a queue whose consumers must not wait for rows that
-    /// transactions have locked, or whose rows become visible at a later time. To keep a job until it is done, pop it
-    /// with [`Transaction::pop_first_in`](crate::Transaction::pop_first_in).
+    /// Use [`pop_first_in`](Keyspace::pop_first_in) for a queue whose consumers should skip rows that transactions have
+    /// locked, or whose rows become visible at a later time. To keep a job until it is done, pop it with
+    /// [`Transaction::pop_first_in`](crate::Transaction::pop_first_in).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

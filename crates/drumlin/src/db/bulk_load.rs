@@ -121,11 +121,10 @@ impl BulkLoad {
     /// sorted rows when their memory is full. A value over 64 KiB is written before the call returns.
     ///
     /// # Errors
-    /// [`KeyTooLong`](crate::Error::KeyTooLong): the load can continue without the row. Any other error ends the load,
-    /// and nothing of it remains: [`DiskFull`](crate::Error::DiskFull);
-    /// [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if the memory budget has no room for the page table;
-    /// [`KeyspaceDropped`](crate::Error::KeyspaceDropped); [`Closed`](crate::Error::Closed);
-    /// [`Failed`](crate::Error::Failed).
+    /// [`KeyTooLong`](crate::Error::KeyTooLong): the load can continue without the row. Any other error ends the load
+    /// and discards its rows: [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if
+    /// the memory budget has no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
+    /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed).
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.add_pending()?;
         self.add(key.as_ref(), value.as_ref())

@@ -87,8 +87,8 @@ impl Config {
         self
     }
 
-    /// Sets the number of parallel log streams, which may differ between openings. Default 1, at most 64. More than one
-    /// helps only if a single device queue cannot sustain the write rate. The streams beyond the first share a
+    /// Sets the number of parallel log streams, which can be changed at each opening. Default 1, at most 64. Multiple
+    /// streams help only if a single device queue cannot sustain the write rate. The streams beyond the first share a
     /// sixteenth of the memory, at least 32 KiB each; records too long for them go to the first.
     ///
     /// A stream may have its own device: while the database is closed, create a folder `log/N` in its folder, or a link
@@ -287,8 +287,8 @@ impl Config {
         self
     }
 
-    /// Sets whether an opening reads back, in the background, the pages that were in memory when the database was last
-    /// closed. Default `true`.
+    /// Sets whether opening the database starts to reread, in the background, the pages that were in memory when it was
+    /// last closed. Default `true`.
     ///
     /// A list of these pages, 20 bytes for each, is kept in the file `resident`. Closing writes the list, and so do
     /// occasional checkpoints, in case the process is killed. The file is not synced; if it is corrupted or missing,

@@ -319,7 +319,7 @@ impl Database {
     /// use drumlin::{Database, Error};
     ///
     /// let db = Database::open(&path)?;
-    /// let orders = db.keyspace("orders")?; // another part of the program keeps this
+    /// let orders = db.keyspace("orders")?; // a different part of the program keeps this
     /// orders.insert("1", "three apples")?;
     /// db.close()?;
     /// assert!(matches!(orders.get("1"), Err(Error::Closed)));

@@ -82,7 +82,7 @@ impl KeyspaceOptions {
     }
 
     /// Sets the page size, a power of two from 4 to 64 KiB. Default: [`Config::page_bytes`](crate::Config::page_bytes).
-    /// Small pages read less for a single row; large ones compress better and scan faster.
+    /// With small pages, reading a single row transfers less; large pages compress better and scan faster.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> KeyspaceOptions {
         self.page_bytes = Some(bytes);
@@ -120,7 +120,7 @@ impl Keyspace {
     }
 
     /// Returns the open keyspace, for callers that work on the database of `handle`. Fails with `Invalid` if the
-    /// keyspace belongs to another database. `user` names the caller in the error.
+    /// keyspace belongs to a different database. `user` names the caller in the error.
     pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
         handle.store()?;
         if Arc::ptr_eq(&self.handle, handle) {
@@ -142,7 +142,7 @@ impl Keyspace {
         self.handle.store()
     }
 
-    /// Returns the keyspace's rows as plain calls see them.
+    /// Returns the keyspace's rows as calls outside of transactions see them.
     pub(super) fn rows(&self) -> Rows<'_> {
         Rows { handle: &self.handle, tree: &self.open.tree, view: None }
     }
@@ -213,7 +213,7 @@ impl Keyspace {
     }
 
     /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
-    /// returns `false`. After an error, too, `value` is empty. O(log n).
+    /// returns `false`. After an error, `value` is also empty. O(log n).
     ///
     /// Allocates only if the vector's capacity is too small, so a loop that reuses one vector does not allocate. Values
     /// over 64 KiB are read into it chunk by chunk.
@@ -274,7 +274,7 @@ impl Keyspace {
         Ok(self.store()?.engine.find(&self.open.tree, key, Store::LATEST, |_| ())?.is_some())
     }
 
-    /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once, like
+    /// Checks for each key whether its row exists, with many device reads in flight, like
     /// [`get_many`](Keyspace::get_many). Does not read large values.
     ///
     /// ```
@@ -291,7 +291,7 @@ impl Keyspace {
         ready(self.rows().contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the values of many rows, with many reads of the device in flight at once. The values may be as of
+    /// Returns the values of many rows, with many device reads in flight. The values may be as of
     /// different commits. To read all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a
     /// snapshot.
     ///
@@ -701,7 +701,7 @@ pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A source whose first bytes were already read.
+/// A source whose first bytes (the head) have already been read.
 pub(crate) struct WithHead<'h, S> {
     pub(crate) head: &'h [u8],
     pub(crate) source: S,

@@ -29,7 +29,7 @@ const BATCH_BYTES_MIN: u64 = 1 << 10;
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
 /// Memory of copied bytes grows in steps of this size, so few leaves need a larger buffer than the one before.
 const BYTES_STEP: usize = 1 << 10;
-/// Memory for the list of copied rows grows in steps of this many rows.
+/// The number of rows by which the list of copied rows grows.
 const ROWS_STEP: usize = 16;
 /// The maximum size of the transaction's own changes that one copy merges, and also of the old versions.
 pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
@@ -109,7 +109,7 @@ impl CopiedRows {
         Value::part_of(Arc::clone(self.bytes()), span)
     }
 
-    /// Takes the next row if there is one and its value was copied with it.
+    /// Takes the next row, if there is one whose value was copied.
     #[inline]
     pub(super) fn take(&mut self, direction: Direction) -> Option<(Value, Value)> {
         if self.is_empty() {
@@ -143,7 +143,7 @@ impl CopiedRows {
         while !self.is_empty() {
             let CopiedRow { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { break };
             let [key, value] = [key, value].map(|span| span.start as usize..span.end as usize);
-            // Pass the row before the call, because the call may panic.
+            // Move past the row before calling `look`, which may panic.
             self.pass(direction);
             look(&self.bytes()[key], &self.bytes()[value])?;
         }
@@ -283,7 +283,8 @@ impl Copier<'_> {
         Ok(Copied { count: into.len(), bytes, stop: part.stop })
     }
 
-    /// Returns old versions of the leaf's rows, in memory and among the spilled ones, up to `bytes_max` bytes.
+    /// Returns up to `bytes_max` bytes of old versions of the leaf's rows, from memory and from `spilled`. Ends the
+    /// part where they end for lack of space.
     fn old_versions(
         &self,
         page: PageId,
@@ -298,7 +299,8 @@ impl Copier<'_> {
         found.rows
     }
 
-    /// Returns the transaction's own changes between the leaf's fences, up to `bytes_max` bytes.
+    /// Returns up to about `bytes_max` bytes of the transaction's own changes between the leaf's fences. Ends the part
+    /// where they end for lack of space.
     fn own_changes<'w>(
         &self,
         writes: &'w WriteSet,
@@ -338,11 +340,12 @@ struct LeafPart<'a> {
     lower: Bound<&'a [u8]>,
     upper: Bound<&'a [u8]>,
     direction: Direction,
-    /// The last key of the part, if memory ends it before the leaf ends.
+    /// The last key of the part, if it ends before the leaf does for lack of memory.
     stop: Option<Vec<u8>>,
     /// The indexes of the part's rows in the leaf.
     rows: Span<usize>,
-    /// The bytes of keys that must be assembled from prefix and suffix if the leaf's heap is copied.
+    /// The total length of the keys that must be assembled from prefix and suffix if the leaf's heap is copied in one
+    /// piece; 0 if there is no prefix.
     keys_bytes: usize,
 }
 
@@ -425,7 +428,7 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     };
     let start = match lower {
         Bound::Unbounded => 0,
-        // A scan that comes from the previous leaf continues at the fence.
+        // Skip the search if the scan comes from the previous leaf, because it then begins at the fence.
         Bound::Included(key) if leaf.lower_fence().is_some_and(|fence| key <= fence) => 0,
         Bound::Included(key) => leaf.lower_bound(key),
         Bound::Excluded(key) => above(key),
@@ -457,7 +460,7 @@ fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
 /// Reserves memory for a copy of up to `wanted` bytes in addition to `kept_bytes`. Returns the number of bytes that the
 /// copy may take.
 pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
-    // A dropped call may have released the memory of the kept rows, so cover it again.
+    // A dropped call may have released the memory of the kept rows, so make sure it is reserved.
     if !memory.cover(kept_bytes) {
         return Err(Error::copies_in_memory(memory.limit_bytes()));
     }
@@ -614,7 +617,7 @@ impl CopyTarget<'_> {
         self.rows.shrink_to_fit();
     }
 
-    /// Returns the heap memory of the batch.
+    /// Returns the heap memory of the copied rows.
     fn memory_bytes(&self) -> u64 {
         (self.bytes.capacity() + self.rows.capacity() * ROW_BYTES) as u64
     }

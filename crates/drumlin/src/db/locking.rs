@@ -117,8 +117,8 @@ impl Transaction {
         self.options.lock_timeout = timeout;
     }
 
-    /// Returns the transaction's number, by which [`Database::locks`](crate::Database::locks) and
-    /// [`Config::on_lock_wait`](crate::Config::on_lock_wait) name it. It is unique until the database is closed.
+    /// Returns the number that identifies the transaction in [`Database::locks`](crate::Database::locks) and
+    /// [`Config::on_lock_wait`](crate::Config::on_lock_wait). It is unique until the database is closed.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.id.0
@@ -287,8 +287,8 @@ impl Transaction {
         Ok(true)
     }
 
-    /// Locks a row and returns `true`. Returns `false` if another transaction has locked it, or has changed it since
-    /// this transaction's snapshot.
+    /// Locks a row and returns `true`. Returns `false`, without waiting, if another transaction has locked the row or
+    /// has changed it since this transaction's snapshot.
     pub(super) async fn lock_if_free(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
         self.check_conflict()?;
         let open = self.open(keyspace)?;

@@ -21,7 +21,7 @@ use crate::tree::Direction;
 /// A snapshot shows the database as of one commit. A transaction shows the commits that its
 /// [`Isolation`](crate::Isolation) lets it see, plus its own changes.
 ///
-/// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of another database; a range then yields
+/// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of a different database; a range then yields
 /// only this error. In a serializable transaction they record their reads. They fail with
 /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the transaction's records take too much memory, or
 /// with [`MemoryInUse`](crate::Error::MemoryInUse) if those of all transactions together do.
@@ -64,7 +64,7 @@ impl Reader {
         self.handle.store()
     }
 
-    /// Returns the rows of a keyspace, which must belong to the same database.
+    /// Returns the rows of a keyspace as this reader sees them. Fails if the keyspace belongs to a different database.
     pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
         let tree = &keyspace.named_in(&self.handle, self.kind)?.tree;
         Ok(Rows { handle: &self.handle, tree, view: Some(&self.view) })
@@ -80,7 +80,7 @@ impl Reader {
     }
 
     /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
-    /// returns `false`. After an error, too, `value` is empty. O(log n). Allocates only if the vector's capacity is too
+    /// returns `false`. After an error, `value` is also empty. O(log n). Allocates only if the vector's capacity is too
     /// small.
     ///
     /// ```
@@ -141,7 +141,7 @@ impl Reader {
         ready(self.rows(keyspace)?.contains_key(WaitMode::Blocking, key.as_ref()))
     }
 
-    /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once. Does not
+    /// Checks for each key whether its row exists, with many device reads in flight. Does not
     /// read large values.
     ///
     /// ```
@@ -160,7 +160,7 @@ impl Reader {
         ready(self.rows(keyspace)?.contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the values of many rows, with many reads of the device in flight at once.
+    /// Returns the values of many rows, with many device reads in flight.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

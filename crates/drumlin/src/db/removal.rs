@@ -122,7 +122,7 @@ impl Keyspace {
                     continue;
                 };
                 removed += count;
-                // If this was the last part, no further read may fail.
+                // Return after the last part without a further read, which could fail.
                 if is_last {
                     return Ok(removed);
                 }
@@ -131,7 +131,7 @@ impl Keyspace {
         })
     }
 
-    /// Returns the first keys of a range, and `true` if there are no others.
+    /// Returns the first keys of a range, and `true` if these are all of its keys.
     async fn keys_of_part(
         &self,
         mode: WaitMode<'_>,

@@ -26,7 +26,7 @@ use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// Determines which commits a reader sees.
+/// The commits that a reader sees.
 pub(super) enum Horizon {
     /// The commits up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
@@ -97,7 +97,7 @@ impl Horizon {
 pub(super) struct Rows<'r> {
     pub(super) handle: &'r Arc<Handle>,
     pub(super) tree: &'r CountedTree,
-    /// `None` reads the newest visible commit at each call.
+    /// The view that is read; `None` for the newest visible commit at each call.
     pub(super) view: Option<&'r ReadView>,
 }
 
@@ -164,7 +164,7 @@ impl Rows<'_> {
     }
 
     /// Replaces the content of `value` with the row's value. If there is no row, empties `value` and returns `false`.
-    /// After an error, too, `value` is empty.
+    /// After an error, `value` is also empty.
     #[inline(never)]
     pub(super) fn get_into(
         &self,

@@ -43,7 +43,8 @@ pub(super) struct Scan {
     pub(super) lower: Bound<Vec<u8>>,
     pub(super) upper: Bound<Vec<u8>>,
     fetched_all: bool,
-    /// The rows copied at either end. After the last fetch, one end may also consume the rows copied at the other.
+    /// The rows copied at either end. Once all rows are fetched, each end can also consume the rows copied at the
+    /// other.
     front: CopiedRows,
     back: CopiedRows,
     /// The scanning transaction's own changes, if it has any within the bounds.
@@ -110,7 +111,7 @@ struct CopyMade {
     is_next_in_memory: bool,
 }
 
-/// The outcome of an attempt to copy rows.
+/// The outcome of one attempt to copy a leaf's rows.
 enum Step {
     Copied(CopyMade),
     /// Versions of rows between these fences may have been spilled and must be fetched first.
@@ -199,7 +200,8 @@ impl Scan {
         Leaf::new(if self.tree.pages.load_gate.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
     }
 
-    /// Copies as many rows of the next leaf as are wanted, replacing the copied rows at that end. Returns their number.
+    /// Copies rows of the next leaf, as many as `want` says, replacing the copied rows at that end. Returns their
+    /// number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         mode.work(turn::LEAF_UNITS).await;
         let want = std::mem::take(&mut self.want);
@@ -239,7 +241,7 @@ impl Scan {
         let target = first_leaf(direction, &self.lower, &self.upper);
         let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
         if let Some(next) = next {
-            // The leaf is loaded into the processor's cache while these rows are copied and used.
+            // Load the next leaf into the processor's cache while this leaf's rows are copied and used.
             self.tree.pool.frames.prefetch(next);
         }
         let leaf = self.leaf_seen(&read);
@@ -258,7 +260,7 @@ impl Scan {
             Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
             Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
         };
-        // If versions left memory during the copy, the copy may have missed them.
+        // If versions were spilled during the copy, the copy may have missed them.
         let is_whole = !is_newer || spilled.published() == published;
         Ok(if is_whole {
             Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() })
@@ -411,7 +413,7 @@ impl Scan {
         })
     }
 
-    /// Reads the value of the next row, which was not copied with it, into `value`.
+    /// Reads the value of the next row, which was not copied with its key, into `value`.
     #[inline(never)]
     fn read_value(
         &mut self,
@@ -436,8 +438,8 @@ impl Scan {
         })
     }
 
-    /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only as much as
-    /// it needs, and returns the memory reserved for that.
+    /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only the prefix
+    /// that it needs, and returns the memory reserved for that prefix.
     #[inline(never)]
     fn read_shown(
         &mut self,

@@ -43,7 +43,7 @@ type Step<T> = Pin<Box<dyn Future<Output = (Range, Option<Result<T>>)> + Send>>;
 
 enum StreamState<T> {
     Idle(Range),
-    /// The next leaf or large value is being read.
+    /// A step is reading the next leaf or large value.
     Waiting(Exclusive<Step<T>>),
     Ended,
 }

@@ -170,7 +170,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     let film = reference(&db, &keyspace, b"film");
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
     let (pool, pages) = (&db.store().unwrap().engine.pool, &keyspace.tree().pages);
-    // Each of these requests returns an error or nothing, and the value must stay where it was.
+    // Each of these requests must return an error or nothing, and leave the value where it was.
     let wanted = crate::pool::Wanted::node(pages, last);
     let _ = pool.fault(pages, wanted);
     let _ = pool.fault_many(pages, &[wanted, wanted]);
@@ -640,7 +640,7 @@ fn cleaning_stays_within_the_memory_for_changes() {
         assert!(report.bytes_after < filled_bytes / 4 * 3, "of {filled_bytes} bytes a third is left: {report:?}");
         most
     });
-    // Pages count twice while they are being written.
+    // A page counts twice while it is being written.
     assert!(most > changes_max / 2 && most <= changes_max / 4 * 5, "{most} changes, memory for {changes_max}");
     assert!(db.check().unwrap().corruption.is_empty());
 }

@@ -103,8 +103,8 @@ impl Database {
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
-    /// A body that does not construct its error must name the type, because `?` alone does not tell the compiler what
-    /// to convert into.
+    /// A body that never constructs an error itself must name the error type, because `?` alone does not tell the
+    /// compiler what to convert into.
     ///
     /// ```
     /// type AnyError = Box<dyn std::error::Error>; // or anyhow::Error
@@ -199,8 +199,8 @@ impl Database {
     }
 
     /// Like [`transact_async`](Database::transact_async), for a body with its own error type: see
-    /// [`try_transact`](Database::try_transact). A body that does not construct its error must name the type: `Ok::<_,
-    /// anyhow::Error>(visits)`.
+    /// [`try_transact`](Database::try_transact). A body that never constructs an error itself must name the error type:
+    /// `Ok::<_, anyhow::Error>(visits)`.
     ///
     /// # Errors
     /// Same as [`try_transact`](Database::try_transact).

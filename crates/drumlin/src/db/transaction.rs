@@ -62,8 +62,8 @@ pub enum Isolation {
     /// Reads see the database as of the transaction's beginning, plus its own changes. If two transactions change the
     /// same row, the second gets [`Error::Conflict`].
     ///
-    /// There are no lost updates and no phantoms. Write skew is possible: two transactions may read the same rows and
-    /// change different ones.
+    /// This prevents lost updates and phantoms. Write skew is possible: two transactions can read the same rows and
+    /// each change a different one.
     #[default]
     Snapshot,
     /// Behaves as if transactions ran one after another. Like at [`Snapshot`](Isolation::Snapshot), reads see the
@@ -84,7 +84,7 @@ pub enum Isolation {
     ReadCommitted,
 }
 
-/// The settings of one transaction.
+/// The options of a transaction.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -113,8 +113,8 @@ pub struct TxOptions {
     /// go on to other rows, so it can [skip locked rows](crate::LockHolder). A queue does not need this:
     /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows whatever the timeout is.
     ///
-    /// A write outside of transactions waits for 10 seconds, even for a transaction of its own thread, because another
-    /// thread may end that transaction.
+    /// A write outside of transactions waits for up to 10 seconds, even if the row was locked by its own thread,
+    /// because another thread may end that transaction.
     pub lock_timeout: Duration,
     /// The time after which [`transact`](crate::Database::transact) and its variants stop retrying. Default:
     /// [`Duration::MAX`], no limit.
@@ -154,7 +154,7 @@ pub struct Transaction {
     pub(super) id: TransactionId,
     pub(super) options: TxOptions,
     pub(super) locks: RowLocks,
-    /// Memory of the row locks. The write set and the read set have their own grants.
+    /// The memory grant for row locks. The write set and the read set have grants of their own.
     memory: Grant,
     roll_backs: RollBacks,
     /// The reason for the conflict that has ended the transaction.
@@ -261,12 +261,13 @@ impl Transaction {
         self.reader.store()
     }
 
-    /// Returns the open keyspace. Fails if it belongs to another database.
+    /// Returns the open keyspace. Fails if it belongs to a different database.
     pub(super) fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
         keyspace.named_in(&self.reader.handle, self.reader.kind)
     }
 
-    /// Returns the rows of a keyspace, which must belong to the same database.
+    /// Returns the rows of a keyspace as this transaction sees them. Fails if the keyspace belongs to a different
+    /// database.
     pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
         self.reader.rows(keyspace)
     }
@@ -366,8 +367,8 @@ impl Transaction {
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or if waiting for its lock
     /// would cause a deadlock; [`Error::LockTimeout`] if another transaction keeps the row locked for too long;
     /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace
-    /// of another database. The transaction stays usable after all of these errors except a conflict, after which its
-    /// writes and its commit fail with the same conflict.
+    /// of a different database. The transaction stays usable after all of these errors except a conflict, after which
+    /// its writes and its commit fail with the same conflict.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -509,10 +510,10 @@ impl Transaction {
         }
     }
 
-    /// Undoes all changes since the savepoint. Keeps the locks taken since then.
+    /// Undoes all changes since the savepoint, but keeps the row locks taken since.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a savepoint of another transaction, or one that an earlier roll-back has undone;
+    /// [`Error::Invalid`] for a savepoint of a different transaction, or one that an earlier roll-back has undone;
     /// [`Error::MemoryInUse`] if some of the transaction's ranges are still open and there is no memory to copy its
     /// changes for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Keys and values that calls return.
+//! Keys and values, as calls return them.
 
 use std::cell::Cell;
 use std::cmp::Ordering;

@@ -269,7 +269,7 @@ impl futures_io::AsyncRead for AsyncValueReader {
             let loading = match &mut this.loading {
                 Some((of, loading)) if *of == start => loading,
                 other => {
-                    // Drop the piece at another position first, to release its memory.
+                    // Stop loading the piece at the previous position first, to release its memory.
                     *other = None;
                     let ValueReader { handle, tree, snapshot, content, .. } = &this.reader;
                     let (handle, tree) = (Arc::clone(handle), tree.clone());
