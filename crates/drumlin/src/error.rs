@@ -191,8 +191,8 @@ pub enum Error {
     /// - an eighth of the budget, for the writes, locks and reads of open transactions. A call in a transaction fails
     ///   immediately. A write outside of transactions needs this memory only if it has to wait for its row or for other
     ///   memory, and then fails after 10 seconds;
-    /// - a sixteenth, for rows and values that scans and readers have copied. It can fail a step of a scan, a count, or
-    ///   the read of a value as a stream;
+    /// - a sixteenth, for rows and values that scans and readers have copied. When it is used up, a step of a scan, a
+    ///   count, or the read of a value as a stream fails;
     /// - a thirty-second, for values over 64 KiB that are being written. A call fails after waiting for 10 seconds;
     /// - pages, in any call that needs one in memory: only after running operations, for example futures that are
     ///   neither polled nor dropped, have held every evictable page for 10 seconds.

@@ -120,7 +120,7 @@ enum Step {
     Again,
 }
 
-/// Returns `true` if the error is one of the storage medium, after which other rows may still be readable.
+/// Returns `true` if the error is a storage error, after which other rows may still be readable.
 fn is_of_medium(error: &Error) -> bool {
     matches!(error, Error::Corrupted { .. } | Error::Io { .. })
 }
@@ -306,8 +306,8 @@ impl Scan {
         })
     }
 
-    /// Like [`copy_leaf`](Self::copy_leaf), but if the snapshot was ended, retries at a newer one if the scan may do
-    /// so.
+    /// Like [`copy_leaf`](Self::copy_leaf), but if the snapshot was ended and the scan may use a newer one, retries
+    /// there.
     async fn copy_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         loop {
             match self.copy_leaf(mode, direction).await {

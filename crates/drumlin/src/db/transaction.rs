@@ -66,7 +66,7 @@ pub enum Isolation {
     /// each change a different one.
     #[default]
     Snapshot,
-    /// Behaves as if transactions ran one after another. Like at [`Snapshot`](Isolation::Snapshot), reads see the
+    /// Behaves as if transactions ran one after another. As with [`Snapshot`](Isolation::Snapshot), reads see the
     /// database as of the transaction's beginning, plus its own changes. A commit with changes fails with
     /// [`Error::Conflict`] if another transaction has since changed a row that this one read, or inserted one where it
     /// found none.
@@ -367,8 +367,8 @@ impl Transaction {
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or if waiting for its lock
     /// would cause a deadlock; [`Error::LockTimeout`] if another transaction keeps the row locked for too long;
     /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace
-    /// of a different database. The transaction stays usable after all of these errors except a conflict, after which
-    /// its writes and its commit fail with the same conflict.
+    /// of a different database. The transaction stays usable after any of these errors except a conflict. After a
+    /// conflict, its writes and its commit fail with the same error.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
