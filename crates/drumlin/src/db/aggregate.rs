@@ -27,7 +27,8 @@ use crate::txn::snapshots::SnapshotHandle;
 /// with such changes.
 const REDUCTION_UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
-/// After this many states were computed but could not be kept, an aggregate reads rows and computes no further states.
+/// The number of computed states that could not be kept after which an aggregate only reads rows and computes no
+/// further states.
 const UNKEPT_STATES_MAX: usize = 16;
 
 /// A reducer wrapped so that its panics become errors.

@@ -1,4 +1,4 @@
-//! The asynchronous API: a future, for any executor, in place of every call that can wait.
+//! The asynchronous API: every call that can wait, in the form of a future for any executor.
 //!
 //! Each call runs the same code as the one without `_async`. A task that waits for a page, a row or the log occupies no
 //! thread. Operations that need blocking system calls (evicting pages, growing the file, writing chunks of large

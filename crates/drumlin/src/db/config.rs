@@ -178,7 +178,7 @@ impl Config {
         self
     }
 
-    /// Sets the durability of commits that do not specify one: those of a keyspace's handle (unless changed with
+    /// Sets the durability of commits that do not specify one: those of a keyspace's handle (unless it comes from
     /// [`Keyspace::with_durability`](crate::Keyspace::with_durability)), of
     /// [`Database::begin`](crate::Database::begin), `transact` and `batch`. Default [`Durability::Full`]. With
     /// [`Durability::Relaxed`], [`Database::sync`](crate::Database::sync) makes earlier commits durable.

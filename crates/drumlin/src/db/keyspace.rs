@@ -25,9 +25,9 @@ use crate::txn::write_set::Change;
 /// A keyspace: rows ordered by the bytes of their keys. Cheap to clone.
 ///
 /// Each call outside of a transaction is a transaction of its own. It commits with the durability of the handle, which
-/// is that of [`Config::durability`](crate::Config::durability) (`Full` by default) unless
-/// [`with_durability`](Keyspace::with_durability) has changed it. Calls documented as *durable when it returns* are so
-/// for handles with `Full` durability.
+/// is that of [`Config::durability`](crate::Config::durability) (`Full` by default) unless the handle comes from
+/// [`with_durability`](Keyspace::with_durability). The words *durable when it returns* in a call's documentation apply
+/// to handles with `Full` durability.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -90,7 +90,7 @@ impl KeyspaceOptions {
     }
 }
 
-/// A description of a keyspace, which takes no reads to produce.
+/// A description of a keyspace that is available without reading it.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -291,9 +291,8 @@ impl Keyspace {
         ready(self.rows().contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the values of many rows, with many device reads in flight. The values may be as of
-    /// different commits. To read all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a
-    /// snapshot.
+    /// Returns the values of many rows, with many device reads in flight. They may be as of different commits. To read
+    /// all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a snapshot.
     ///
     /// # Errors
     /// Same as [`get`](Keyspace::get).
