@@ -171,7 +171,7 @@ impl Config {
     }
 
     /// Sets the number of bytes of log after which a checkpoint is made, and so the maximum that recovery has to read.
-    /// Default 256 MiB, which take a second or two to recover.
+    /// Default 256 MiB, which takes a second or two to recover.
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
         self.settings.checkpoint_log_bytes = bytes;
