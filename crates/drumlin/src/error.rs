@@ -1,4 +1,4 @@
-//! Errors, by what the caller can do about them.
+//! Errors, and what the caller can do about each of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 ///
-/// Errors cannot be compared with `==`, because the operating system's ([`std::io::Error`]) cannot either, and because
-/// their texts may change. Tests check the variant and the fields that matter:
+/// Errors do not implement `==`, because [`std::io::Error`], which some of them contain, does not, and because their
+/// texts may change. In tests, match on the variant and check the fields that matter:
 ///
 /// ```
 /// use drumlin::Error;
@@ -44,7 +44,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused a file operation outside of commits.
+    /// A file operation that is not part of a commit failed in the operating system.
     Io {
         /// The operation, as a verb phrase: "opening", "reading".
         action: &'static str,
@@ -53,7 +53,7 @@ pub enum Error {
         /// The operating system's error.
         source: Arc<std::io::Error>,
     },
-    /// There is nothing at the path, and [`Config::create`](crate::Config::create) is off.
+    /// Nothing exists at the path, and [`Config::create`](crate::Config::create) is off.
     NotFound {
         /// The given path.
         path: PathBuf,
@@ -75,7 +75,7 @@ pub enum Error {
         supported: u32,
     },
     /// The database was written by an older Drumlin, in a format that this version does not read. The database is
-    /// unchanged: the version that wrote it still opens it, and its rows can be transferred as a dump.
+    /// unchanged: the version that wrote it can still open it and dump its rows.
     OlderFormat {
         /// The database.
         path: PathBuf,
@@ -84,34 +84,36 @@ pub enum Error {
         /// The oldest format that this version reads.
         supported: u32,
     },
-    /// Another process has the database open, or this process has. The database is closed by
+    /// Another process, or this one, already has the database open. The database is closed by
     /// [`close`](crate::Database::close), or when the last of its handles is dropped.
     Locked {
         /// The database.
         path: PathBuf,
-        /// The process that has it open; 0 if unknown.
+        /// The id of the process that has the database open; 0 if unknown.
         pid: u32,
-        /// `true` if this process has it open: a handle of an earlier opening still exists.
+        /// `true` if this process has the database open, because a handle of an earlier opening still exists.
         by_this_process: bool,
     },
-    /// This process was forked from the one that opened the database, and only that process may use it. To open its own
-    /// databases, a process must be forked before the first database is opened, or execute a new program: threads that
-    /// a fork does not have may hold locks that it needs.
+    /// This process was forked from the one that opened the database, and only the parent can use it. A forked process
+    /// can open databases of its own only if it was forked before the parent opened its first database, or after
+    /// executing a new program: other threads of the parent, which the fork does not have, may have held locks that it
+    /// needs.
     Forked {
         /// The database.
         path: PathBuf,
     },
-    /// Bytes read from the device are not those that were written. Data that does not depend on them stays readable:
-    /// single rows by `get`, the rows on both sides of a damaged page by [`Range::salvage`](crate::Range::salvage).
+    /// The device returned bytes other than those that were written. Data that does not depend on these bytes stays
+    /// readable: `get` reads single rows, and [`Range::salvage`](crate::Range::salvage) the rows on both sides of a
+    /// corrupted page.
     Corrupted {
         /// The file.
         path: PathBuf,
-        /// The page, record or structure, with its position.
+        /// The corrupted page, record or structure, with its position.
         what: String,
         /// The check that failed.
         reason: String,
     },
-    /// The disk has no more space for commits. Nothing of the failed commit remains; removing rows, compacting and
+    /// The disk has no more space for commits. The failed commit has changed nothing. Removing rows, compaction and
     /// checkpoints still work.
     DiskFull {
         /// The database.
@@ -120,20 +122,20 @@ pub enum Error {
         needed_bytes: u64,
     },
     /// Another transaction changed the same row first, or two transactions waited for each other's rows (a deadlock).
-    /// Run the transaction again, as [`Database::transact`](crate::Database::transact) does.
+    /// Retry the transaction, as [`Database::transact`](crate::Database::transact) does.
     Conflict {
         /// The kind of conflict.
         reason: &'static str,
     },
     /// Another transaction kept a row locked for longer than the call waits: [`TxOptions::lock_timeout`], or 10 seconds
-    /// outside of transactions. Nothing of the call remains, and the transaction that made it stays usable.
+    /// outside of transactions. The call has changed nothing, and the transaction that made it stays usable.
     ///
     /// Its [`recourse`](Error::recourse) is [`Retry`](Recourse::Retry) if another caller's transaction has locked the
     /// row, and [`Change`](Recourse::Change) if the caller's own has; `holder` says which. The usual mistake is
-    /// `keyspace.insert` instead of `tx.insert` in the body of [`Database::transact`](crate::Database::transact); there
-    /// it fails at once. [`Database::transact`](crate::Database::transact) does not retry after this error: the call
-    /// has waited for the row as long as the options allow, and a hundred runs of 10 seconds each would take a quarter
-    /// of an hour.
+    /// `keyspace.insert` instead of `tx.insert` in the body of [`Database::transact`](crate::Database::transact), where
+    /// the call fails immediately. [`Database::transact`](crate::Database::transact) does not retry after this error:
+    /// the call has already waited for the row as long as the options allow, and a hundred attempts of 10 seconds each
+    /// would take a quarter of an hour.
     ///
     /// [`TxOptions::lock_timeout`]: crate::TxOptions::lock_timeout
     LockTimeout {
@@ -141,13 +143,13 @@ pub enum Error {
         keyspace: String,
         /// The row's key.
         key: Vec<u8>,
-        /// The time that the call waited; zero if its timeout is zero, or if its [own body](LockHolder::OwnBody) has
-        /// locked the row.
+        /// The time that the call waited. Zero if its timeout is zero, or if [the body that made the
+        /// call](LockHolder::OwnBody) has locked the row.
         waited: Duration,
         /// The transaction that has locked the row.
         holder: LockHolder,
     },
-    /// Another thread ended the wait for a row lock, by [`Interrupter::interrupt`](crate::Interrupter::interrupt). The
+    /// Another thread ended the wait for a row lock with [`Interrupter::interrupt`](crate::Interrupter::interrupt). The
     /// transaction is as it was before the call.
     Interrupted {
         /// The name of the row's keyspace.
@@ -155,42 +157,43 @@ pub enum Error {
         /// The row's key.
         key: Vec<u8>,
     },
-    /// A transaction's writes or reads exceed what one transaction may have. What it contains so far can still be
-    /// committed, unless the commit itself failed. The limits are:
+    /// A transaction's writes or reads exceed a limit. Everything before the refused call can still be committed,
+    /// unless it was the commit that failed. The limits are:
     ///
     /// - a thirty-second of the memory budget, and at most 8 MiB, for its record in the log: the keys and values of the
-    ///   rows that it changes, plus 11 bytes for each. The write that exceeds it fails;
+    ///   rows that it changes, plus 11 bytes for each row. The write that exceeds the limit fails;
     /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, plus about 256 bytes or
-    ///   more for each, in buffers that double as they grow. The write that exceeds it fails. The reads of a
-    ///   serializable transaction count, too;
+    ///   more for each, in buffers that double as they grow. The write that exceeds the limit fails. The records of a
+    ///   serializable transaction's reads count, too;
     /// - nearly half of the pages that fit into the budget for the leaves that hold its rows. Half of these may be
     ///   leaves that a serializable transaction with changes has read, including those between the bounds of its scans
-    ///   and counts: 500 KiB with a budget of 8 MiB. The commit fails;
-    /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. The commit
-    ///   fails.
+    ///   and counts: 500 KiB with a budget of 8 MiB. If there are more, the commit fails;
+    /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. If they take
+    ///   more, the commit fails.
     ///
-    /// A value over 64 KiB counts only with its key.
+    /// A row with a value over 64 KiB counts only with its key.
     TransactionTooLarge {
         /// The part of the transaction that is too large, and what is counted.
         what: &'static str,
-        /// The rows in this part, including the refused one; 0 if rows were not counted.
+        /// The number of rows in this part, including the refused one; 0 if rows were not counted.
         row_count: u64,
-        /// The bytes that this part takes, as counted.
+        /// The size of this part in bytes, as described by `what`.
         bytes: u64,
-        /// The bytes that this part may take.
+        /// The maximum size of this part in bytes.
         limit_bytes: u64,
         /// The remedy.
         remedy: &'static str,
     },
-    /// Other calls use all of one part of the memory budget. Nothing of this call remains. The transaction stays
-    /// usable, or can be run again after others have ended, as [`Database::transact`](crate::Database::transact) does.
-    /// The parts are:
+    /// Other calls have used up one part of the memory budget. This call has changed nothing. The transaction stays
+    /// usable, or can be retried once other calls have ended, as [`Database::transact`](crate::Database::transact)
+    /// does. The parts are:
     ///
-    /// - an eighth of the budget, for the writes, locks and reads of open transactions. A transaction's call fails at
-    ///   once; a plain write fails only if it has to wait for its row or for memory, and then after 10 seconds;
-    /// - a sixteenth, for rows and values copied by scans and readers: a step of a scan, a count, a read of a value as
-    ///   a stream;
-    /// - a thirty-second, for values over 64 KiB that are being written, after 10 seconds;
+    /// - an eighth of the budget, for the writes, locks and reads of open transactions. A call in a transaction fails
+    ///   immediately. A write outside of transactions needs this memory only if it has to wait for its row or for other
+    ///   memory, and then fails after 10 seconds;
+    /// - a sixteenth, for rows and values that scans and readers have copied. When it is used up, a step of a scan, a
+    ///   count, or the read of a value as a stream fails;
+    /// - a thirty-second, for values over 64 KiB that are being written. A call fails after waiting for 10 seconds;
     /// - pages, in any call that needs one in memory: only after running operations, for example futures that are
     ///   neither polled nor dropped, have held every evictable page for 10 seconds.
     MemoryInUse {
@@ -204,16 +207,17 @@ pub enum Error {
     SnapshotTooOld {
         /// The timestamp at which the snapshot reads.
         timestamp: Timestamp,
-        /// The limit that was reached, and the bytes that versions took.
+        /// The limit that was reached, and the size of the old versions.
         reason: Arc<str>,
     },
-    /// The log failed while this commit was being written: only reopening shows whether it is durable.
+    /// The log failed while this commit was being written. Only reopening the database shows whether the commit is
+    /// durable.
     OutcomeUnknown {
         /// The failure of the log.
         reason: Arc<str>,
     },
-    /// The database was closed by [`Database::close`](crate::Database::close). Remaining handles may still read what is
-    /// in memory.
+    /// The database was closed by [`Database::close`](crate::Database::close). Iterators and value readers that are
+    /// still open first return what they have already copied.
     Closed,
     /// An earlier write or sync failed. Reads still work; commits are refused until the database is reopened.
     Failed {
@@ -246,18 +250,18 @@ pub enum Error {
         /// The name of the keyspace.
         name: String,
     },
-    /// A [bulk load](crate::BulkLoad) needs an empty keyspace, and this one is not, or is in use. Nothing was loaded.
-    /// The reasons are:
+    /// A [bulk load](crate::BulkLoad) needs an empty keyspace that is not in use. Nothing was loaded. The possible
+    /// reasons are:
     ///
     /// - the keyspace had rows when the load began;
     /// - it received rows during the load;
     /// - other calls were changing it while its empty pages were merged;
     /// - a snapshot still sees rows that were removed from it;
-    /// - a transaction has locked a row of it.
+    /// - a transaction has locked one of its rows.
     KeyspaceNotEmpty {
         /// The name of the keyspace.
         keyspace: String,
-        /// The reason for which the keyspace can't take the load.
+        /// The reason why the keyspace can't take the load.
         reason: &'static str,
     },
     /// An argument is not allowed.
@@ -267,8 +271,8 @@ pub enum Error {
         /// The database.
         path: PathBuf,
     },
-    /// The database was opened for reading only but had not been closed: its newest commits are in its log, and only an
-    /// opening that may write recovers them.
+    /// The database was opened for reading only, but it had not been closed before. Its newest commits are still in the
+    /// log, and only an opening with write access can recover them.
     NotClosed {
         /// The database.
         path: PathBuf,
@@ -282,7 +286,7 @@ pub enum Error {
         /// The reducer's error, or the text of its panic.
         reason: String,
     },
-    /// A reader failed while its bytes were being stored as a value. Nothing of the value remains.
+    /// A reader failed while its bytes were being stored as a value. No part of the value was kept.
     Source {
         /// The reader's error.
         source: Arc<std::io::Error>,
@@ -401,7 +405,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The transaction that has locked a row, from the point of view of a call that fails with [`Error::LockTimeout`].
+/// The kind of transaction that has locked a row, relative to the call that fails with [`Error::LockTimeout`].
 ///
 /// ```
 /// use drumlin::{Error, LockHolder, TxOptions};
@@ -431,15 +435,15 @@ pub enum LockHolder {
     /// The transaction whose body made the call. It keeps the row locked until the body returns, so the call does not
     /// wait.
     OwnBody,
-    /// A transaction that has not ended, and in which this same thread locked the row. The call waits, because another
-    /// thread may end that transaction; if none does, the wait is in vain. Asynchronous calls report
-    /// [`Other`](LockHolder::Other) instead, because tasks share threads.
+    /// An open transaction in which the calling thread locked the row. The call waits, because another thread may end
+    /// that transaction; otherwise the wait can only time out. Asynchronous calls report [`Other`](LockHolder::Other)
+    /// instead, because tasks share threads.
     SameThread,
-    /// Any other transaction. Another run may succeed.
+    /// Any other transaction. A retry may succeed.
     Other,
 }
 
-/// The remedy for an [`Error`], by kind.
+/// The kind of remedy for an [`Error`].
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -455,21 +459,22 @@ pub enum LockHolder {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recourse {
-    /// Run the transaction again; it may succeed at once.
+    /// Retry the transaction. An immediate retry may succeed.
     Retry,
-    /// This call cannot succeed; the database is as usable as before.
+    /// Change the call, which would fail again as it is. The database is as usable as before.
     Change,
-    /// Commits are refused; reads still work. After a failure, fix its cause and reopen the database.
+    /// Reopen the database, after fixing the cause if there was a failure. Until then, commits fail; after a failure,
+    /// reads still work.
     Reopen,
-    /// The data named in the error is lost; the rest is readable.
+    /// Restore the data named in the error, which is lost, from a backup. The rest is readable.
     Restore,
 }
 
-/// Called with each corruption that a read finds. An opening stops at the first (`Err`); an examination records it and
-/// continues (`Ok`).
+/// Called with each corruption that a read finds. When a database is opened, the function returns `Err`, which stops at
+/// the first corruption; an examination records the corruption and returns `Ok` to continue.
 pub(crate) type OnCorruption<'d> = &'d mut dyn FnMut(Error) -> Result<()>;
 
-/// Returns the result of a read, or `None` if the data is corrupted and reading continues without it.
+/// Returns the result of a read, or `None` if the data is corrupted and `on_corruption` chooses to continue without it.
 pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -477,7 +482,7 @@ pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Resu
     }
 }
 
-/// Describes the owner of a database, and the remedy.
+/// Describes the process that has a database open, and how to get it closed.
 fn owner(pid: u32, by_this_process: bool) -> String {
     if by_this_process {
         return "this very process: a Database, Keyspace, Snapshot, Transaction or another handle of it is still alive. \
@@ -488,10 +493,10 @@ fn owner(pid: u32, by_this_process: bool) -> String {
     format!("{process}. Close it there, or end that process")
 }
 
-/// The remedy for a transaction that writes too much.
+/// The remedy for a transaction that writes too many rows or bytes.
 const WRITE_LESS: &str = "Commit in smaller parts, or raise Config::memory";
 
-/// The most characters of a name, or bytes of a key, that an error quotes.
+/// The maximum number of characters of a name, or bytes of a key, that an error quotes.
 const QUOTED_CHARACTERS_MAX: usize = 60;
 
 /// Returns a name in quotes, escaped, and shortened if it is very long.
@@ -541,7 +546,7 @@ fn rows(row_count: u64) -> String {
     if row_count == 0 { String::new() } else { format!(" for {row_count} rows") }
 }
 
-/// The reason why a database accepts no more commits.
+/// The reason why a database no longer accepts commits.
 #[derive(Clone, Debug)]
 pub(crate) enum Stopped {
     Closed,
@@ -556,8 +561,8 @@ impl Stopped {
         }
     }
 
-    /// Returns the error of a call that comes too late. There is no `From`, because the compiler can infer the error
-    /// type of a closure that uses `?` only if nothing else converts into [`Error`].
+    /// Returns the error for calls after the stop. This is not a `From` implementation, because the compiler can infer
+    /// the error type of a closure that uses `?` only if nothing else converts into [`Error`].
     pub(crate) fn into_error(self) -> Error {
         match self {
             Stopped::Closed => Error::Closed,
@@ -599,7 +604,7 @@ impl Error {
         }
     }
 
-    /// Returns `true` if another transaction was first: [`Error::Conflict`].
+    /// Returns `true` for [`Error::Conflict`]: another transaction was first, or there was a deadlock.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Conflict { .. })

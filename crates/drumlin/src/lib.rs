@@ -1,16 +1,16 @@
 //! An embedded, transactional storage engine for data larger than memory.
 //!
-//! Drumlin keeps ordered rows, with keys and values of any bytes, in a folder that your process opens. It bypasses the
-//! page cache and does all its I/O itself, within one memory budget that you set. A commit is durable when it returns,
-//! and every byte that is read back is verified.
+//! Drumlin keeps rows, ordered by key, in a folder that your process opens. Keys and values are arbitrary bytes. It
+//! bypasses the operating system's page cache and caches pages itself, within a memory budget that you set. A commit is
+//! durable when it returns, and every byte read back from disk is verified.
 //!
 //! - [`Database`]: an open folder. [`Config`] holds its settings.
 //! - [`Keyspace`]: a named, ordered map in the database. Each call is a transaction of its own.
 //! - [`Transaction`]: reads and writes in several keyspaces, committed together or not at all.
 //! - [`Snapshot`]: all keyspaces as of one commit, for reading.
 //!
-//! These are handles, usable from any thread; those that are [`Clone`] are cheap to clone. The database is closed when
-//! the last of them is dropped.
+//! These types are handles that can be used from any thread. Those that are [`Clone`] are cheap to clone. The database
+//! is closed when the last of them is dropped.
 //!
 //! # Open, insert, get
 //!
@@ -28,17 +28,17 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Keys and values are anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are ordered by the bytes of their
+//! Keys and values can be anything that has bytes: `&str`, `Vec<u8>`, `[u8; 8]`. Rows are ordered by the bytes of their
 //! keys, so store numbers in keys as big-endian bytes: [`to_be_bytes`](u64::to_be_bytes). Reads return a [`Value`],
 //! which derefs to `[u8]`. The other examples use an in-memory database, [`Config::in_memory`], which also suits tests.
 //!
 //! # Change rows atomically
 //!
-//! To change one row, [`update`](Keyspace::update), [`compare_and_swap`](Keyspace::compare_and_swap),
-//! [`take`](Keyspace::take), [`insert_if_absent`](Keyspace::insert_if_absent), [`pop_first`](Keyspace::pop_first) and
-//! others use its newest value, and need no transaction. To change several rows, [`Database::transact`] runs a closure
-//! in a transaction, and runs it again if another transaction was first. A queue is a keyspace whose consumers call
-//! [`pop_first_in`](Keyspace::pop_first_in), which skips rows that other callers have locked.
+//! To change one row, call [`update`](Keyspace::update), [`compare_and_swap`](Keyspace::compare_and_swap),
+//! [`take`](Keyspace::take), [`insert_if_absent`](Keyspace::insert_if_absent), [`pop_first`](Keyspace::pop_first) or a
+//! similar method. They work on the row's newest value and need no transaction. To change several rows,
+//! [`Database::transact`] runs a closure in a transaction, and retries it after a conflict. A queue is a keyspace whose
+//! consumers call [`pop_first_in`](Keyspace::pop_first_in), which skips rows that other callers have locked.
 //!
 //! ```
 //! # let db = drumlin::Config::in_memory().open("")?;
@@ -53,9 +53,9 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Within the closure, write through `tx`: `stock.insert` would wait for the closure's own row, and fails with
-//! [`Error::LockTimeout`]. [`Database::try_transact`] accepts closures with their own error types, such as `anyhow`'s.
-//! [`Database::batch`] commits many writes that do not depend on reads.
+//! Within the closure, write through `tx`: `stock.insert` would wait for a row that the closure itself has locked, so
+//! it fails with [`Error::LockTimeout`]. [`Database::try_transact`] accepts closures with their own error types, such
+//! as `anyhow`'s. [`Database::batch`] commits many writes that do not depend on reads.
 //!
 //! # Ranges
 //!
@@ -71,8 +71,8 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! A [`Range`] is an iterator from both ends, and shows the state as of its creation. [`Range::keys`] reads no values.
-//! [`Keyspace::count`] reads the leaves the first time, and takes O(log n) from then on, for any range.
+//! A [`Range`] is a double-ended iterator over the rows as of its creation. [`Range::keys`] reads no values. The first
+//! [`Keyspace::count`] reads the leaves; later ones take O(log n), for any range.
 //!
 //! # Snapshots
 //!
@@ -85,16 +85,16 @@
 //! # Ok::<(), drumlin::Error>(())
 //! ```
 //!
-//! Readers and writers do not block each other. Snapshots and transactions have the same reading methods: those of
-//! [`Reader`], which take the keyspace first. Old versions of rows are kept in memory for open snapshots, so drop a
-//! snapshot that is no longer needed.
+//! Readers and writers do not block each other. Snapshots and transactions share the reading methods of [`Reader`],
+//! which take the keyspace as their first argument. Old versions of rows are kept in memory for open snapshots, so drop
+//! a snapshot that is no longer needed.
 //!
 //! # Async
 //!
-//! Every call that may wait has an `_async` form, which runs on any executor and needs no runtime. A task that waits
-//! for a page, a row or a sync occupies no thread. A future may be dropped at any time, but that does not undo a commit
-//! that has already been made: after a timeout around a write, either the whole write exists or none of it, and a read
-//! shows which.
+//! Every call that can wait has an `_async` form, which runs on any executor and needs no runtime. A task that waits
+//! for a page, a row or a sync occupies no thread. A future can be dropped at any time, but that does not undo a commit
+//! that has already happened: if a write is cancelled by a timeout, it has taken effect either completely or not at
+//! all, and a read shows which.
 //!
 //! ```
 //! # smol::block_on(async {
@@ -116,37 +116,38 @@
 //! # Large values
 //!
 //! Values may have any size. [`Keyspace::insert_from`] stores everything that a reader yields, and [`Keyspace::read`]
-//! opens a value as `Read` and `Seek`. Both need little memory.
+//! opens a value as `Read` and `Seek`. Both need little memory, whatever the value's size.
 //!
 //! # Errors
 //!
-//! An [`Error`] says what failed, where, and what to do. [`Error::recourse`] sums up what the caller can do: run the
-//! transaction again, change the call, reopen the database, or restore data from a backup. A commit that fails leaves
-//! nothing behind, except with [`Error::OutcomeUnknown`], which only reopening resolves. After a failed write or sync,
-//! reads still work, but commits fail until the database is reopened.
+//! An [`Error`] says what failed, where, and what to do. [`Error::recourse`] sums up what the caller can do: retry the
+//! transaction, change the call, reopen the database, or restore data from a backup. A commit that fails leaves nothing
+//! behind, except with [`Error::OutcomeUnknown`], which only reopening resolves. After a failed write or sync, reads
+//! still work, but commits fail until the database is reopened.
 //!
 //! # Durability
 //!
-//! With [`Durability::Full`], the default, a commit returns when it is durable, at the cost of a sync, which concurrent
-//! commits share. With [`Durability::Relaxed`] it returns at once, and a power cut may take the newest commits; the
-//! rest stays complete and without gaps. Choose `Relaxed` if the last second of work can be repeated, as for an import
-//! or a cache, and call [`Database::sync`] when the work must be safe. Durability can be set for a database
-//! ([`Config::durability`]), a handle ([`Keyspace::with_durability`]), a transaction ([`TxOptions`]) or a call.
+//! With [`Durability::Full`], the default, a commit returns once it is durable, at the cost of a sync, which concurrent
+//! commits share. With [`Durability::Relaxed`] it returns without waiting for the sync. A power cut may then lose the
+//! newest commits, but never an earlier commit without all later ones. Choose `Relaxed` if the last second's commits
+//! can be repeated, as for an import or a cache, and call [`Database::sync`] when they must be safe. Durability can be
+//! set for a database ([`Config::durability`]), a handle ([`Keyspace::with_durability`]), a transaction ([`TxOptions`])
+//! or a call.
 //!
 //! # Memory
 //!
 //! [`Config::memory`] is the budget for everything: pages, tables, logs, versions, locks, open transactions. The
-//! default is 256 MiB, the minimum 8 MiB. Data that does not fit is read from the disk again, so give the database what
-//! the machine can spare; [`Database::stats`] shows page misses and the use of each part. Memory for values that the
-//! program has read and keeps is outside of the budget.
+//! default is 256 MiB, the minimum 8 MiB. Data that does not fit must be reread from disk, so give the database what
+//! the machine can spare; [`Database::stats`] shows page misses and the use of each part. The budget does not include
+//! values that the program has read and holds on to.
 //!
 //! # Limits
 //!
-//! | limited | limit |
+//! | what is limited | limit |
 //! | --- | --- |
 //! | a key | a quarter of its keyspace's page: 1,024 bytes, unless [`KeyspaceOptions::page_bytes`] says otherwise |
 //! | a value | none; values over 64 KiB are streamed to the disk |
-//! | the writes of a transaction | a thirty-second of the budget, and 8 MiB: see [`Error::TransactionTooLarge`] |
+//! | the writes of a transaction | a thirty-second of the budget, at most 8 MiB; see [`Error::TransactionTooLarge`] |
 //! | all open transactions | an eighth of the budget, then [`Error::MemoryInUse`] |
 //! | an old snapshot | ends with [`Error::SnapshotTooOld`] if versions exceed [`Config::version_disk_bytes`] |
 //! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |
@@ -175,7 +176,7 @@ mod coverage;
 mod db;
 mod error;
 mod format;
-// A file of drumlin-fuzz. It is compiled here because the decoders are private.
+// This file belongs to drumlin-fuzz. It is compiled as part of this crate because the decoders are private.
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 #[path = "../../drumlin-fuzz/src/decoders.rs"]
@@ -207,14 +208,14 @@ pub use txn::spilled::VersionOverflow;
 
 pub(crate) use drumlin_io::sync;
 
-/// Reports the rare paths that the engine took, and the timestamps of its commits, to a simulation.
+/// Reports to a simulation which rare paths the engine took, and the timestamps of its commits.
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod simulation {
     pub use crate::coverage::{marks, on_timestamp};
 }
 
-/// The README's program, so that it keeps compiling.
+/// The README, whose program is compiled as a doc test.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}

@@ -1,7 +1,7 @@
-//! Reduces the rows of a range: each operation once, for all handles and both wait modes.
+//! Reducing the rows of a range. Each operation is written once, for all handles and both wait modes.
 //!
-//! The result comes from the states that the keyspace keeps for the reducer (`counts/page_states.rs`), as far as they
-//! are valid for the snapshot, and otherwise from reading rows.
+//! The result is combined from the states that the keyspace keeps for the reducer (`counts/page_states.rs`) where they
+//! are valid for the snapshot. The remaining rows are read.
 
 use std::any::TypeId;
 use std::ops::{Bound, ControlFlow};
@@ -23,14 +23,15 @@ use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// The list of changes is folded when it has this many changes out of order. Until then, each aggregate reads the
-/// leaves with such changes again.
+/// The number of unsorted changes at which the list of changes is folded. Until then, each aggregate rereads the leaves
+/// with such changes.
 const REDUCTION_UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
-/// After this many states were computed but could not be kept, rows are read without computing more.
+/// The number of computed states that could not be kept after which an aggregate only reads rows and computes no
+/// further states.
 const UNKEPT_STATES_MAX: usize = 16;
 
-/// A reducer whose panics are turned into errors.
+/// A reducer wrapped so that its panics become errors.
 struct Guarded<'r, R>(&'r R);
 
 impl<R: Reducer> Guarded<'_, R> {
@@ -44,7 +45,7 @@ impl<R: Reducer> Guarded<'_, R> {
                 format!("it panicked: {}", text.unwrap_or("for a reason that is no text"))
             }
         };
-        // A reducer whose `name` panics is reported without a name.
+        // If `name` itself panics, the error has no name.
         let name = catch_unwind(AssertUnwindSafe(|| self.0.name().into_owned())).unwrap_or_default();
         Err(Error::Reducer { name, reason })
     }
@@ -64,7 +65,7 @@ impl<R: Reducer> Guarded<'_, R> {
     }
 }
 
-/// The first eight bytes of a key, or all and zeros. A key with a lesser head is a lesser key.
+/// Returns the first eight bytes of a key, padded with zeros, as a number. A key with a smaller head is a smaller key.
 #[inline]
 fn head(key: &[u8]) -> u64 {
     match key.first_chunk() {
@@ -73,17 +74,17 @@ fn head(key: &[u8]) -> u64 {
     }
 }
 
-/// A copy of a leaf, and of the key of one of its rows.
+/// Buffers for a copy of a leaf, and for the key of one of its rows.
 #[derive(Default)]
 struct LeafCopy {
     page: Vec<u8>,
     key: Vec<u8>,
 }
 
-/// The step after the rows of a leaf were read.
+/// The next step after the rows of a leaf were read.
 enum Next {
     Leaf,
-    /// The next rows can only be read by a scan.
+    /// Only a scan can read the next rows.
     Scan,
     End,
 }
@@ -97,7 +98,8 @@ struct Reducing<'a, R: Reducer> {
 }
 
 impl<R: Reducer> Reducing<'_, R> {
-    /// Calls `take`, guarded like the functions of the reducer, with each row from `lower` on and below `upper`.
+    /// Calls `take` with each row from `lower` (inclusive) to `upper` (exclusive). Panics of `take` become errors, as
+    /// those of the reducer do.
     async fn read(
         &self,
         lower: &[u8],
@@ -122,8 +124,8 @@ impl<R: Reducer> Reducing<'_, R> {
     }
 
     /// Like [`read`](Self::read), but stops at the first row that is not in memory, may have changed since the
-    /// snapshot, or has its value outside of its leaf. Returns the key from which a scan must continue, if there are
-    /// other rows.
+    /// snapshot, or has its value outside of its leaf. Returns the key from which a scan must continue, if any rows
+    /// remain.
     async fn read_leaves(
         &self,
         lower: &[u8],
@@ -134,8 +136,8 @@ impl<R: Reducer> Reducing<'_, R> {
         loop {
             self.mode.work(turn::LEAF_UNITS).await;
             let (row_count, next) = self.read_leaf(&mut from, upper, &mut copy, take)?;
-            // A leaf of 34 rows of 100 bytes takes 1 µs with its descent. Counted for less, it made ticks late by more
-            // than two milliseconds.
+            // Reading a leaf of 34 rows of 100 bytes, including the descent, takes 1 µs. With a lower weight, other
+            // tasks' timer ticks were more than two milliseconds late.
             self.mode.worked(turn::ROW_UNITS * row_count as u32 / 4);
             match next {
                 Next::Leaf => {}
@@ -145,7 +147,8 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
-    /// Calls `take` with the rows of one leaf. Sets `from` to the key to continue from, and returns the number of rows.
+    /// Calls `take` with the rows of one leaf. Sets `from` to the key at which to continue, and returns the number of
+    /// rows.
     fn read_leaf(
         &self,
         from: &mut Vec<u8>,
@@ -186,8 +189,8 @@ impl<R: Reducer> Reducing<'_, R> {
     }
 
     /// Copies the leaf at a key into `page` in one piece, so that no latch is held while the user's functions run.
-    /// Returns `false` if the leaf is not in memory, or if the reader may see other rows below `upper` than the leaf
-    /// has.
+    /// Returns `false` if the leaf is not in memory, or if the rows below `upper` that the reader sees may differ from
+    /// those in the leaf.
     fn copy_leaf(&self, key: &[u8], upper: Option<&[u8]>, page: &mut Vec<u8>) -> Result<bool> {
         let (tree, seen) = (self.rows.tree, self.snapshot.timestamp);
         self.rows.store()?;
@@ -210,7 +213,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(true)
     }
 
-    /// Combines `state` with the state of the rows from `lower` on and below `upper`, which follow those of `state`.
+    /// Combines `state` with that of the following rows, from `lower` (inclusive) to `upper` (exclusive).
     async fn and_rows(&self, state: R::State, lower: &[u8], upper: Option<&[u8]>) -> Result<R::State> {
         let mut state = Some(state);
         self.read(lower, upper, |reducer, key, value| {
@@ -237,7 +240,7 @@ impl<R: Reducer> Reducing<'_, R> {
         }
         let mut at = 0;
         let upper = pages.last().expect("there are pages").upper.as_deref();
-        // Most rows are told by their heads: comparing whole keys for each took a quarter of the time.
+        // Heads alone assign most rows to their page. Comparing whole keys for each row took a quarter of the time.
         let head_behind = |at: usize| pages[at].upper.as_deref().map_or(u64::MAX, head);
         let mut head_end = head_behind(at);
         self.read(lower, upper, |reducer, key, value| {
@@ -260,7 +263,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(are_kept)
     }
 
-    /// Computes the state of an inner node from those of its children. Returns `false` if it could not be kept.
+    /// Computes an inner node's state from its children's states. Returns `false` if it could not be kept.
     fn make_node(
         &self,
         kept: &KeptCounts,
@@ -274,7 +277,7 @@ impl<R: Reducer> Reducing<'_, R> {
 }
 
 impl Rows<'_> {
-    /// Returns the reduction of the rows of a range.
+    /// Reduces the rows of a range.
     pub(super) async fn aggregate<R: Reducer>(
         &self,
         mode: WaitMode<'_>,
@@ -286,7 +289,7 @@ impl Rows<'_> {
         if let Some(interval) = interval(&bounds) {
             for attempt in 1..=RENEWALS_MAX {
                 match self.reduce(mode, reducer, state, &interval).await {
-                    // A newer snapshot begins without old versions, so it can take all of their space.
+                    // Retry: a newer snapshot needs no old versions yet, so it has all of their space.
                     Err(Error::SnapshotTooOld { .. }) if self.is_latest() && attempt < RENEWALS_MAX => {
                         crate::coverage::mark!("an aggregate restarted at a newer snapshot");
                         state = guarded.call(|reducer| Ok(reducer.identity()))?;
@@ -309,7 +312,7 @@ impl Rows<'_> {
         interval: &Interval,
     ) -> Result<R::State> {
         let (lower, upper) = as_slices(interval);
-        // Begin to keep states before the snapshot is opened, so that they are valid for it.
+        // The keyspace must begin to keep states before the snapshot is opened, so that they are valid for it.
         let kept = self.kept_for(mode, interval, true, REDUCTION_UNSORTED_CHANGES_MAX).await?;
         let snapshot = self.open_snapshot()?;
         let reducing = Reducing { rows: self, mode, reducer: Guarded(reducer), snapshot: &snapshot };
@@ -383,7 +386,7 @@ impl Rows<'_> {
             vain_count += usize::from(is_vain);
             cursor.only_reads = vain_count > UNKEPT_STATES_MAX;
         }
-        // The states that were used are valid only if no change was missing from their list.
+        // The states that were used are valid only if their list of changes was complete.
         if kept.invalidated() {
             let (lower, upper) = as_slices(interval);
             let identity = reducing.reducer.call(|reducer| Ok(reducer.identity()))?;
@@ -392,7 +395,8 @@ impl Rows<'_> {
         Ok(state)
     }
 
-    /// Returns the first key from `from` on and below `upper` that the reading transaction itself has changed.
+    /// Returns the first key from `from` (inclusive) to `upper` (exclusive) that the reading transaction itself has
+    /// changed.
     fn own_key_from(&self, from: &[u8], upper: Option<&[u8]>) -> Option<Vec<u8>> {
         let own = self.view.and_then(|view| view.own.as_ref())?;
         let upper = upper.map_or(Bound::Unbounded, Bound::Excluded);
@@ -405,7 +409,7 @@ impl Rows<'_> {
 mod tests {
     use super::head;
 
-    /// Keys of any length are in the order of their heads, unless these are equal.
+    /// Keys of any length compare like their heads, unless the heads are equal.
     #[test]
     fn heads_are_in_the_order_of_keys() {
         let parts: [&[u8]; 7] =

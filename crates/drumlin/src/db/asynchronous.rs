@@ -1,21 +1,22 @@
-//! The asynchronous API: every call that may wait, as a future for any executor.
+//! The asynchronous API: every call that can wait, in the form of a future for any executor.
 //!
 //! Each call runs the same code as the one without `_async`. A task that waits for a page, a row or the log occupies no
-//! thread. Work that only blocking calls can do (evicting pages, growing the file, writing chunks of large values,
-//! creating and dropping keyspaces, checkpoints), or that cannot be divided (applying a commit of many rows), runs on a
-//! few threads of the database. No runtime is needed.
+//! thread. Operations that need blocking system calls (evicting pages, growing the file, writing chunks of large
+//! values, creating and dropping keyspaces, checkpoints), or that cannot yield midway (applying a commit of many rows),
+//! run on a few threads of the database. No runtime is needed.
 //!
-//! A task whose pages are all in memory never has to wait. So that other tasks can run, it yields on its own: after
-//! about 15 µs of such work on a thread, a call wakes its own task and returns `Pending` once, whether it is one long
-//! call or one of many short calls. So even a call that never waits may return `Pending` at its first poll. It
-//! continues when it is polled again or repeated.
+//! A task whose pages are all in memory never has to wait, and would keep other tasks from running, so it yields on its
+//! own: after calls have run for about 15 µs on a thread without a wait, the current one wakes its own task and returns
+//! `Pending` once. It makes no difference whether this is one long call or one of many short ones. So even a call that
+//! never waits may return `Pending` at its first poll. It continues at the next poll, or when the call is repeated.
 //!
 //! A future may be dropped at any time. A commit that is dropped before it has its timestamp leaves no trace; after
-//! that it completes without its future. A future that is kept but not polled keeps its resources: row locks and,
-//! during a commit, memory and log space, for which others may wait. So a thread that polls futures must not make
-//! blocking calls. Leaking a future (`std::mem::forget`) that owns a transaction or database, or that is a step of a
-//! range, is like leaking a handle: the folder stays locked until the process ends, even after `close`, which does not
-//! wait for the future. Its part of the memory budget stays taken until the database is closed.
+//! that, it completes even without its future. A future that is neither dropped nor polled holds on to its resources:
+//! row locks and, during a commit, memory and log space, for which other calls may wait. A thread that polls futures
+//! must therefore not make blocking calls. Leaking a future (`std::mem::forget`) that owns a transaction or database,
+//! or that is a step of a range, is like leaking a handle: the folder stays locked until the process ends, even after
+//! `close`, which does not wait for the future. The future's share of the memory budget is not released until the
+//! database is closed.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -38,9 +39,9 @@ use crate::tree::Direction;
 use crate::txn::commit::Durability;
 use crate::txn::values::ForTasks;
 
-/// Defines asynchronous forms of a handle's methods, as tasks of the given store. Each entry is a signature, the method
-/// that it resembles, and the work: a future that waits in the given mode, for a `Result` of the output. Comments of an
-/// entry are added to its documentation.
+/// Defines asynchronous forms of a handle's methods, as tasks of the given store. Each entry consists of a signature,
+/// the corresponding blocking method, and the implementation: a future that waits in the given mode and returns a
+/// `Result` of the output. An entry's comments are added to its documentation.
 macro_rules! async_forms {
     ($store:expr; $(#[$attribute:meta])* impl $handle:ident { $(
         $(#[$note:meta])*
@@ -68,7 +69,7 @@ impl Config {
     /// Like [`open`](Config::open). Recovery, which may take seconds, runs on a thread of its own.
     ///
     /// # Errors
-    /// Those of [`open`](Config::open).
+    /// Same as [`open`](Config::open).
     pub async fn open_async(&self, path: impl AsRef<std::path::Path>) -> Result<Database> {
         let (config, path) = (self.clone(), path.as_ref().to_owned());
         let workers = crate::task::new_workers(&config.settings.choose_backend(&path)?);
@@ -90,7 +91,7 @@ impl Database {
     /// Like [`open`](Database::open).
     ///
     /// # Errors
-    /// Those of [`Config::open`].
+    /// The errors of [`Config::open`].
     pub async fn open_async(path: impl AsRef<std::path::Path>) -> Result<Database> {
         Config::new().open_async(path).await
     }
@@ -98,7 +99,7 @@ impl Database {
     /// Like [`keyspace`](Database::keyspace).
     ///
     /// # Errors
-    /// Those of [`keyspace`](Database::keyspace).
+    /// Same as [`keyspace`](Database::keyspace).
     pub async fn keyspace_async(&self, name: &str) -> Result<Keyspace> {
         self.keyspace_with_async(name, KeyspaceOptions::default()).await
     }
@@ -106,7 +107,7 @@ impl Database {
     /// Like [`keyspace_with`](Database::keyspace_with).
     ///
     /// # Errors
-    /// Those of [`keyspace_with`](Database::keyspace_with).
+    /// Same as [`keyspace_with`](Database::keyspace_with).
     pub async fn keyspace_with_async(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
         let store = self.store()?;
         store.as_task().await;
@@ -120,7 +121,7 @@ impl Database {
     /// Like [`drop_keyspace`](Database::drop_keyspace).
     ///
     /// # Errors
-    /// Those of [`drop_keyspace`](Database::drop_keyspace).
+    /// Same as [`drop_keyspace`](Database::drop_keyspace).
     pub async fn drop_keyspace_async(&self, name: &str) -> Result<()> {
         let name = name.to_owned();
         self.on_worker(move |database| database.drop_keyspace(&name)).await
@@ -129,7 +130,7 @@ impl Database {
     /// Like [`bulk_load`](Database::bulk_load).
     ///
     /// # Errors
-    /// Those of [`bulk_load`](Database::bulk_load).
+    /// Same as [`bulk_load`](Database::bulk_load).
     pub async fn bulk_load_async(&self, name: &str) -> Result<BulkLoad> {
         let name = name.to_owned();
         self.on_worker(move |database| database.bulk_load(&name)).await
@@ -138,7 +139,7 @@ impl Database {
     /// Like [`sync`](Database::sync).
     ///
     /// # Errors
-    /// Those of [`sync`](Database::sync).
+    /// Same as [`sync`](Database::sync).
     pub async fn sync_async(&self) -> Result<()> {
         self.sync_in(self.store()?.as_task().await).await
     }
@@ -146,7 +147,7 @@ impl Database {
     /// Like [`existing_keyspace`](Database::existing_keyspace).
     ///
     /// # Errors
-    /// Those of [`existing_keyspace`](Database::existing_keyspace).
+    /// Same as [`existing_keyspace`](Database::existing_keyspace).
     pub async fn existing_keyspace_async(&self, name: &str) -> Result<Keyspace> {
         let store = self.store()?;
         store.as_task().await;
@@ -160,7 +161,7 @@ impl Database {
     /// Like [`checkpoint`](Database::checkpoint).
     ///
     /// # Errors
-    /// Those of [`checkpoint`](Database::checkpoint).
+    /// Same as [`checkpoint`](Database::checkpoint).
     pub async fn checkpoint_async(&self) -> Result<CheckpointReport> {
         self.on_worker(Database::checkpoint).await
     }
@@ -168,7 +169,7 @@ impl Database {
     /// Like [`compact`](Database::compact).
     ///
     /// # Errors
-    /// Those of [`compact`](Database::compact).
+    /// Same as [`compact`](Database::compact).
     pub async fn compact_async(&self) -> Result<CompactReport> {
         self.on_worker(Database::compact).await
     }
@@ -176,7 +177,7 @@ impl Database {
     /// Like [`check`](Database::check).
     ///
     /// # Errors
-    /// Those of [`check`](Database::check).
+    /// Same as [`check`](Database::check).
     pub async fn check_async(&self) -> Result<CheckReport> {
         self.on_worker(Database::check).await
     }
@@ -184,7 +185,7 @@ impl Database {
     /// Like [`close`](Database::close).
     ///
     /// # Errors
-    /// Those of [`close`](Database::close).
+    /// Same as [`close`](Database::close).
     pub async fn close_async(self) -> Result<()> {
         let workers = crate::task::new_workers(&self.handle.store_in_process()?.engine.backend);
         let closed = workers.run(move || self.close()).await;
@@ -239,9 +240,9 @@ impl Keyspace {
     pub async fn insert_with_async(
         &self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability,
     ) -> () = insert_with(|mode| self.insert_in(mode, key.as_ref(), value.as_ref(), durability));
-    /// The reader is asynchronous. The future holds 320 KiB of the thirty-second of the memory budget that such
-    /// writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is closed,
-    /// and the memory itself for ever.
+    /// The reader is asynchronous. The future holds 320 KiB of the share (a thirty-second) of the memory budget that
+    /// such writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is
+    /// closed, and the memory itself forever.
     pub async fn insert_from_async(&self, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin) -> u64
         = insert_from(|mode| self.insert_from_in(mode, key.as_ref(), ForTasks(reader)));
     pub async fn remove_async(&self, key: impl AsRef<[u8]>) -> () = remove(|mode| self.remove_in(mode, key.as_ref()));
@@ -259,9 +260,8 @@ impl Keyspace {
         &self, key: impl AsRef<[u8]>, expected: Option<&[u8]>, new: Option<&[u8]>,
     ) -> Result<(), Option<Value>>
         = compare_and_swap(|mode| self.compare_and_swap_in(mode, key.as_ref(), expected, new));
-    /// When the future is dropped, it either has removed its row or has not. If it has, the row is gone, although no
-    /// caller got it. To keep a row until it has been processed, pop it in a
-    /// [`Transaction`](Transaction::pop_first_in_async).
+    /// If the future is dropped, it may already have removed a row, which is then lost without reaching the caller. To
+    /// keep a row until it has been processed, pop it in a [`Transaction`](Transaction::pop_first_in_async).
     pub async fn pop_first_async(&self) -> Option<(Value, Value)>
         = pop_first(|mode| self.pop_in(mode, bounds::ALL, Direction::Forward, WhenLocked::Wait));
     /// See [`pop_first_async`](Keyspace::pop_first_async).
@@ -273,7 +273,7 @@ impl Keyspace {
     /// See [`pop_first_async`](Keyspace::pop_first_async).
     pub async fn pop_last_in_async(&self, range: impl KeyRange) -> Option<(Value, Value)>
         = pop_last_in(|mode| self.pop_in(mode, bounds::owned(&range), Direction::Backward, WhenLocked::Skip));
-    /// A dropped future leaves the rows that it has not reached yet.
+    /// If the future is dropped, the rows that it has not reached yet remain.
     pub async fn clear_async(&self) -> u64 = clear(|mode| self.remove_rows(mode, bounds::ALL));
     /// See [`clear_async`](Keyspace::clear_async).
     pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> u64
@@ -285,13 +285,13 @@ impl Keyspace {
 }
 
 impl Range {
-    /// Like `next` of the iterator. Dropping the future loses no row. Leaking it keeps the database open, like leaking
-    /// a range.
+    /// The async form of the iterator's `next`. Dropping the future loses no row. Leaking it keeps the database open,
+    /// like leaking a range.
     pub async fn next_async(&mut self) -> Option<Result<(Value, Value)>> {
         step(self, Direction::Forward).await
     }
 
-    /// Like `next_back` of the iterator; otherwise like [`next_async`](Range::next_async).
+    /// The async form of the iterator's `next_back`; otherwise like [`next_async`](Range::next_async).
     pub async fn next_back_async(&mut self) -> Option<Result<(Value, Value)>> {
         step(self, Direction::Backward).await
     }
@@ -299,7 +299,7 @@ impl Range {
     /// Like [`for_each_row`](Range::for_each_row). If the future is dropped, no row is lost or shown twice.
     ///
     /// # Errors
-    /// Those of [`for_each_row`](Range::for_each_row).
+    /// Same as [`for_each_row`](Range::for_each_row).
     pub async fn for_each_row_async<B>(
         &mut self,
         look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -310,7 +310,7 @@ impl Range {
     /// Like [`for_each_row_async`](Range::for_each_row_async), from the last row to the first.
     ///
     /// # Errors
-    /// Those of [`for_each_row`](Range::for_each_row).
+    /// Same as [`for_each_row`](Range::for_each_row).
     pub async fn for_each_row_back_async<B>(
         &mut self,
         look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -325,7 +325,7 @@ impl Range {
     ) -> Result<ControlFlow<B>> {
         match self.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.show_rows(store.as_task().await, direction, &mut look).await,
-            // This step never waits.
+            // A range that could not be opened, or whose database is closed, never waits.
             None | Some(Err(_)) => ready(self.show_rows(WaitMode::Blocking, direction, &mut look)),
         }
     }
@@ -409,7 +409,8 @@ impl Reader {
 }
 }
 
-// A keyspace that is not refused belongs to the transaction's own database, so these calls use the keyspace's store.
+// These calls use the keyspace's store, because they fail unless the keyspace belongs to the transaction's own
+// database.
 async_forms! { keyspace.store()?;
 impl Transaction {
     pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Value>
@@ -422,9 +423,9 @@ impl Transaction {
         = try_lock_row(|mode| self.try_lock_row_in(mode, keyspace, key.as_ref(), lock_mode));
     pub async fn insert_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
         = insert(|mode| self.insert_in(mode, keyspace, key.as_ref(), value.as_ref()));
-    /// The reader is asynchronous. The future holds 320 KiB of the thirty-second of the memory budget that such
-    /// writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is closed,
-    /// and the memory itself for ever.
+    /// The reader is asynchronous. The future holds 320 KiB of the share (a thirty-second) of the memory budget that
+    /// such writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is
+    /// closed, and the memory itself forever.
     pub async fn insert_from_async(
         &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin,
     ) -> u64 = insert_from(|mode| self.insert_from_in(mode, keyspace, key.as_ref(), ForTasks(reader)));
@@ -462,7 +463,7 @@ impl Transaction {
     /// transaction; after that, the commit completes without its future.
     ///
     /// # Errors
-    /// Those of [`commit`](Transaction::commit).
+    /// Same as [`commit`](Transaction::commit).
     pub async fn commit_async(self) -> Result<Timestamp> {
         let store = Arc::clone(self.store()?);
         self.commit_in(store.as_task().await).await
@@ -471,7 +472,7 @@ impl Transaction {
 
 async_forms! { keyspace.store()?;
 impl Batch {
-    /// It waits only if the value is over 64 KiB.
+    /// This call waits only if the value is over 64 KiB.
     pub async fn insert_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
         = insert(|mode| self.insert_in(mode, keyspace, key.as_ref(), value.as_ref()));
     /// The reader is asynchronous. See [`Keyspace::insert_from_async`].
@@ -486,7 +487,7 @@ impl Batch {
     /// that, the commit completes without its future.
     ///
     /// # Errors
-    /// Those of [`commit`](Batch::commit).
+    /// Same as [`commit`](Batch::commit).
     pub async fn commit_async(self) -> Result<Timestamp> {
         self.transaction.commit_async().await
     }
@@ -494,7 +495,7 @@ impl Batch {
     /// Like [`commit_with`](Batch::commit_with); see [`commit_async`](Batch::commit_async).
     ///
     /// # Errors
-    /// Those of [`commit`](Batch::commit).
+    /// Same as [`commit`](Batch::commit).
     pub async fn commit_with_async(mut self, durability: Durability) -> Result<Timestamp> {
         self.transaction.set_durability(durability);
         self.commit_async().await

@@ -1,7 +1,7 @@
-//! Atomic changes of one row that depend on its newest value, each committed on its own.
+//! Atomic changes to one row that depend on its newest value, each committed on its own.
 //!
 //! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
-//! lock. So calls for one row take effect one after another, and none needs a retry.
+//! lock. Calls for the same row therefore take effect one after another, and never need a retry.
 
 use super::bounds::{KeyRange, OwnedBounds};
 use super::range::Steps;
@@ -16,22 +16,23 @@ use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
 use crate::txn::write_set::Change;
 use std::future::Future;
 
-/// The behaviour of a pop if all rows of its range are locked.
+/// The behaviour of a pop when all rows in its range are locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WhenLocked {
-    /// It waits for the first of them.
+    /// The pop waits for the first locked row.
     Wait,
-    /// It returns no row.
+    /// The pop returns no row.
     Skip,
 }
 
-/// Atomic changes of single rows that read the row's newest value first. Each call locks its row, so no other writer
+/// Atomic changes to single rows that read the row's newest value first. Each call locks its row, so no other writer
 /// changes the row between the read and the commit. Calls from many threads take effect one after another and never
-/// need a retry. A call may see a commit that is not durable yet, but its result is as durable as its own change. A
-/// [`Transaction`](crate::Transaction) has the same calls, for changes that must be committed together.
+/// need a retry. A call may see a commit that is not durable yet, but when it returns, that commit is as durable as the
+/// call's own change. A [`Transaction`](crate::Transaction) has the same calls, for changes that must be committed
+/// together.
 impl Keyspace {
-    /// Removes the row and returns its value, or `None` if there is no such row; then nothing is committed. Durable
-    /// when it returns, unless the handle's durability is relaxed. O(log n).
+    /// Removes the row and returns its value. If there is no such row, returns `None` and commits nothing. Durable when
+    /// it returns, unless the handle's durability is relaxed. O(log n).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -43,7 +44,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn take(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.take_in(WaitMode::Blocking, key.as_ref()))
     }
@@ -76,7 +77,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn replace(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.replace_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
     }
@@ -96,7 +97,8 @@ impl Keyspace {
         })
     }
 
-    /// Puts the row if there is none with this key. Returns `true` if it was put. O(log n). Reads no large value.
+    /// Puts the row if there is none with this key. Returns `true` if it was put. O(log n). Does not read a large
+    /// value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -108,7 +110,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn insert_if_absent(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         ready(self.insert_if_absent_in(WaitMode::Blocking, key.as_ref(), value.as_ref()))
     }
@@ -134,9 +136,9 @@ impl Keyspace {
     /// Replaces the row's value with the result of `change`. `None` stands for no row, both before and after. Returns
     /// what `change` returned. O(log n).
     ///
-    /// `change` runs once, while the row is locked. Writers of the row wait for it, so it should be short. It must not
-    /// write the row itself: that fails with [`LockTimeout`](crate::Error::LockTimeout). If it panics, nothing has
-    /// changed. If it returns `None` and there is no row, nothing is committed.
+    /// `change` runs once, while the row is locked. Other writers of the row wait for it, so it should be quick. It
+    /// must not write the row itself, which would fail with [`LockTimeout`](crate::Error::LockTimeout). If it panics,
+    /// the row is unchanged. If it returns `None` and there is no row, nothing is committed.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -151,7 +153,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn update<V: AsRef<[u8]>>(
         &self,
         key: impl AsRef<[u8]>,
@@ -176,11 +178,11 @@ impl Keyspace {
         Ok(after)
     }
 
-    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has another value, the
-    /// inner result is `Err(found)` with that value, and nothing is committed. O(log n).
+    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has a different value,
+    /// the inner result is `Err(found)` with that value, and nothing is committed. O(log n).
     ///
-    /// With `None` on both sides it checks that the row does not exist. [`update`](Keyspace::update) avoids
-    /// the loop that callers of this method usually need.
+    /// With `None` as both `expected` and `new`, it only checks that the row does not exist.
+    /// [`update`](Keyspace::update) avoids the loop that callers of this method usually need.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -192,7 +194,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
+    /// The errors of [`get`](Keyspace::get) and [`insert`](Keyspace::insert).
     pub fn compare_and_swap(
         &self,
         key: impl AsRef<[u8]>,
@@ -226,14 +228,14 @@ impl Keyspace {
     /// no rows. O(log n), plus a step of a scan for each row that is skipped.
     ///
     /// Concurrent callers get different rows, and no row is lost. A row that another caller or a transaction has locked
-    /// is skipped, and comes first again once it is unlocked. So consumers of a queue do not wait for each other, and
-    /// their commits share syncs. If every row is locked, the call waits for the first of them: `None` means that at
-    /// some moment during the call there were no rows. A row that is inserted before the popped one during the call may
-    /// stay.
+    /// is skipped, and is the first row for later calls once it is unlocked. So consumers of a queue do not wait for
+    /// each other, and their commits share syncs. If every row is locked, the call waits for the first one: `None`
+    /// means that there were no rows at some moment during the call. If a row with a lower key is inserted during the
+    /// call, the call may still pop the later row.
     ///
-    /// Use [`pop_first_in`](Keyspace::pop_first_in) for a queue whose consumers must not wait for rows that
-    /// transactions have locked, or whose rows become visible at a later time. To keep a job until it is done, pop it
-    /// with [`Transaction::pop_first_in`](crate::Transaction::pop_first_in).
+    /// Use [`pop_first_in`](Keyspace::pop_first_in) for a queue whose consumers should skip rows that transactions have
+    /// locked, or whose rows become visible at a later time. To keep a job until it is done, pop it with
+    /// [`Transaction::pop_first_in`](crate::Transaction::pop_first_in).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -247,7 +249,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn pop_first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Forward, WhenLocked::Wait))
     }
@@ -256,7 +258,7 @@ impl Keyspace {
     /// [`pop_first`](Keyspace::pop_first).
     ///
     /// # Errors
-    /// Those of [`pop_first`](Keyspace::pop_first).
+    /// Same as [`pop_first`](Keyspace::pop_first).
     pub fn pop_last(&self) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::ALL, Direction::Backward, WhenLocked::Wait))
     }
@@ -265,10 +267,10 @@ impl Keyspace {
     /// `None` if there are no rows in the range or all of them are locked. Otherwise like
     /// [`pop_first`](Keyspace::pop_first).
     ///
-    /// This is SQL's `SKIP LOCKED`. If a transaction has locked a row, for however long, this call skips the row, and
-    /// the first call after the lock is released pops it: every call begins at the front of the range, so no row is
-    /// skipped for ever. A queue that does not choose its next row by key order can lock it in a transaction that does
-    /// not wait: [`LockHolder`](crate::LockHolder) has an example.
+    /// This is SQL's `SKIP LOCKED`. While a transaction has a row locked, this call skips the row, and the first call
+    /// after the lock is released pops it: every call begins at the front of the range, so no row is skipped forever. A
+    /// queue that does not choose its next row by key order can lock rows in a transaction that does not wait: see the
+    /// example at [`LockHolder`](crate::LockHolder).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -288,7 +290,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`pop_first`](Keyspace::pop_first), but not [`LockTimeout`](crate::Error::LockTimeout).
+    /// The errors of [`pop_first`](Keyspace::pop_first), except [`LockTimeout`](crate::Error::LockTimeout).
     pub fn pop_first_in(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Forward, WhenLocked::Skip))
     }
@@ -297,7 +299,7 @@ impl Keyspace {
     /// [`pop_first_in`](Keyspace::pop_first_in).
     ///
     /// # Errors
-    /// Those of [`pop_first_in`](Keyspace::pop_first_in).
+    /// Same as [`pop_first_in`](Keyspace::pop_first_in).
     pub fn pop_last_in(&self, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, bounds::owned(&range), Direction::Backward, WhenLocked::Skip))
     }
@@ -341,7 +343,7 @@ impl Keyspace {
                         has_passed_removed = true;
                         continue;
                     };
-                    // End the scan and its snapshot before the commit waits.
+                    // Drop the scan and its snapshot before the commit waits.
                     drop((keys, view));
                     row.commit(mode, Change::Remove, self.durability).await?;
                     return Ok(Some((key, value)));
@@ -352,7 +354,7 @@ impl Keyspace {
                     continue;
                 }
                 if has_passed_removed {
-                    // Since the snapshot, other callers have popped rows, and may have inserted some.
+                    // Other callers have popped rows since the snapshot, and may have inserted new ones, so look again.
                     continue;
                 }
                 let Some(key) = first_locked.filter(|_| when_locked == WhenLocked::Wait) else {
@@ -382,7 +384,7 @@ impl Keyspace {
         })
     }
 
-    /// Commits a new value of the locked row, or its removal if `new` is `None`. If there was no row either, only
+    /// Commits the locked row's new value, or its removal if `new` is `None`. If there was no row to remove, only
     /// releases the lock.
     #[inline(never)]
     fn change_locked(
@@ -417,7 +419,7 @@ impl Keyspace {
         let tree = &self.open.tree;
         let (value_id, reclaim) = (store.new_value(), &store.engine.reclaim);
         let value = values::write_large(mode, tree, value_id, Blocking(value), memory, reclaim).await?;
-        // If this fails or is dropped before the value is applied, the value's space is released.
+        // If this call fails or is dropped before the value is applied, the value's space is released.
         row.commit(mode, Change::PutLarge(&value), self.durability).await
     }
 }

@@ -1,4 +1,4 @@
-//! Write batches: many writes in one commit, without reading.
+//! Write batches: many writes in one commit, without reads.
 
 use std::io::Read;
 
@@ -13,13 +13,13 @@ use crate::txn::values::Source;
 /// Writes to any number of keyspaces that are committed together or not at all. Created by
 /// [`Database::batch`](crate::Database::batch); discarded on drop.
 ///
-/// A batch reads nothing. So it has no snapshot, keeps no versions in memory, and never conflicts with other commits.
-/// It locks its rows only when it is committed, in a fixed order. So an open batch blocks no writer, and two batches
-/// may wait for each other but never deadlock. If a batch writes a row twice, the later write wins.
+/// A batch does not read, so it has no snapshot, keeps no versions in memory, and never conflicts with other commits.
+/// It locks its rows only when it is committed, in a fixed order, so an open batch blocks no writer, and one batch may
+/// wait for another, but batches never deadlock with each other. If a batch writes a row twice, the later write wins.
 ///
-/// A batch takes as much memory as a transaction with the same writes, and has the same limit. A write that exceeds it
-/// fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge) and does not become part of the batch, which
-/// can still be committed without it.
+/// A batch takes as much memory as a transaction with the same writes, and has the same limit. A write beyond the limit
+/// fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge), and the batch can still be committed without
+/// that write.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -44,13 +44,13 @@ impl std::fmt::Debug for Batch {
 
 impl Batch {
     /// Puts a row, replacing any row with the same key. O(log n) in the batch's rows. A value over 64 KiB is written to
-    /// disk at once.
+    /// disk before the commit.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
     /// [`MemoryInUse`](crate::Error::MemoryInUse), [`Invalid`](crate::Error::Invalid) for a keyspace of another
-    /// database; [`DiskFull`](crate::Error::DiskFull) for a value over 64 KiB. After any of these, the batch stays
-    /// usable.
+    /// database; [`DiskFull`](crate::Error::DiskFull) for a value over 64 KiB. After any of these errors, the batch
+    /// stays usable.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -67,8 +67,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Stores everything that `reader` yields as the row's value, of any length. The bytes go to disk at once. Returns
-    /// their number.
+    /// Stores everything that `reader` yields, of any length, as the row's value. The bytes are written to disk before
+    /// the commit. Returns the value's length.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -80,7 +80,7 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Transaction::insert_from`](crate::Transaction::insert_from), except for conflicts.
+    /// The errors of [`Transaction::insert_from`](crate::Transaction::insert_from), except for conflicts.
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
         let bytes = self.transaction.insert_read(keyspace, key.as_ref(), &mut reader)?;
         self.len += 1;
@@ -102,14 +102,14 @@ impl Batch {
     /// Removes the row, if there is one.
     ///
     /// # Errors
-    /// Those of [`insert`](Batch::insert).
+    /// Same as [`insert`](Batch::insert).
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
         ready(self.transaction.remove_in(WaitMode::Blocking, keyspace, key.as_ref()))?;
         self.len += 1;
         Ok(())
     }
 
-    /// Returns the number of writes so far. Several writes to one row count separately.
+    /// Returns the number of writes so far. Repeated writes to the same row count separately.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -127,8 +127,9 @@ impl Batch {
     /// # Errors
     /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction keeps one of the rows locked for 10 seconds;
     /// [`DiskFull`](crate::Error::DiskFull), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
-    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed): nothing of the batch remains.
-    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed). After any of these errors, none of the
+    /// batch's writes remain. [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell
+    /// whether the batch was committed.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.transaction.commit_in(WaitMode::Blocking))
     }
@@ -147,7 +148,7 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    /// Those of [`commit`](Batch::commit).
+    /// Same as [`commit`](Batch::commit).
     pub fn commit_with(mut self, durability: Durability) -> Result<Timestamp> {
         self.transaction.set_durability(durability);
         self.commit()

@@ -1,4 +1,4 @@
-//! Ranges of keys that calls take.
+//! Key ranges, as arguments of calls.
 
 use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
@@ -6,7 +6,8 @@ use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, 
 /// anything that has bytes (`AsRef<[u8]>`). Both ends of a range have the same type, so write `&b"a"[..]..b"abc"` for
 /// byte strings of different lengths. A range whose end is before its start is empty.
 ///
-/// It replaces [`RangeBounds`], with which the compiler could not infer the key type of the `..` in `range(..)`.
+/// This trait takes the place of [`RangeBounds`], with which the compiler could not infer the key type of the `..` in
+/// `range(..)`.
 ///
 /// ```
 /// use std::ops::Bound;
@@ -28,7 +29,7 @@ use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, 
     note = "for numbers, give their bytes: `1u64.to_be_bytes()..`"
 )]
 pub trait KeyRange {
-    /// Returns the start and the end.
+    /// Returns the bounds at the start and the end.
     fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>);
 }
 
@@ -85,7 +86,7 @@ impl<R: KeyRange + ?Sized> KeyRange for &R {
     }
 }
 
-/// The bounds that a scan owns.
+/// A scan's bounds, as copies of the caller's keys.
 pub(super) type OwnedBounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 /// The bounds of all keys.

@@ -10,31 +10,33 @@ use crate::load::{Loader, write_large};
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
-/// Bytes of keys and values that an asynchronous load gathers before it hands them to a thread that may block.
+/// The number of bytes of keys and values that an asynchronous load buffers before it hands them to a thread that can
+/// block.
 const PENDING_BYTES_MAX: usize = 64 << 10;
 
 /// Loads many rows into a keyspace, much faster than transactions. Created by
 /// [`Database::bulk_load`](crate::Database::bulk_load).
 ///
 /// Rows may come in any order, but loading is fastest in key order. They are packed into a separate tree, which is
-/// written as they come: each byte once, and nothing to the log. From the first key that is out of order, rows are
-/// sorted: in memory, and if there are more, in runs that are written to the data file and merged by
-/// [`finish`](BulkLoad::finish). Then each byte is written twice.
+/// written as the rows arrive: each byte once, and nothing to the log. Starting with the first key that is out of
+/// order, rows are sorted in memory and, if they do not fit, in runs that are written to the data file and merged by
+/// [`finish`](BulkLoad::finish). Each byte is then written twice.
 ///
-/// [`finish`](BulkLoad::finish) gives the tree to the keyspace in one commit. **All rows become visible at once, or
-/// none does:** before the commit no reader sees any of them, and a load that is dropped, or whose process or machine
-/// dies, leaves nothing behind. A load that fails or is dropped returns its space to the file system at once, which may
-/// take a few checkpoints; after a crash, the space is free at the next opening. Readers and writers of the keyspace
-/// continue during the load. Snapshots from before the commit do not see its rows.
+/// [`finish`](BulkLoad::finish) attaches the tree to the keyspace in one commit. **Either all rows become visible
+/// together, or none of them do:** before the commit no reader sees any of them, and a load that is dropped, or whose
+/// process or machine dies, leaves nothing behind. A load that fails or is dropped returns its space to the file system
+/// before the call ends, which may take a few checkpoints; after a crash, the space is free at the next opening.
+/// Readers and writers of the keyspace continue during the load. Snapshots from before the commit do not see its rows.
 ///
 /// The keyspace must be empty when the load begins and when it is finished, and must not be in use: a load into a
 /// keyspace with rows fails with [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty), as described at
-/// [`finish`](BulkLoad::finish). Rows are added to it by transactions. A keyspace whose rows were all removed is empty.
+/// [`finish`](BulkLoad::finish). Add rows to such a keyspace with transactions. A keyspace whose rows have all been
+/// removed counts as empty.
 ///
-/// A load takes memory from the pages' part of the budget: two write buffers (256 KiB each; in a small budget or during
-/// other loads as little as 64 KiB or two pages), six pages, 160 KiB or ten pages for sorting, and 8 bytes for each
-/// page it writes, like every page of the database. Sorting takes up to a quarter of the pages' part if other loads
-/// leave it. The more memory it has, the longer are its runs.
+/// A load takes memory from the pages' part of the budget: two write buffers (256 KiB each; with a small budget or
+/// during other loads, as little as 64 KiB or two pages each), six pages, 160 KiB or ten pages for sorting, and 8 bytes
+/// for each page that it writes, like every page of the database. Sorting takes up to a quarter of the pages' part, as
+/// far as other loads leave memory. The more memory it has, the longer its runs are.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -51,11 +53,11 @@ pub struct BulkLoad {
     keyspace: Keyspace,
     /// `None` after a call failed or its future was dropped.
     loader: Option<Box<Loader>>,
-    /// Rows that asynchronous calls have handed over.
+    /// Rows that asynchronous calls have added but not yet passed to the loader.
     pending: PendingRows,
 }
 
-/// Encoded rows: the lengths of key and value, the key, the value.
+/// Encoded rows. Each consists of the lengths of key and value, the key, and the value.
 #[derive(Debug, Default)]
 struct PendingRows(Vec<u8>);
 
@@ -70,7 +72,7 @@ struct PendingRows(Vec<u8>);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Rows that were loaded, counting equal keys once.
+    /// The number of rows loaded, counting equal keys once.
     pub rows: u64,
 }
 
@@ -115,23 +117,22 @@ impl BulkLoad {
     }
 
     /// Adds a row. Among rows with the same key, the latest wins. While keys ascend, this costs amortised O(bytes)
-    /// without a search, otherwise O(bytes + log rows). Now and then it includes a write of 256 KiB, or of the sorted
-    /// rows when their memory is full. A value over 64 KiB is written at once.
+    /// without a search, otherwise O(bytes + log rows). An occasional call also writes a buffer of 256 KiB, or the
+    /// sorted rows when their memory is full. A value over 64 KiB is written before the call returns.
     ///
     /// # Errors
-    /// [`KeyTooLong`](crate::Error::KeyTooLong): the load can continue without the row. Any other error ends the load,
-    /// and nothing of it remains: [`DiskFull`](crate::Error::DiskFull);
-    /// [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if the memory budget has no room for the page table;
-    /// [`KeyspaceDropped`](crate::Error::KeyspaceDropped); [`Closed`](crate::Error::Closed);
-    /// [`Failed`](crate::Error::Failed).
+    /// [`KeyTooLong`](crate::Error::KeyTooLong): the load can continue without the row. Any other error ends the load
+    /// and discards its rows: [`DiskFull`](crate::Error::DiskFull); [`BudgetTooSmall`](crate::Error::BudgetTooSmall) if
+    /// the memory budget has no room for the page table; [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
+    /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed).
     pub fn insert(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.add_pending()?;
         self.add(key.as_ref(), value.as_ref())
     }
 
     /// Like [`insert`](BulkLoad::insert), but reads the value from `source`. Returns its length in bytes. A value over
-    /// 64 KiB is written as it is read, in the memory of one chunk. The row is added only when this returns: a source
-    /// that fails leaves no row.
+    /// 64 KiB is written as it is read, in the memory of one chunk. The row is added only when the source has reached
+    /// its end, so a source that fails leaves no row.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -143,8 +144,8 @@ impl BulkLoad {
     /// ```
     ///
     /// # Errors
-    /// Those of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails: the load can
-    /// continue without the row.
+    /// The errors of [`insert`](BulkLoad::insert), and [`Source`](crate::Error::Source) if the source fails, after
+    /// which the load can continue without the row.
     pub fn insert_from(&mut self, key: impl AsRef<[u8]>, source: impl Read) -> Result<u64> {
         self.add_pending()?;
         let mut source = source;
@@ -167,7 +168,7 @@ impl BulkLoad {
         self.end_by(added)
     }
 
-    /// Ends the load after an error with which it cannot continue.
+    /// Ends the load if `result` is an error after which the load cannot continue.
     fn end_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if !matches!(result, Ok(_) | Err(Error::KeyTooLong { .. } | Error::Source { .. })) {
             self.give_up();
@@ -179,7 +180,7 @@ impl BulkLoad {
         let pending = std::mem::take(&mut self.pending);
         for (key, value) in pending.rows() {
             if let Err(error) = self.add(key, value) {
-                // The rows after this one are lost.
+                // The buffered rows after this one are lost, so end the load.
                 self.give_up();
                 return Err(error);
             }
@@ -187,11 +188,12 @@ impl BulkLoad {
         Ok(())
     }
 
-    /// Like [`insert`](BulkLoad::insert). Rows are gathered up to 64 KiB and then handed to a thread of the database.
-    /// So an error may belong to an earlier row, and always ends the load. Dropping the future ends the load, too.
+    /// Like [`insert`](BulkLoad::insert). Rows are buffered up to 64 KiB and then handed to a thread of the database.
+    /// An error may therefore belong to an earlier row, and always ends the load. Dropping the future also ends the
+    /// load.
     ///
     /// # Errors
-    /// Those of [`insert`](BulkLoad::insert).
+    /// Same as [`insert`](BulkLoad::insert).
     pub async fn insert_async(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.loader()?;
         let (key, value) = (key.as_ref(), value.as_ref());
@@ -217,7 +219,7 @@ impl BulkLoad {
             Err(error) => Err(error),
         };
         let key = key.to_vec();
-        // Run this even after an error, because giving the load up may block.
+        // Run this on the worker even after an error, because giving up the load may block.
         let add = move |load: &mut BulkLoad| {
             let written = written?;
             load.add_pending()?;
@@ -234,26 +236,28 @@ impl BulkLoad {
         handle.store()?.as_task().await.run(move || body(&mut self).map(|()| self)).await
     }
 
-    /// Moves the whole load out. This handle cannot continue it.
+    /// Moves the whole load out of this handle, which cannot be used afterwards.
     fn take(&mut self) -> Result<BulkLoad> {
         let loader = Some(self.loader.take().ok_or_else(ended)?);
         Ok(BulkLoad { keyspace: self.keyspace.clone(), loader, pending: std::mem::take(&mut self.pending) })
     }
 
-    /// Gives the rows to the keyspace. When this returns they are durable, and visible to every reader that begins
+    /// Attaches the rows to the keyspace. When this returns, they are durable, and visible to every reader that begins
     /// afterwards. O(pages); commits wait about a millisecond for each gigabyte that was loaded.
     ///
     /// # Errors
-    /// [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace received rows during the load, or had some
-    /// that an open snapshot still sees, or if a transaction has one of its rows locked. Load again once this has
-    /// changed, or insert the rows by transactions.
+    /// [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace received rows during the load, had rows
+    /// that an open snapshot still sees, or has a row locked by a transaction. Repeat the load once this has changed,
+    /// or insert the rows with transactions.
     ///
     /// [`DiskFull`](crate::Error::DiskFull); [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed);
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
-    /// names the load's pages, 20 bytes for each 1,024 of them. After any of these errors nothing of the load remains.
+    /// names the load's pages, 20 bytes for each 1,024 of them. After any of these errors, none of the load's rows
+    /// remain.
     ///
-    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening can tell.
+    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell whether the load was
+    /// committed.
     pub fn finish(mut self) -> Result<LoadReport> {
         self.add_pending()?;
         let handle = Arc::clone(&self.keyspace.handle);
@@ -266,7 +270,7 @@ impl BulkLoad {
         finished.map(|rows| LoadReport { rows })
     }
 
-    /// Ends the load if it has not ended yet, and gives its space back to the file system.
+    /// Ends the load if it has not ended yet, and returns its space to the file system.
     fn give_up(&mut self) {
         let Some(loader) = self.loader.take() else { return };
         let free_segments_before = loader.free_segments_before();
@@ -281,7 +285,7 @@ impl BulkLoad {
     /// Like [`finish`](BulkLoad::finish). Once the call has begun, it completes even if its future is dropped.
     ///
     /// # Errors
-    /// Those of [`finish`](BulkLoad::finish).
+    /// Same as [`finish`](BulkLoad::finish).
     pub async fn finish_async(self) -> Result<LoadReport> {
         let handle = Arc::clone(&self.keyspace.handle);
         handle.store()?.as_task().await.run(move || self.finish()).await
@@ -309,8 +313,8 @@ fn ended() -> Error {
 
 impl Database {
     /// Begins a load of many rows into an empty keyspace. Creates the keyspace, with the default page size, if it does
-    /// not exist. See [`BulkLoad`]. Any number of loads may run at once. If two load into the same keyspace, the one
-    /// finished first succeeds, and the other fails.
+    /// not exist. See [`BulkLoad`]. Any number of loads can run concurrently. If two of them load into the same
+    /// keyspace, the one that finishes first succeeds, and the other fails.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -322,9 +326,9 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace
-    /// has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this call;
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
+    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the
+    /// keyspace has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this
+    /// call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
     /// budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;

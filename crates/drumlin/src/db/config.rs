@@ -1,4 +1,4 @@
-//! The settings of an opening.
+//! The settings for opening a database.
 
 use std::path::Path;
 
@@ -11,15 +11,17 @@ use crate::store::{CheckProgress, CheckReport, LockWait, LockWaitHook, Settings,
 use crate::txn::commit::Durability;
 use crate::txn::spilled::{SpillLimit, VersionOverflow};
 
-/// The smallest log segment: 1 MiB, or less in simulations.
+/// The minimum size of a log segment: 1 MiB, or less in simulations.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
-/// The largest log segment. Its index, which is allocated before anything is appended, takes a 4096th of it.
+/// The maximum size of a log segment. Its index, which takes a 4096th of the segment, is allocated before the first
+/// append.
 const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
-/// The largest budget. Each page size reserves address space for all of it, and numbers its frames with 29 bits.
+/// The maximum memory budget. Address space for all of it is reserved for each page size, whose frames have 29-bit
+/// numbers.
 const MEMORY_BYTES_MAX: u64 = 1 << 40;
 
-/// The settings for opening a database. There are few options, and each has a default that was measured or that hardly
-/// matters.
+/// The settings for opening a database. There are few options. Each has a default that was chosen by measurement or
+/// that hardly matters.
 ///
 /// ```
 /// use drumlin::Config;
@@ -64,8 +66,8 @@ impl Config {
         Config::default()
     }
 
-    /// Creates the settings of a database that exists only in memory and ends with its last handle.
-    /// [`open`](Config::open) ignores its path.
+    /// Creates the settings for a database that exists only in memory and is discarded with its last handle.
+    /// [`open`](Config::open) ignores the path.
     #[must_use]
     pub fn in_memory() -> Config {
         let Config { settings } = Config::default();
@@ -75,23 +77,23 @@ impl Config {
     /// Sets the memory budget in bytes, for everything that the database keeps: pages and their headers, page tables,
     /// log and I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
     ///
-    /// Memory that the allocator keeps free comes on top, and grows with the number of threads. With glibc's allocator,
-    /// two processors and a budget of 64 MiB, resident memory reached 38 MiB with rows of 100 bytes, 44 with rows of 1
-    /// KiB, 47 with values of 300 KiB from 4 threads, and 111 with mixed work from 64 threads, including their stacks
-    /// and values. With `MALLOC_ARENA_MAX=2` it reached 38, 44, 58 and 88.
+    /// Free memory that the allocator retains is not included, and grows with the number of threads. With glibc's
+    /// allocator, two processors and a budget of 64 MiB, resident memory reached 38 MiB with rows of 100 bytes, 44 MiB
+    /// with rows of 1 KiB, 47 MiB with values of 300 KiB from 4 threads, and 111 MiB with a mixed load from 64 threads,
+    /// including their stacks and values. With `MALLOC_ARENA_MAX=2` it reached 38, 44, 58 and 88 MiB.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Config {
         self.settings.memory_bytes = bytes;
         self
     }
 
-    /// Sets the number of parallel log streams, which may differ between openings. Default 1, at most 64. More than one
-    /// helps only if a single device queue cannot sustain the write rate. The streams beyond the first share a
+    /// Sets the number of parallel log streams, which can be changed at each opening. Default 1, at most 64. Multiple
+    /// streams help only if a single device queue cannot sustain the write rate. The streams beyond the first share a
     /// sixteenth of the memory, at least 32 KiB each; records too long for them go to the first.
     ///
     /// A stream may have its own device: while the database is closed, create a folder `log/N` in its folder, or a link
-    /// `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. From then on, stream N, counted from
-    /// 0, creates its segments there, and the database does not open without the folder.
+    /// `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. Stream N, counted from 0, will create
+    /// its segments there, and the database will not open without the folder.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.settings.log_stream_count = count;
@@ -99,20 +101,20 @@ impl Config {
     }
 
     /// Limits the disk space for old versions of rows, in bytes. Open snapshots, transactions and scans need the
-    /// versions that were replaced after they began. When versions outgrow a sixteenth of the memory, they are spilled
-    /// to the file `versions` in the database's folder. The file disappears with the last snapshot that needs it. At
-    /// the limit, [the oldest snapshot ends](VersionOverflow). While versions are being merged, the file may take twice
-    /// the limit. Default: a quarter of the live bytes, but at least 256 MiB. With 0, all versions stay in memory, and
-    /// the oldest snapshot ends when they outgrow a sixteenth of the memory.
+    /// versions that were current when they began and have been replaced since. When old versions outgrow a sixteenth
+    /// of the memory, they are spilled to the file `versions` in the database's folder. The file disappears with the
+    /// last snapshot that needs it. At the limit, [the oldest snapshot ends](VersionOverflow). While versions are being
+    /// merged, the file may take twice the limit. Default: a quarter of the live bytes, but at least 256 MiB. With 0,
+    /// all versions stay in memory, and the oldest snapshot ends when they outgrow a sixteenth of the memory.
     #[must_use]
     pub fn version_disk_bytes(mut self, bytes: u64) -> Config {
         self.settings.spill_limit.bytes = Some(bytes);
         self
     }
 
-    /// Sets a function that is called before each wait for a row lock, by the thread that will wait, or that polls the
-    /// task. It learns who waits and who holds the lock. It must be quick, and must not call the database. Default:
-    /// none.
+    /// Sets a function that is called before each wait for a row lock, on the thread that will wait, or that polls the
+    /// waiting task. Its argument says which transaction waits and which ones hold the lock. The function must be
+    /// quick, and must not call the database. Default: no function.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -137,8 +139,8 @@ impl Config {
         self
     }
 
-    /// The choice between readers and writers at [`version_disk_bytes`](Self::version_disk_bytes). Default:
-    /// [`VersionOverflow::EndSnapshots`].
+    /// Chooses who gives way when old versions reach [`version_disk_bytes`](Self::version_disk_bytes): readers or
+    /// writers. Default: [`VersionOverflow::EndSnapshots`].
     #[must_use]
     pub fn version_overflow(mut self, choice: VersionOverflow) -> Config {
         self.settings.spill_limit.overflow = choice;
@@ -146,15 +148,14 @@ impl Config {
     }
 
     /// Sets the page size of keyspaces that are created without a page size of their own: a power of two from 4 to 64
-    /// KiB (down to 512 bytes in tests). Default 4 KiB, which reads the least for a random row.
+    /// KiB (down to 512 bytes in tests). Default 4 KiB, with which a random read of a row transfers the least.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Config {
         self.settings.page_bytes = bytes;
         self
     }
 
-    /// Sets the unit in which a new database takes space from its file: a power of two from 256 KiB to 64 MiB. Default
-    /// 1 MiB.
+    /// Sets the segment size of a new database's data file, a power of two from 256 KiB to 64 MiB. Default 1 MiB.
     #[must_use]
     pub fn segment_bytes(mut self, bytes: u64) -> Config {
         self.settings.segment_bytes = bytes;
@@ -169,16 +170,16 @@ impl Config {
         self
     }
 
-    /// Sets the bytes of log after which a checkpoint is made, and so the most that recovery has to read. Default 256
-    /// MiB, a second or two of recovery.
+    /// Sets the number of bytes of log after which a checkpoint is made, and so the maximum that recovery has to read.
+    /// Default 256 MiB, which takes a second or two to recover.
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
         self.settings.checkpoint_log_bytes = bytes;
         self
     }
 
-    /// Sets the durability of commits that do not name one: those of a keyspace's handle
-    /// ([`Keyspace::with_durability`](crate::Keyspace::with_durability) makes another handle), of
+    /// Sets the durability of commits that do not specify one: those of a keyspace's handle (unless it comes from
+    /// [`Keyspace::with_durability`](crate::Keyspace::with_durability)), of
     /// [`Database::begin`](crate::Database::begin), `transact` and `batch`. Default [`Durability::Full`]. With
     /// [`Durability::Relaxed`], [`Database::sync`](crate::Database::sync) makes earlier commits durable.
     ///
@@ -214,12 +215,13 @@ impl Config {
         self
     }
 
-    /// Opens the database for reading only: no thread writes anything to any file. So this works on read-only media,
-    /// and for users without permission to write. Any number of processes can have a database open like this at once,
-    /// but none can have it open for writing at the same time. Calls that write return [`Error::ReadOnly`]. A database
-    /// that does not exist is not created. Default no.
+    /// Opens the database for reading only: no thread writes to any file, so this works on read-only media, and for
+    /// users without write permission. Any number of processes can have a database open for reading only, but not while
+    /// a process has it open for writing. Calls that write return [`Error::ReadOnly`]. A database that does not exist
+    /// is not created. Default no.
     ///
-    /// The database must have been closed, because a read-only opening does not recover it: [`Error::NotClosed`].
+    /// The database must have been closed properly, because a read-only opening cannot recover it and fails with
+    /// [`Error::NotClosed`].
     ///
     /// ```
     /// use drumlin::{Config, Database, Error};
@@ -245,14 +247,14 @@ impl Config {
         self
     }
 
-    /// Opens what is left of a corrupted database that does not open otherwise, for [reading only](Self::read_only).
-    /// The corrupted parts are left out, and the state is that of the newest checkpoint, whatever the log contains.
-    /// [`Opening::skipped`](crate::Opening::skipped) lists what is missing. Default no.
+    /// Opens the readable part of a corrupted database that does not open otherwise, for [reading
+    /// only](Self::read_only). Corrupted parts are left out, and the database is as of the newest checkpoint, because
+    /// the log is ignored. [`Opening::skipped`](crate::Opening::skipped) lists the missing parts. Default no.
     ///
     /// Read the rows with [`Range::salvage`](crate::Range::salvage). A keyspace whose page table is corrupted has gaps,
     /// or no rows; other keyspaces are complete. If a summary of page-table changes is corrupted, rows may also be
     /// missing from the result, or be older than the checkpoint. If both superblocks or the catalogue are corrupted,
-    /// nothing is left: [`Error::Corrupted`].
+    /// nothing can be read, and the call fails with [`Error::Corrupted`].
     ///
     /// ```
     /// use drumlin::{Config, Database, Salvaged};
@@ -285,17 +287,17 @@ impl Config {
         self
     }
 
-    /// Sets whether an opening reads back, in the background, the pages that were in memory when the database was last
-    /// closed. Default `true`.
+    /// Sets whether opening the database starts to reread, in the background, the pages that were in memory when it was
+    /// last closed. Default `true`.
     ///
-    /// A list of these pages, 20 bytes for each, is kept in the file `resident`. Closing writes it, and checkpoints
-    /// write it from time to time in case the process is killed. It is not synced; if it is corrupted or missing, there
-    /// is only no warm start. A thread reads the pages in disk order while there is free memory, and slowly while other
-    /// reads wait for the device. This has no effect on a database that is opened for [reading
+    /// A list of these pages, 20 bytes for each, is kept in the file `resident`. Closing writes the list, and so do
+    /// occasional checkpoints, in case the process is killed. The file is not synced; if it is corrupted or missing,
+    /// the only loss is the warm start. A thread reads the pages in disk order while there is free memory, and slowly
+    /// while other reads wait for the device. This has no effect on a database that is opened for [reading
     /// only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
     ///
     /// With `false` the file is neither read nor written. The row counts that
-    /// [`Keyspace::count`](crate::Keyspace::count) keeps are restored in either case.
+    /// [`Keyspace::count`](crate::Keyspace::count) keeps are restored even then.
     ///
     /// ```
     /// use drumlin::Config;
@@ -320,11 +322,11 @@ impl Config {
     /// value and the log, and lists all corruption. It recovers nothing and writes nothing, so it works on read-only
     /// media. The database must not be open elsewhere. O(data).
     ///
-    /// It is meant for a database that is too corrupted to open. For one that opens,
-    /// [`Database::check`](crate::Database::check) verifies more: it also descends every tree.
+    /// Meant for a database that is too corrupted to open. If the database opens,
+    /// [`Database::check`](crate::Database::check) verifies more, because it also descends every tree.
     ///
     /// # Errors
-    /// Only those that prevent the check itself: [`Error::NotADatabase`], [`Error::NewerFormat`],
+    /// Only errors that prevent the check itself: [`Error::NotADatabase`], [`Error::NewerFormat`],
     /// [`Error::OlderFormat`], [`Error::Locked`], [`Error::BudgetTooSmall`], [`Error::Io`]; [`Error::Invalid`] for a
     /// setting that is not allowed.
     pub fn examine(&self, path: impl AsRef<Path>) -> Result<CheckReport> {
@@ -334,7 +336,7 @@ impl Config {
     /// Like [`examine`](Config::examine), and calls `progress` from time to time.
     ///
     /// # Errors
-    /// Those of [`examine`](Config::examine).
+    /// Same as [`examine`](Config::examine).
     pub fn examine_with(&self, path: impl AsRef<Path>, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         self.check()?;
         check::examine(&self.settings, path.as_ref(), &mut progress)

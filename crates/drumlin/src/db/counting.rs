@@ -1,7 +1,7 @@
-//! Counts rows, and finds them by position: each operation once, for all handles and both wait modes.
+//! Counting rows and finding them by position. Each operation is written once, for all handles and both wait modes.
 //!
-//! The result comes from the counts that the keyspace keeps (`counts/mod.rs`). If it keeps none, the range is small,
-//! or the snapshot is older than the counts, the result comes from a walk through the leaves.
+//! The result comes from the counts that the keyspace keeps (`counts/mod.rs`). If the keyspace keeps no counts, the
+//! range is small, or the snapshot is older than the counts, the leaves are walked instead.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -21,10 +21,11 @@ use crate::tree::Direction;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
-/// Attempts at counting that may fail because changes were folded, before the leaves are walked instead.
+/// The maximum number of attempts to use the counts, each of which fails if changes are folded meanwhile. After the
+/// last, the leaves are walked.
 const ATTEMPTS_MAX: usize = 16;
 
-/// A range of keys: from the first on, and below the second.
+/// A half-open range of keys: its inclusive start, and its exclusive end unless it is unbounded.
 pub(super) type Interval = (Vec<u8>, Option<Vec<u8>>);
 
 pub(super) fn interval(bounds: &OwnedBounds) -> Option<Interval> {
@@ -70,8 +71,8 @@ impl Rows<'_> {
         })
     }
 
-    /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, in key order; all rows if
-    /// the range has fewer.
+    /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, in key order. If the range
+    /// has fewer rows, returns all of them.
     #[inline(never)]
     pub(super) fn sample(
         &self,
@@ -89,7 +90,7 @@ impl Rows<'_> {
         row_count: usize,
     ) -> Result<Vec<(Value, Value)>> {
         let store = self.store()?;
-        // This call may begin to keep counts. They must begin before the snapshot is opened.
+        // This call may start the keyspace's counts, which must start before the snapshot is opened.
         self.count_at(mode, bounds.clone(), None).await?;
         let snapshot = self.open_snapshot()?;
         let total = self.count_at(mode, bounds.clone(), Some(&snapshot)).await?;
@@ -119,15 +120,15 @@ impl Rows<'_> {
         {
             return Ok(count);
         }
-        // The scan of a read-committed transaction would continue at a newer snapshot if this one was ended. A count
-        // has to be of one moment, so it starts over instead.
+        // Pass the snapshot explicitly: if it is ended, a read-committed transaction's scan would otherwise continue at
+        // a newer one. A count must be as of one commit, so the caller starts it over instead.
         let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
 
-    /// Returns the counts to use for a range, with reductions if asked for, after folding a list with more than
-    /// `unsorted_max` unsorted changes. Returns `None` if the range is small and none are kept, or if there is no
-    /// memory.
+    /// Returns the counts to use for a range, with reductions if requested. Folds the list of changes first if more
+    /// than `unsorted_max` of them are unsorted. Returns `None` if there are no counts yet and the range is too small
+    /// to start them, or if there is no memory for counts.
     pub(super) async fn kept_for(
         &self,
         mode: WaitMode<'_>,
@@ -165,7 +166,7 @@ impl Rows<'_> {
             if !self.tree.count_on(mode, kept, &mut cursor, None).await? {
                 continue;
             }
-            // Open the snapshot last, so that it is not older than counts that began during this call.
+            // Open the snapshot last: it must not be older than counts that were started during this call.
             let snapshot = match at {
                 Some(at) => Arc::clone(at),
                 None => self.open_snapshot()?,
@@ -192,8 +193,8 @@ impl Rows<'_> {
         Ok(None)
     }
 
-    /// Calls `visit` in key order with each row of a range that the reading transaction itself has inserted (1) or
-    /// removed (-1).
+    /// Calls `visit`, in key order, with each row of a range that the reading transaction itself has inserted (passing
+    /// 1) or removed (passing -1).
     pub(super) async fn own_changes(
         &self,
         mode: WaitMode<'_>,
@@ -250,7 +251,7 @@ impl Rows<'_> {
         self.skip(mode, bounds, index, at).await
     }
 
-    /// Returns the row after the first `row_count` rows of the range, which are passed one by one.
+    /// Skips `row_count` rows of the range one by one, and returns the next row.
     async fn skip(
         &self,
         mode: WaitMode<'_>,
@@ -269,7 +270,7 @@ impl Rows<'_> {
     }
 
     /// Finds the leaf of the row at position `index` of the range. Returns the leaf's first key in the range and the
-    /// row's position from there; `Some(None)` if there is no such row; or `None` if the counts are not valid for the
+    /// row's position from there; `Some(None)` if the range has no such row; `None` if the counts are not valid for the
     /// snapshot.
     async fn seek_kept(
         &self,
@@ -312,7 +313,7 @@ impl Rows<'_> {
                 Err(NoAnswer::Never) => return Ok(None),
             }
             snapshot.check()?;
-            // The counts have read everything up to this key. The scan of the rest records its own reads.
+            // The counts have covered all keys up to this one. The scan of the remaining keys records its own reads.
             self.record_interval(lower, seek.found.as_deref().or(upper))?;
             return Ok(Some(seek.found.map(|from| (from, seek.remaining))));
         }

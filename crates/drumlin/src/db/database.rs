@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Stats, Store};
 use crate::task::{Rooted, WaitMode, ready};
 
-/// An open database: a cheap handle, usable from any thread. Its clones, keyspaces, snapshots, transactions, ranges and
-/// value readers all keep the database open. Dropping the last of them closes it.
+/// A handle to an open database, cheap to clone and usable from any thread. Its clones, keyspaces, snapshots,
+/// transactions, ranges and value readers all keep the database open. Dropping the last of these handles closes it.
 ///
-/// Calls refuse a keyspace or savepoint of another database, or of an earlier opening of this database, with
+/// Calls with a keyspace or savepoint of a different database, or of an earlier opening of this database, fail with
 /// [`Error::Invalid`].
 ///
 /// ```
@@ -55,9 +55,9 @@ impl Config {
     /// Opens the database in the folder `path` (`.` is the current one; `~` has no meaning of its own). Creates it, and
     /// the folders above it, if it does not exist, and recovers it if it was not closed.
     ///
-    /// Takes some milliseconds if the database was closed. Otherwise it takes as long as reading the log since the last
-    /// checkpoint and each page that the log changes: about half a second for 8 MB of log with 65,000 random updates of
-    /// four million rows, none of them in memory.
+    /// Takes a few milliseconds if the database was closed. Otherwise recovery reads the log since the last checkpoint
+    /// and each page that it changes: about half a second for 8 MB of log with 65,000 random updates in a keyspace of
+    /// four million rows, none of which is in memory.
     ///
     /// # Errors
     /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::OlderFormat`], [`Error::Locked`],
@@ -78,7 +78,7 @@ impl Database {
     /// and recovers it if it was not closed.
     ///
     /// # Errors
-    /// Those of [`Config::open`].
+    /// The errors of [`Config::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Database> {
         Config::new().open(path)
     }
@@ -92,11 +92,12 @@ impl Database {
         self.handle.store()
     }
 
-    /// Returns the keyspace with this name, creating it with the default page size if it does not exist. Its creation
-    /// is durable when this returns, even if another thread creates it.
+    /// Returns the keyspace with this name, creating it with the default page size if it does not exist. The keyspace's
+    /// creation is durable when this returns, even if it was another thread that created it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name that is empty or over 255 bytes; those of a commit if the keyspace is created.
+    /// [`Error::Invalid`] for a name that is empty or over 255 bytes; the errors of a commit if the keyspace is
+    /// created.
     pub fn keyspace(&self, name: &str) -> Result<Keyspace> {
         self.keyspace_with(name, KeyspaceOptions::default())
     }
@@ -104,7 +105,7 @@ impl Database {
     /// Like [`keyspace`](Database::keyspace), with options that apply if the keyspace is created.
     ///
     /// # Errors
-    /// Those of [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that is not allowed.
+    /// The errors of [`keyspace`](Database::keyspace), and [`Error::Invalid`] for a page size that is not allowed.
     pub fn keyspace_with(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
         let store = self.store()?;
         let open = match store.durable_keyspace(name)? {
@@ -144,17 +145,17 @@ impl Database {
             .collect()
     }
 
-    /// Drops a keyspace and all its rows. From then on its handles return [`Error::KeyspaceDropped`]. O(pages); commits
-    /// wait while it runs.
+    /// Drops a keyspace and all its rows. Its handles then return [`Error::KeyspaceDropped`]. O(pages); commits wait
+    /// until the call has finished.
     ///
     /// # Errors
-    /// [`Error::NoSuchKeyspace`], and those of a commit.
+    /// [`Error::NoSuchKeyspace`], and the errors of a commit.
     pub fn drop_keyspace(&self, name: &str) -> Result<()> {
         self.store()?.drop_keyspace(name)
     }
 
-    /// Waits until all commits that have returned are durable. Only [`Relaxed`](crate::Durability::Relaxed) commits may
-    /// not be durable yet. Makes at most one sync, and returns at once if nothing is pending.
+    /// Waits until all commits that have returned are durable. Only [`Relaxed`](crate::Durability::Relaxed) commits can
+    /// be pending. Makes at most one sync, and returns immediately if none is needed.
     ///
     /// ```
     /// use drumlin::Durability;
@@ -181,7 +182,7 @@ impl Database {
         })
     }
 
-    /// Returns the absolute path of the database's folder. For an in-memory database, it is a name that no folder has.
+    /// Returns the absolute path of the database's folder. For an in-memory database, it is the name of no real folder.
     ///
     /// ```
     /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-path-{}", std::process::id()));
@@ -197,8 +198,8 @@ impl Database {
     }
 
     /// Returns the options that [`begin`](Database::begin) uses: the defaults, with the durability of
-    /// [`Config::durability`](crate::Config::durability). [`TxOptions::default`] knows no database, so its durability
-    /// is `Full`.
+    /// [`Config::durability`](crate::Config::durability). In contrast, [`TxOptions::default`] does not depend on a
+    /// database, so its durability is `Full`.
     ///
     /// ```
     /// use drumlin::{Isolation, TxOptions};
@@ -229,8 +230,8 @@ impl Database {
         Transaction::begin(&self.handle, options)
     }
 
-    /// Takes a snapshot of all keyspaces for reading, at almost no cost. While it is open, old versions of the rows
-    /// that change are kept in memory, so drop it when it is no longer needed.
+    /// Takes a snapshot of all keyspaces for reading, at almost no cost. While it is open, old versions of rows that
+    /// change must be retained, so drop it when it is no longer needed.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(&self.handle, self.handle.open_visible_snapshot())
@@ -246,9 +247,9 @@ impl Database {
         store.checkpoint()
     }
 
-    /// Packs the data file as tightly as possible, and returns the space at its end and that of spare log segments to
-    /// the file system. Reads and commits continue in the meantime. Afterwards the file is not longer than before,
-    /// except for one segment if the last checkpoint is there. O(data).
+    /// Packs the data file as tightly as possible, and returns the free space at its end, and spare log segments, to
+    /// the file system. Reads and commits continue meanwhile. Afterwards the file is no longer than before, except for
+    /// one segment that the last checkpoint may occupy. O(data).
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Closed`], [`Error::Failed`].
@@ -259,11 +260,11 @@ impl Database {
     }
 
     /// Reads and verifies every page, table and log record. O(data). The report lists all corruption found. The check
-    /// also counts rows, so the next [`count`](Keyspace::count) reads no leaves; if the database is closed afterwards,
-    /// neither does the first count after reopening.
+    /// also counts rows, so the next [`count`](Keyspace::count) does not read leaves, even if the database is closed
+    /// and reopened first.
     ///
     /// # Errors
-    /// Only those that prevent the check itself.
+    /// Only errors that prevent the check itself.
     pub fn check(&self) -> Result<CheckReport> {
         self.check_with(|_| ())
     }
@@ -271,7 +272,7 @@ impl Database {
     /// Like [`check`](Database::check), and calls `progress` from time to time.
     ///
     /// # Errors
-    /// Those of [`check`](Database::check).
+    /// Same as [`check`](Database::check).
     pub fn check_with(&self, mut progress: impl FnMut(CheckProgress)) -> Result<CheckReport> {
         self.store()?.check(&mut progress)
     }
@@ -295,7 +296,7 @@ impl Database {
         Limits::new(&store.engine.budget, store.page_bytes, store.engine.version_disk_bytes_max())
     }
 
-    /// Returns the result of opening the database: what was found and recovered.
+    /// Returns a report of what opening the database found and recovered.
     #[must_use]
     pub fn opening(&self) -> &Opening {
         &self.handle.store_here().opening
@@ -306,9 +307,9 @@ impl Database {
     /// When it returns, the folder can be opened again, even if other handles of this database still exist. Their calls
     /// fail with [`Error::Closed`]. An iterator or stream ends with this error after the rows that it has already
     /// copied, and a value reader after the piece that it holds; [`stats`](Database::stats) still works. Closing does
-    /// not wait for calls under way in other threads or tasks. Such a call ends with its own result or with `Closed`: a
-    /// commit that returns `Ok` is in the closed database, and one that returns `Closed` is not. The memory of the
-    /// pages is freed when the last handle is dropped.
+    /// not wait for calls in flight in other threads or tasks. Such a call either completes or fails with `Closed`: a
+    /// commit that returns `Ok` is in the closed database, and one that returns `Closed` is not. The pages' memory is
+    /// freed when the last handle is dropped.
     ///
     /// A second close waits for the first and returns its result.
     ///
@@ -318,7 +319,7 @@ impl Database {
     /// use drumlin::{Database, Error};
     ///
     /// let db = Database::open(&path)?;
-    /// let orders = db.keyspace("orders")?; // another part of the program keeps this
+    /// let orders = db.keyspace("orders")?; // a different part of the program keeps this
     /// orders.insert("1", "three apples")?;
     /// db.close()?;
     /// assert!(matches!(orders.get("1"), Err(Error::Closed)));
@@ -331,9 +332,9 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of the checkpoint; [`Error::Failed`] with the first failure if the database had stopped accepting commits.
-    /// The database is closed in either case, and nothing durable is lost, because the log has it. `Relaxed` commits
-    /// that were not durable yet may be lost if the log failed.
+    /// The errors of [`checkpoint`](Database::checkpoint); [`Error::Failed`] with the first failure if the database had
+    /// stopped accepting commits. The database is closed even after an error, and no durable commit is lost, because
+    /// the log contains it. `Relaxed` commits that were not durable yet may be lost if the log failed.
     pub fn close(self) -> Result<()> {
         self.handle.close()
     }

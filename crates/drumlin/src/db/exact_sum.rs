@@ -1,12 +1,12 @@
 //! Exact sums of floats.
 
-/// Bits in a digit.
+/// The number of bits in a digit.
 const DIGIT_BITS: i32 = 32;
 
 /// The exact sum of any number of floats. It is a number in two's complement, whose digits can range from the least
-/// significant bit of any float to beyond the most significant one. So a sum is the same in whatever order and parts it
-/// is computed. After Kulisch ("Computer Arithmetic and Validity", 2008), but with only the digits that are needed:
-/// most sums have three or four.
+/// significant bit of any float to beyond the most significant one. The sum is therefore the same in whatever order,
+/// and from whatever parts, it is computed. After Kulisch ("Computer Arithmetic and Validity", 2008), but with only the
+/// digits that are needed: most sums have three or four.
 ///
 /// The number is Σ `digits[i]` · 2^(32 · (`lowest` + i)). The last digit carries the sign.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,7 +17,7 @@ pub struct ExactSum {
     special: Option<f64>,
 }
 
-/// Returns the digit that extends a number with this sign.
+/// Returns the digit (all zeros or all ones) by which a number with these digits is sign-extended.
 fn sign_digit(digits: &[u32]) -> u32 {
     match digits.last() {
         Some(last) if last >> 31 == 1 => u32::MAX,
@@ -26,14 +26,14 @@ fn sign_digit(digits: &[u32]) -> u32 {
 }
 
 impl ExactSum {
-    /// Returns the sum of a single float.
+    /// Returns a sum that consists of a single float.
     pub(super) fn of(number: f64) -> ExactSum {
         if !number.is_finite() {
             return ExactSum { special: Some(number), ..ExactSum::default() };
         }
         let bits = number.to_bits();
         let (biased, fraction) = ((bits >> 52 & 0x7FF) as i32, bits & ((1 << 52) - 1));
-        // A subnormal float has the same exponent as the smallest normal ones.
+        // Subnormal floats have the same exponent as the smallest normal ones.
         let (mantissa, exponent) = if biased == 0 { (fraction, -1074) } else { (fraction | 1 << 52, biased - 1075) };
         let lowest = exponent.div_euclid(DIGIT_BITS);
         let shifted = i128::from(mantissa) << exponent.rem_euclid(DIGIT_BITS);
@@ -42,7 +42,7 @@ impl ExactSum {
         ExactSum { lowest, digits, special: None }.trimmed()
     }
 
-    /// Drops redundant digits.
+    /// Drops digits that do not affect the number: zeros at the low end, and sign extension at the high end.
     fn trimmed(mut self) -> ExactSum {
         while let [.., before, last] = self.digits[..] {
             let says_nothing = last == 0 && before >> 31 == 0 || last == u32::MAX && before >> 31 == 1;
@@ -60,7 +60,7 @@ impl ExactSum {
         self
     }
 
-    /// Returns the digit of weight 2^(32 · place).
+    /// Returns the digit of weight 2^(32 · `position`).
     fn digit(&self, position: i32) -> u32 {
         match usize::try_from(position - self.lowest) {
             Err(_) => 0,
@@ -68,7 +68,7 @@ impl ExactSum {
         }
     }
 
-    /// Returns the sum of both.
+    /// Returns the sum of `self` and `other`.
     pub(super) fn plus(self, other: ExactSum) -> ExactSum {
         let special = match (self.special, other.special) {
             (Some(left), Some(right)) => Some(left + right),
@@ -82,7 +82,7 @@ impl ExactSum {
         }
         let lowest = self.lowest.min(other.lowest);
         let end = |sum: &ExactSum| sum.lowest + sum.digits.len() as i32;
-        // One more digit for the carry.
+        // Add one digit for the carry.
         let digits_end = end(&self).max(end(&other)) + 1;
         let mut carry = 0;
         let digits = (lowest..digits_end).map(|position| {
@@ -93,7 +93,7 @@ impl ExactSum {
         ExactSum { lowest, digits: digits.collect(), special }.trimmed()
     }
 
-    /// Returns the nearest float; ties go to the even one.
+    /// Returns the nearest float. Ties round to even.
     pub(super) fn rounded(&self) -> f64 {
         if let Some(special) = self.special {
             return special;
@@ -109,7 +109,7 @@ impl ExactSum {
         let Some(top) = magnitude.iter().rposition(|digit| *digit != 0) else { return 0.0 };
         let digit = |at: usize| u64::from(magnitude[at]);
         let highest_bit = 32 * top as i32 + 31 - magnitude[top].leading_zeros() as i32;
-        // The exponent of the result's last bit: 53 bits below the highest, or fewer at the least exponent.
+        // The exponent of the result's last bit. The result has 53 bits, or fewer at the smallest exponent.
         let exponent = (highest_bit - 52).max(-1074 - DIGIT_BITS * self.lowest);
         let bit = |at: i32| at >= 0 && digit(at as usize / 32) >> (at % 32) & 1 == 1;
         let mut mantissa =
@@ -122,9 +122,9 @@ impl ExactSum {
         if is_negative { -rounded } else { rounded }
     }
 
-    /// Appends the place of the lowest digit, the digits, and a special sum if there is one.
+    /// Appends the position of the lowest digit, the digits, and the special sum if there is one.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
-        // Digits reach from place -34 to 33.
+        // This fits, because digits have positions from -34 to 33.
         bytes.push(self.lowest as i8 as u8);
         bytes.push(self.digits.len() as u8);
         self.digits.iter().for_each(|digit| bytes.extend(digit.to_be_bytes()));
@@ -147,7 +147,7 @@ impl ExactSum {
 /// Returns `mantissa` · 2^`exponent`, which a float can represent unless it is too large.
 fn scaled(mantissa: u64, exponent: i32) -> f64 {
     debug_assert!(mantissa <= 1 << 53 && exponent >= -1074);
-    // In two steps, because 2^exponent alone may be too small or too large for a float.
+    // Scale in two steps, because 2^exponent alone may be too small or too large for a float.
     let half = exponent / 2;
     mantissa as f64 * 2f64.powi(half) * 2f64.powi(exponent - half)
 }
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Sums are exact and are rounded once; ties go to the even float.
+    /// Sums are exact and rounded only once. Ties round to even.
     #[test]
     fn sums_are_exact() {
         assert_eq!(sum(&[1e100, 1.0, -1e100]).rounded(), 1.0);

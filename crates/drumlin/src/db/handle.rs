@@ -11,12 +11,13 @@ use crate::store::Store;
 use crate::task::{Rooted, WaitMode};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// Keeps a database open: every public handle shares one. Dropping the last one closes the database.
+/// Keeps a database open. All public handles of an opening share one of these, and dropping the last reference closes
+/// the database.
 pub(crate) struct Handle {
     store: Arc<Store>,
     /// The process that opened the database.
     process: Process,
-    /// Like `process`, until the database is closed.
+    /// Identifies the process that opened the database, until the database is closed.
     open_in: OpenIn,
     /// The number of this opening, unique within the process.
     number: u64,
@@ -29,7 +30,7 @@ impl Handle {
         Handle { store, process: Process::here(), open_in: OpenIn::here(), number }
     }
 
-    /// Returns the store, for callers that have already checked the process.
+    /// Returns the store without checks, for callers that have already checked the process.
     #[inline]
     pub(super) fn store_here(&self) -> &Store {
         &self.store
@@ -40,8 +41,8 @@ impl Handle {
         self.number
     }
 
-    /// Pauses before another attempt. The pause is random and doubles on average with each attempt, so that two
-    /// transactions that collided do not collide again.
+    /// Pauses before a retry. The pause is random, and its average doubles with each attempt, so two transactions that
+    /// collided are unlikely to collide again.
     #[inline(never)]
     pub(super) fn pause(&self, mode: WaitMode<'_>, attempt: u32) -> Rooted<impl Future<Output = ()>> {
         Rooted::new(async move {
@@ -60,7 +61,7 @@ impl Handle {
         self.store.open_snapshot(|| self.store.engine.clock.visible())
     }
 
-    /// Returns the store of this handle. Fails with [`Error::Closed`] after the database was closed, and with
+    /// Returns the store of this handle. Fails with [`Error::Closed`] once the database is closed, and with
     /// [`Error::Forked`] in a fork of the process that opened it.
     #[inline]
     pub(crate) fn store(&self) -> Result<&Arc<Store>> {
@@ -82,7 +83,7 @@ impl Handle {
     /// Closes the database and releases its folder.
     pub(super) fn close(&self) -> Result<()> {
         let result = self.store_in_process()?.close();
-        // Must precede the release of the folder, after which another opening may change the files.
+        // Do this before the folder is released, after which another opening may change the files.
         self.open_in.close();
         self.store.release();
         result
@@ -92,7 +93,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.process.is_here() {
-            // Leak the store until the process ends: only the parent may close it.
+            // Leak the store, because only the parent process may close it.
             std::mem::forget(Arc::clone(&self.store));
             return;
         }

@@ -1,5 +1,5 @@
-//! Changes of one row that depend on its value, within a transaction. The same calls of a keyspace, which are
-//! transactions of their own, are in `atomic.rs`.
+//! Changes to a row that depend on its value, within a transaction. The corresponding calls of a keyspace, each a
+//! transaction of its own, are in `atomic.rs`.
 
 use std::future::Future;
 use std::ops::Bound;
@@ -12,9 +12,10 @@ use crate::error::Result;
 use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 
-/// Changes of rows that depend on their value. Each call locks its row, like
-/// [`get_for_update`](Transaction::get_for_update), and uses the value that the transaction sees. So the row still has
-/// this value when the transaction commits. [`Keyspace`] has the same calls, which are transactions of their own.
+/// Changes to rows that depend on their value. Each call locks its row, like
+/// [`get_for_update`](Transaction::get_for_update), and uses the value that the transaction sees, so no other
+/// transaction can change that value before the commit. [`Keyspace`] has the same calls, each of which is a transaction
+/// of its own.
 impl Transaction {
     /// Removes the row and returns its value, or `None` if there is no such row.
     ///
@@ -31,7 +32,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get_for_update`](Transaction::get_for_update) and [`insert`](Transaction::insert).
+    /// The errors of [`get_for_update`](Transaction::get_for_update) and [`insert`](Transaction::insert).
     pub fn take(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.take_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
@@ -64,7 +65,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn replace(
         &mut self,
         keyspace: &Keyspace,
@@ -89,7 +90,7 @@ impl Transaction {
         })
     }
 
-    /// Puts the row if there is none with this key. Returns `true` if it was put. Reads no large value.
+    /// Puts the row if there is none with this key. Returns `true` if it was put. Does not read a large value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -101,7 +102,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn insert_if_absent(
         &mut self,
         keyspace: &Keyspace,
@@ -141,7 +142,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn update<V: AsRef<[u8]>>(
         &mut self,
         keyspace: &Keyspace,
@@ -171,8 +172,8 @@ impl Transaction {
         Ok(after)
     }
 
-    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has another value, the
-    /// inner result is `Err(found)` with that value, and the row is unchanged.
+    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has a different value,
+    /// the inner result is `Err(found)` with that value, and the row is unchanged.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -184,7 +185,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`take`](Transaction::take).
+    /// Same as [`take`](Transaction::take).
     pub fn compare_and_swap(
         &mut self,
         keyspace: &Keyspace,
@@ -218,12 +219,12 @@ impl Transaction {
         })
     }
 
-    /// Removes and returns the first row in key order, or returns `None` if there are no rows. O(log n), and the same
-    /// again for each leaf whose rows the transaction has removed.
+    /// Removes and returns the first row in key order, or returns `None` if there are no rows. O(log n), plus O(log n)
+    /// for each leaf whose rows the transaction has removed.
     ///
     /// If two transactions want the same row, the second waits for the first to end. If the first has removed the row,
-    /// the second has a conflict, except with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted): then it
-    /// gets the next row. [`pop_first_in`](Transaction::pop_first_in) tries the next row at once.
+    /// the second has a conflict, or, with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), gets the next
+    /// row. In contrast, [`pop_first_in`](Transaction::pop_first_in) skips a locked row without waiting.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -238,7 +239,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](crate::Reader::first) and [`take`](Transaction::take).
+    /// The errors of [`first`](crate::Reader::first) and [`take`](Transaction::take).
     pub fn pop_first(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Forward))
     }
@@ -246,7 +247,7 @@ impl Transaction {
     /// Removes and returns the last row in key order. Otherwise like [`pop_first`](Transaction::pop_first).
     ///
     /// # Errors
-    /// Those of [`pop_first`](Transaction::pop_first).
+    /// Same as [`pop_first`](Transaction::pop_first).
     pub fn pop_last(&mut self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.pop_in(WaitMode::Blocking, keyspace, Direction::Backward))
     }
@@ -255,8 +256,8 @@ impl Transaction {
     /// began. Never waits for a row and never conflicts: returns `None` if there is no such row. O(log n), plus a step
     /// of a scan for each row that is skipped.
     ///
-    /// Locked rows are skipped as by [`Keyspace::pop_first_in`], and come first again once they are unlocked. So many
-    /// workers can each take a job and keep it until they commit. With
+    /// Locked rows are skipped, as with [`Keyspace::pop_first_in`], and are found by later calls once they are
+    /// unlocked. Many workers can thus each take a job and keep it until they commit. With
     /// [`Isolation::Serializable`](crate::Isolation::Serializable), a skipped row counts as read: if the owner of its
     /// lock changes it, this transaction has a conflict. With
     /// [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), the call also finds jobs that were inserted after
@@ -279,7 +280,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](crate::Reader::first) and [`insert`](Transaction::insert), but not
+    /// The errors of [`first`](crate::Reader::first) and [`insert`](Transaction::insert), except
     /// [`LockTimeout`](crate::Error::LockTimeout).
     pub fn pop_first_in(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Forward))
@@ -289,7 +290,7 @@ impl Transaction {
     /// began. Otherwise like [`pop_first_in`](Transaction::pop_first_in).
     ///
     /// # Errors
-    /// Those of [`pop_first_in`](Transaction::pop_first_in).
+    /// Same as [`pop_first_in`](Transaction::pop_first_in).
     pub fn pop_last_in(&mut self, keyspace: &Keyspace, range: impl KeyRange) -> Result<Option<(Value, Value)>> {
         ready(self.pop_free_in(WaitMode::Blocking, keyspace, bounds::owned(&range), Direction::Backward))
     }
@@ -305,8 +306,8 @@ impl Transaction {
         Rooted::new(async move {
             loop {
                 let mut keys = self.rows(keyspace)?.scan((lower.clone(), upper.clone())).one_at_first().keys();
-                // With an open scan, the removal would have to copy the write set. So the scan ends as soon as a row is
-                // locked.
+                // The removal would have to copy the write set if the scan were still open, so the scan ends as soon as
+                // a row is locked.
                 let key = loop {
                     let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
                     if self.lock_if_free(mode, keyspace, &key).await? {
@@ -317,7 +318,8 @@ impl Transaction {
                 if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                     return Ok(Some((key, value)));
                 }
-                // Another transaction has removed the row since; this happens only with read committed.
+                // Another transaction has removed the row since the scan read it. This happens only with read
+                // committed.
                 match direction {
                     Direction::Forward => lower = Bound::Excluded(key.to_vec()),
                     Direction::Backward => upper = Bound::Excluded(key.to_vec()),
@@ -337,12 +339,13 @@ impl Transaction {
             loop {
                 let mut keys = self.rows(keyspace)?.scan(bounds::ALL).one_at_first().keys();
                 let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
-                // With an open scan, the removal would have to copy the write set.
+                // Drop the scan first: while it is open, the removal would have to copy the write set.
                 drop(keys);
                 if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                     return Ok(Some((key, value)));
                 }
-                // Another transaction has removed the row since; this happens only with read committed.
+                // Another transaction has removed the row since the scan read it. This happens only with read
+                // committed.
             }
         })
     }

@@ -1,4 +1,4 @@
-//! Keyspaces: named trees of rows.
+//! Keyspaces: named, ordered maps, each with a tree of its own.
 
 use std::future::Future;
 use std::io::Read;
@@ -24,10 +24,10 @@ use crate::txn::write_set::Change;
 
 /// A keyspace: rows ordered by the bytes of their keys. Cheap to clone.
 ///
-/// Each call outside of a transaction is a transaction of its own. It commits with the durability of the handle: that
-/// of [`Config::durability`](crate::Config::durability), `Full` by default, or that of
-/// [`with_durability`](Keyspace::with_durability). If a call is documented as *durable when it returns*, this holds for
-/// handles with `Full` durability.
+/// Each call outside of a transaction is a transaction of its own. It commits with the durability of the handle, which
+/// is that of [`Config::durability`](crate::Config::durability) (`Full` by default) unless the handle comes from
+/// [`with_durability`](Keyspace::with_durability). The words *durable when it returns* in a call's documentation apply
+/// to handles with `Full` durability.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -46,8 +46,8 @@ use crate::txn::write_set::Change;
 #[derive(Clone)]
 pub struct Keyspace {
     pub(super) handle: Arc<Handle>,
-    /// Modules that receive a keyspace from a caller get this from [`named_in`](Keyspace::named_in), which checks the
-    /// database.
+    /// Modules that receive a keyspace from a caller must read this field through [`named_in`](Keyspace::named_in),
+    /// which checks that the keyspace belongs to their database.
     pub(super) open: Arc<OpenKeyspace>,
     /// The durability of this handle's own commits.
     pub(super) durability: Durability,
@@ -59,7 +59,7 @@ impl std::fmt::Debug for Keyspace {
     }
 }
 
-/// Settings of a new keyspace.
+/// Options for creating a keyspace.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -82,7 +82,7 @@ impl KeyspaceOptions {
     }
 
     /// Sets the page size, a power of two from 4 to 64 KiB. Default: [`Config::page_bytes`](crate::Config::page_bytes).
-    /// Small pages read less for a single row; large ones compress better and scan faster.
+    /// With small pages, reading a single row transfers less; large pages compress better and scan faster.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> KeyspaceOptions {
         self.page_bytes = Some(bytes);
@@ -90,7 +90,7 @@ impl KeyspaceOptions {
     }
 }
 
-/// Facts about a keyspace that are known without reading it.
+/// A description of a keyspace that is available without reading it.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -110,7 +110,7 @@ pub struct KeyspaceInfo {
     pub id: KeyspaceId,
     /// The page size in bytes.
     pub page_bytes: usize,
-    /// Pages in use, including those of large values.
+    /// The number of pages in use, including those of large values.
     pub page_count: u64,
 }
 
@@ -120,7 +120,7 @@ impl Keyspace {
     }
 
     /// Returns the open keyspace, for callers that work on the database of `handle`. Fails with `Invalid` if the
-    /// keyspace belongs to another database. `user` names the caller in the error.
+    /// keyspace belongs to a different database. `user` names the caller in the error.
     pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
         handle.store()?;
         if Arc::ptr_eq(&self.handle, handle) {
@@ -132,7 +132,7 @@ impl Keyspace {
         )))
     }
 
-    /// The tree, for tests that look inside.
+    /// Returns the tree, for white-box tests.
     #[cfg(test)]
     pub(crate) fn tree(&self) -> &crate::counts::CountedTree {
         &self.open.tree
@@ -142,7 +142,7 @@ impl Keyspace {
         self.handle.store()
     }
 
-    /// Returns the keyspace's rows as plain calls see them.
+    /// Returns the keyspace's rows as calls outside of transactions see them.
     pub(super) fn rows(&self) -> Rows<'_> {
         Rows { handle: &self.handle, tree: &self.open.tree, view: None }
     }
@@ -153,7 +153,7 @@ impl Keyspace {
         self.open.name()
     }
 
-    /// Returns another handle of the keyspace, whose calls commit with this durability.
+    /// Returns a second handle to the keyspace, whose calls commit with the given durability.
     ///
     /// ```
     /// use drumlin::Durability;
@@ -175,9 +175,9 @@ impl Keyspace {
         self.open.tree.key_bytes_max()
     }
 
-    /// Returns the bytes that the keyspace's pages take in the data file, including those of large values. Pages count
-    /// with their compressed size as last written; changes that are still only in memory and in the log do not count.
-    /// O(pages).
+    /// Returns the number of bytes that the keyspace's pages take in the data file, including those of large values.
+    /// Each page counts with its compressed size when it was last written; changes that are still only in memory and in
+    /// the log do not count. O(pages).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -195,8 +195,8 @@ impl Keyspace {
     }
 }
 
-/// Reading. Each call sees the newest commit that no power cut can take back. A call that reads several rows sees all
-/// of them as of one commit, except for [`get_many`](Keyspace::get_many).
+/// Reading. Each call sees the newest commit that a power cut can no longer undo. A call that reads several rows sees
+/// all of them as of one commit, except for [`get_many`](Keyspace::get_many).
 impl Keyspace {
     /// Returns the row's value. O(log n); reads the device at most once if the inner nodes are in memory.
     ///
@@ -206,14 +206,14 @@ impl Keyspace {
         self.get_owned(key.as_ref())
     }
 
-    // Not generic, so that it is compiled once for all types of keys.
+    // This part is not generic, so it is compiled only once for all key types.
     #[inline(never)]
     fn get_owned(&self, key: &[u8]) -> Result<Option<Value>> {
         self.store()?.engine.get(&self.open.tree, key, Store::LATEST)
     }
 
     /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
-    /// returns `false`. After an error `value` is empty, too. O(log n).
+    /// returns `false`. After an error, `value` is also empty. O(log n).
     ///
     /// Allocates only if the vector's capacity is too small, so a loop that reuses one vector does not allocate. Values
     /// over 64 KiB are read into it chunk by chunk.
@@ -229,7 +229,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn get_into(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         value.clear();
         self.copy_into(key.as_ref(), value)
@@ -242,8 +242,8 @@ impl Keyspace {
 
     /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n).
     ///
-    /// `look` sees a copy, and runs under no lock or latch: it may take its time, panic, or call the database. The
-    /// thread keeps the copy's vector for its next call, if it is not longer than 64 KiB.
+    /// `look` gets a copy, and no lock or latch is held while it runs: it can take its time, panic, or call the
+    /// database. The thread reuses the copy's vector for its next call unless the vector is longer than 64 KiB.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -255,16 +255,16 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let mut shown = ShownValue::new();
         Ok(self.get_into(key, &mut shown.0)?.then(|| look(&shown.0)))
     }
 
-    /// Returns `true` if the row exists. O(log n). Reads no large value.
+    /// Returns `true` if the row exists. O(log n). Does not read a large value.
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         self.contains(key.as_ref())
     }
@@ -274,8 +274,8 @@ impl Keyspace {
         Ok(self.store()?.engine.find(&self.open.tree, key, Store::LATEST, |_| ())?.is_some())
     }
 
-    /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once, as
-    /// [`get_many`](Keyspace::get_many) does. Reads no large value.
+    /// Checks for each key whether its row exists, with many device reads in flight, like
+    /// [`get_many`](Keyspace::get_many). Does not read large values.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -286,17 +286,16 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn contains_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<bool>> {
         ready(self.rows().contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the values of many rows, with many reads of the device in flight at once. Each value is as of its own
-    /// moment during the call. [`Reader::get_many`](crate::Reader::get_many) of a snapshot reads all of them as of one
-    /// commit.
+    /// Returns the values of many rows, with many device reads in flight. They may be as of different commits. To read
+    /// all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a snapshot.
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Option<Value>>> {
         ready(self.rows().get_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
@@ -316,8 +315,8 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
-    /// for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
+    /// The errors of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the
+    /// memory for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
     }
@@ -325,7 +324,7 @@ impl Keyspace {
     /// Returns the last row in key order. O(log n).
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
         ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Backward))
     }
@@ -339,20 +338,20 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn is_empty(&self) -> Result<bool> {
         ready(self.rows().is_empty(WaitMode::Blocking))
     }
 
     /// Counts the rows of a range. O(log n), plus O(rows inserted and removed since the last count).
     ///
-    /// The first count of a large range visits its leaves. The keyspace then keeps their counts, eight bytes for each
-    /// page, and from then on commits record the keys of rows that they insert and remove. Both together take at most
-    /// an eighth of the memory for pages. A [bulk load](crate::BulkLoad) and a [check](crate::Database::check) leave
-    /// counts, too. Checkpoints and closing write the counts to a file, so that the first count after reopening need
-    /// not visit the leaves either. If that memory is full and no count has come since, the counts are dropped. A count
-    /// visits the leaves of its range if there is no memory for counts, or for a snapshot older than the counts. The
-    /// answer is always exact.
+    /// The first count of a large range visits its leaves. The keyspace then keeps their counts, eight bytes per page,
+    /// and commits begin to record the keys of the rows that they insert and remove. Counts and recorded keys together
+    /// take at most an eighth of the memory for pages. A [bulk load](crate::BulkLoad) and a
+    /// [check](crate::Database::check) also produce counts. Checkpoints and closing write the counts to a file, so even
+    /// the first count after reopening does not have to visit the leaves. If the memory fills up and nothing has been
+    /// counted since, the counts are dropped. A count has to visit the leaves of its range if there is no memory for
+    /// counts, or if its snapshot is older than them. The answer is always exact.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -364,12 +363,12 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn count(&self, range: impl KeyRange) -> Result<u64> {
         ready(self.rows().count(WaitMode::Blocking, bounds::owned(&range)))
     }
 
-    /// Counts all rows, like [`count`](Keyspace::count).
+    /// Counts all rows. See [`count`](Keyspace::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -380,13 +379,13 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn len(&self) -> Result<u64> {
         self.count(..)
     }
 
-    /// Counts the rows whose keys are below this key: the position that the key has, or would have, in key order. Like
-    /// [`count`](Keyspace::count).
+    /// Counts the rows whose keys are below this key, which is the position that the key has, or would have, in key
+    /// order. See [`count`](Keyspace::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -399,7 +398,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn rank(&self, key: impl AsRef<[u8]>) -> Result<u64> {
         self.count(..key)
     }
@@ -407,20 +406,20 @@ impl Keyspace {
     /// Reduces the rows of a range to their sum, their least or greatest number, or whatever else a [`Reducer`]
     /// computes. O(log n), plus O(leaves changed since the last aggregate).
     ///
-    /// The first aggregate of a large range by a reducer reads its rows. The keyspace then keeps a state for each page,
-    /// beside the [counts](Keyspace::count), and from then on commits record the keys of the rows that they change.
-    /// States are kept for the 32 reducers used most recently, identified by type and name. For a snapshot older than
+    /// A reducer's first aggregate of a large range reads the rows. The keyspace then keeps a state for each page, in
+    /// addition to the [counts](Keyspace::count), and commits begin to record the keys of the rows that they change.
+    /// States are kept for the 32 most recently used reducers, identified by type and name. If a snapshot is older than
     /// the states, the rows are read. The answer is always exact. The states are lost when the database is closed.
     ///
     /// For each leaf (a page of rows), a reducer takes 14 bytes and its encoded state. This memory is limited to
     /// [`state_bytes`](crate::Limits::state_bytes), up to a quarter of the memory for pages;
-    /// [`Stats::memory`](crate::Stats::memory) shows how much of it is used. For example, 5 million rows of 48 bytes
-    /// have 64,000 leaves of 4 KiB, and states of 32 bytes take 2.8 MiB for them. If the memory does not suffice,
-    /// reducers share it: the states of inner pages are kept, but those of some leaves are not. A range then reads the
-    /// rows of such leaves at its two ends, up to a few hundred leaves each.
+    /// [`Stats::memory`](crate::Stats::memory) shows how much of it is in use. For example, 5 million rows of 48 bytes
+    /// fill 64,000 leaves of 4 KiB, whose states of 32 bytes take 2.8 MiB. If the memory does not suffice, reducers
+    /// share it: the states of all inner pages are kept, but some leaves have none. An aggregate then reads the rows of
+    /// such leaves at the two ends of its range, up to a few hundred leaves at each.
     ///
-    /// An aggregate that must read many rows is a long read. If its snapshot is ended during it, it starts over at a
-    /// newer one, where it finds more states.
+    /// An aggregate that must read many rows takes long. If its snapshot is ended meanwhile, it starts over at a newer
+    /// one, where it finds the states that it has computed so far.
     ///
     /// ```
     /// use drumlin::{Field, Sum};
@@ -439,7 +438,7 @@ impl Keyspace {
     ///
     /// # Errors
     /// [`Reducer`](crate::Error::Reducer) if the reducer fails; [`Invalid`](crate::Error::Invalid) if its name is
-    /// longer than 1,024 bytes; those of [`first`](Keyspace::first).
+    /// longer than 1,024 bytes; the errors of [`first`](Keyspace::first).
     pub fn aggregate<R: Reducer>(&self, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
         ready(self.rows().aggregate(WaitMode::Blocking, reducer, bounds::owned(&range)))
     }
@@ -460,13 +459,14 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn nth(&self, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
         ready(self.rows().nth(WaitMode::Blocking, bounds::owned(&range), index))
     }
 
     /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, or all rows if the range
-    /// has fewer. The rows are of one snapshot, and in key order. O(`row_count` · log n), like [`nth`](Keyspace::nth).
+    /// has fewer. The rows are from one snapshot, and in key order. O(`row_count` · log n), like
+    /// [`nth`](Keyspace::nth).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -480,12 +480,12 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first).
+    /// Same as [`first`](Keyspace::first).
     pub fn sample(&self, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
         ready(self.rows().sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
 
-    /// Returns the rows of a range of keys as of this call; later changes are not seen. See [`Range`] and [`KeyRange`].
+    /// Returns the rows of a range of keys as of this call, without later changes. See [`Range`] and [`KeyRange`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -548,10 +548,10 @@ impl Keyspace {
         self.iter().values()
     }
 
-    /// Opens a value as a stream, as of this call, with `Read` and `Seek`: for values too large for memory.
+    /// Opens a value, as of this call, as a stream with `Read` and `Seek`. Meant for values too large for memory.
     ///
     /// # Errors
-    /// Those of [`get`](Keyspace::get).
+    /// Same as [`get`](Keyspace::get).
     pub fn read(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         ready(self.rows().read(WaitMode::Blocking, key.as_ref()))
     }
@@ -568,26 +568,26 @@ impl IntoIterator for &Keyspace {
 
 /// Writing. Each call is a transaction of its own.
 impl Keyspace {
-    /// Puts a row, replacing any row with the same key. Durable when it returns. O(log n). Does not read the row;
-    /// [`replace`](Keyspace::replace) also returns the old value.
+    /// Puts a row, replacing any row with the same key. Durable when it returns. O(log n). Does not read the old value;
+    /// use [`replace`](Keyspace::replace) to get it.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull),
     /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction keeps the row locked for 10 seconds,
     /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed),
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown). [`MemoryInUse`](crate::Error::MemoryInUse) if the write must
-    /// wait for its row or for memory, and the memory that open transactions and waiting writes share has no room for
-    /// its lock within 10 seconds. A value over 64 KiB can also fail with [`MemoryInUse`](crate::Error::MemoryInUse)
-    /// like [`insert_from`](Keyspace::insert_from).
+    /// wait for its row or for memory, and open transactions and other waiting writes leave no memory for its lock for
+    /// 10 seconds. A value over 64 KiB can also fail with [`MemoryInUse`](crate::Error::MemoryInUse) like
+    /// [`insert_from`](Keyspace::insert_from).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.insert_with(key, value, self.durability)
     }
 
-    /// Like [`insert`](Keyspace::insert), with this durability instead of the handle's. To use it for other calls, or
-    /// for several, see [`with_durability`](Keyspace::with_durability).
+    /// Like [`insert`](Keyspace::insert), with the given durability instead of the handle's. For other calls, or
+    /// several calls, use [`with_durability`](Keyspace::with_durability).
     ///
     /// # Errors
-    /// Those of [`insert`](Keyspace::insert).
+    /// Same as [`insert`](Keyspace::insert).
     pub fn insert_with(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, key.as_ref(), value.as_ref(), durability))
     }
@@ -624,7 +624,7 @@ impl Keyspace {
         store.engine.check_failure()?;
         let tree = &self.open.tree;
         let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.reclaim).await?;
-        // If this fails or is dropped before the value is applied, the value's space is released.
+        // If this call fails or is dropped before the value is applied, the value's space is released.
         self.insert_written(mode, key, &value, durability).await?;
         Ok(value.length)
     }
@@ -643,14 +643,14 @@ impl Keyspace {
         })
     }
 
-    /// Stores everything that `reader` yields as the row's value, of any length, in 320 KiB of memory. The row changes
-    /// only after the reader has ended. Returns the number of bytes. If other writers use all the memory for this, a
-    /// thirty-second of the budget, the call waits for them before it reads anything.
+    /// Stores everything that `reader` yields, of any length, as the row's value, using 320 KiB of memory. The row
+    /// changes only after the reader has reached its end. Returns the value's length. If other writers of large values
+    /// have used up their memory, a thirty-second of the budget, the call waits for them before it reads anything.
     ///
     /// # Errors
-    /// [`Source`](crate::Error::Source) if the reader fails; nothing of the value remains.
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if there was no memory for 10 seconds; nothing has been read.
-    /// Otherwise those of [`insert`](Keyspace::insert).
+    /// [`Source`](crate::Error::Source) if the reader fails, in which case the row is unchanged.
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if there was no memory for 10 seconds, in which case nothing was
+    /// read. Otherwise the errors of [`insert`](Keyspace::insert).
     pub fn insert_from(&self, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
         self.insert_read(key.as_ref(), &mut reader)
     }
@@ -664,7 +664,7 @@ impl Keyspace {
         let memory = self.store()?.source_memory(mode).await?;
         let head = read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
-            // Release it now, because another transaction may keep the row locked for long.
+            // Release the memory now, because another transaction may keep the row locked for a long time.
             drop(memory);
             self.insert_in(mode, key, &head, self.durability).await?;
             return Ok(head.len() as u64);
@@ -672,11 +672,11 @@ impl Keyspace {
         self.insert_large(mode, key, WithHead { head: &head, source }, memory, self.durability).await
     }
 
-    /// Removes the row, if there is one. Durable when it returns. O(log n). Does not read the row;
-    /// [`take`](Keyspace::take) also returns its value.
+    /// Removes the row, if there is one. Durable when it returns. O(log n). Does not read the value; use
+    /// [`take`](Keyspace::take) to get it.
     ///
     /// # Errors
-    /// Those of [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
         ready(self.remove_in(WaitMode::Blocking, key.as_ref()))
     }
@@ -691,7 +691,7 @@ impl Keyspace {
     }
 }
 
-/// Reads enough bytes to find out whether the value is large.
+/// Reads the first bytes of a value, enough to find out whether it is large.
 pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     let mut head = vec![0; MEDIUM_BYTES_MAX + 1];
     let filled = source.fill(&mut head).await?;
@@ -700,7 +700,7 @@ pub(crate) async fn read_head(source: &mut impl Source) -> Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A source whose first bytes were already read.
+/// A source whose first bytes (the head) have already been read.
 pub(crate) struct WithHead<'h, S> {
     pub(crate) head: &'h [u8],
     pub(crate) source: S,

@@ -1,8 +1,8 @@
 //! Copies of a leaf's rows as a scan's snapshot sees them.
 //!
-//! A copy takes as many rows as fit into memory, beginning at the end where the scan is. It merges three sources by
-//! key: the leaf, old versions of its rows, and the changes of the scan's own transaction. Each source may end early
-//! for lack of memory; the one that ends first decides where the copy stops.
+//! A copy takes as many rows as fit into memory, beginning at the scan's current end of the leaf. It merges three
+//! sources by key: the leaf, old versions of its rows, and the changes of the scan's own transaction. Each source may
+//! end early for lack of memory; the one that ends first decides where the copy stops.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow, Range as Span, RangeBounds};
@@ -20,18 +20,18 @@ use crate::txn::values::LargeValue;
 use crate::txn::versions::Versions;
 use crate::txn::write_set::{Change, WriteSet};
 
-/// Memory of a row besides its key and value.
+/// Memory per row in addition to its key and value.
 const ROW_BYTES: usize = size_of::<CopiedRow>();
-/// The least that a scan copies at once, unless a single row is larger.
+/// The minimum size of a copy, unless a single row is larger.
 const BATCH_BYTES_MIN: u64 = 1 << 10;
-/// The most that a new scan copies at once if no other scan has memory; each leaf raises the limit by the same amount.
-/// Pages of up to 8 KiB are copied whole.
+/// The maximum size of a new scan's first copy if no other scan holds memory; each further leaf raises the limit by
+/// this amount. Pages of up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// Memory of copied bytes grows in steps of this size, so that few leaves need more than the one before.
+/// Memory of copied bytes grows in steps of this size, so few leaves need a larger buffer than the one before.
 const BYTES_STEP: usize = 1 << 10;
-/// Memory for the list of copied rows grows in steps of this many rows.
+/// The number of rows by which the list of copied rows grows.
 const ROWS_STEP: usize = 16;
-/// The maximum number of bytes of own changes, and of old versions, that a scan copies at once.
+/// The maximum size of the transaction's own changes that one copy merges, and also of the old versions.
 pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
 
 /// Rows that a scan has copied but not returned yet, from either end. The next copy reuses their memory, unless a
@@ -69,7 +69,7 @@ impl CopiedRows {
         self.left = 0..0;
     }
 
-    /// Returns the index of the next row. There must be one.
+    /// Returns the index of the next row, which must exist.
     #[inline]
     fn next(&self, direction: Direction) -> usize {
         debug_assert!(!self.is_empty(), "no row is left");
@@ -79,7 +79,7 @@ impl CopiedRows {
         }
     }
 
-    /// Passes the next row after it was returned.
+    /// Moves past the next row, which has been returned.
     #[inline]
     pub(super) fn pass(&mut self, direction: Direction) {
         debug_assert!(!self.is_empty(), "a row is passed that is not there");
@@ -94,12 +94,12 @@ impl CopiedRows {
         self.bytes.as_ref().expect("rows that are left have bytes")
     }
 
-    /// Returns the key of the next row. There must be one.
+    /// Returns the key of the next row, which must exist.
     pub(super) fn key(&self, direction: Direction) -> Value {
         Value::part(self.bytes(), self.rows[self.next(direction)].key.clone())
     }
 
-    /// Returns the value of the next row. There must be one.
+    /// Returns the value of the next row, which must exist.
     pub(super) fn value(&self, direction: Direction) -> Fetched {
         self.rows[self.next(direction)].value.clone()
     }
@@ -109,7 +109,7 @@ impl CopiedRows {
         Value::part_of(Arc::clone(self.bytes()), span)
     }
 
-    /// Takes the next row if there is one and its value was copied with it.
+    /// Takes the next row, if there is one whose value was copied.
     #[inline]
     pub(super) fn take(&mut self, direction: Direction) -> Option<(Value, Value)> {
         if self.is_empty() {
@@ -132,8 +132,8 @@ impl CopiedRows {
         Some(key)
     }
 
-    /// Calls `look` with rows until it breaks, or until a row whose value was not copied with it. A row that was shown
-    /// is passed.
+    /// Calls `look` with each row until `look` breaks, or until a row whose value was not copied. Moves past the rows
+    /// that were shown.
     #[inline]
     pub(super) fn show<B>(
         &mut self,
@@ -143,14 +143,14 @@ impl CopiedRows {
         while !self.is_empty() {
             let CopiedRow { key, value: Fetched::Inline(value) } = &self.rows[self.next(direction)] else { break };
             let [key, value] = [key, value].map(|span| span.start as usize..span.end as usize);
-            // Pass the row before the call, because the call may panic.
+            // Move past the row before calling `look`, which may panic.
             self.pass(direction);
             look(&self.bytes()[key], &self.bytes()[value])?;
         }
         ControlFlow::Continue(())
     }
 
-    /// Returns the references of the values outside of the leaf, in the order of the scan.
+    /// Returns the references to values stored outside of the leaf, in scan order.
     pub(super) fn references(&self, direction: Direction) -> impl Iterator<Item = LargeRef> {
         let rows = &self.rows[self.left.clone()];
         (0..rows.len()).filter_map(move |index| {
@@ -167,7 +167,7 @@ impl CopiedRows {
 pub(super) enum Fetched {
     Inline(Span<u32>),
     Large(LargeRef),
-    /// A value that the scanning transaction has put. It was written to extents, but no page table refers to them
+    /// A large value that the scanning transaction has put. It is in extents already, but no page table refers to them
     /// before the commit.
     Own(Arc<LargeValue>),
 }
@@ -183,22 +183,22 @@ impl Fetched {
     }
 }
 
-/// The rows of a leaf that a scan wants.
+/// The rows that a scan wants from a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Want {
     #[default]
     All,
-    /// At most one.
+    /// At most one row.
     One,
-    /// Only their number. Rows are copied only if old versions or own changes must be merged.
+    /// Only the number of rows. They are copied only if old versions or own changes must be merged.
     Count,
 }
 
-/// The outcome of copying rows from a leaf.
+/// The result of copying rows from a leaf.
 pub(super) struct Copied {
     /// The number of rows, including those that were counted but not copied.
     pub(super) count: usize,
-    /// The memory of the rows.
+    /// The memory that the copied rows take.
     pub(super) bytes: u64,
     /// The last copied key, if the leaf has more rows.
     pub(super) stop: Option<Vec<u8>>,
@@ -206,7 +206,7 @@ pub(super) struct Copied {
 
 type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
 
-/// The settings of a copy.
+/// The parameters of a copy.
 pub(super) struct Copier<'s> {
     pub(super) versions: &'s Versions,
     pub(super) keyspace: KeyspaceId,
@@ -221,8 +221,8 @@ pub(super) struct Copier<'s> {
 }
 
 impl Copier<'_> {
-    /// Copies the rows of a latched leaf into `into`, replacing its rows. Takes as many as fit into `memory` besides
-    /// `kept_bytes`.
+    /// Copies the rows of a latched leaf into `into`, replacing its rows. Takes as many rows as fit into `memory` in
+    /// addition to `kept_bytes`.
     pub(super) fn copy(
         &self,
         leaf: &Leaf<'_>,
@@ -243,13 +243,14 @@ impl Copier<'_> {
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
         let mut available_bytes = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
         if self.want == Want::One {
-            // The first row is copied whatever its size. The room is halved below and must still be positive.
+            // A copy always takes its first row, whatever the row's size, so the minimum suffices; 2, because it is
+            // halved below and must stay positive.
             available_bytes = 2;
         }
 
         let mut old = BTreeMap::new();
         if is_newer {
-            // Old versions and the copies of them are in memory at the same time.
+            // The old versions and their copies are in memory at the same time.
             available_bytes /= 2;
             old = self.old_versions(page, available_bytes.min(CHANGES_BYTES_MAX), spilled, &mut part);
         }
@@ -271,7 +272,8 @@ impl Copier<'_> {
             true => batch.copy(&part),
             false => batch.merge(&part, old, own),
         }
-        // Capacity left from earlier rows may exceed the room, and so may that of vectors that grew row by row.
+        // The vectors' capacity may exceed the available memory: some may be left from earlier rows, and vectors that
+        // grew row by row have excess capacity.
         if bytes_of_all > available_bytes || !is_plain || batch.memory_bytes() > available_bytes as u64 {
             batch.shrink();
         }
@@ -281,7 +283,8 @@ impl Copier<'_> {
         Ok(Copied { count: into.len(), bytes, stop: part.stop })
     }
 
-    /// Returns old versions of the leaf's rows, in memory and among the spilled ones, up to `bytes_max` bytes.
+    /// Returns up to `bytes_max` bytes of old versions of the leaf's rows, from memory and from `spilled`. Ends the
+    /// part where they end for lack of space.
     fn old_versions(
         &self,
         page: PageId,
@@ -296,7 +299,8 @@ impl Copier<'_> {
         found.rows
     }
 
-    /// Returns the transaction's own changes between the leaf's fences, up to `bytes_max` bytes.
+    /// Returns up to about `bytes_max` bytes of the transaction's own changes between the leaf's fences. Ends the part
+    /// where they end for lack of space.
     fn own_changes<'w>(
         &self,
         writes: &'w WriteSet,
@@ -330,17 +334,18 @@ impl Copier<'_> {
     }
 }
 
-/// The rows of a leaf that a copy takes: those within the scan's bounds, up to the key where it stops.
+/// The rows of a leaf that a copy takes: those within the scan's bounds, up to the key where the copy stops.
 struct LeafPart<'a> {
     leaf: &'a Leaf<'a>,
     lower: Bound<&'a [u8]>,
     upper: Bound<&'a [u8]>,
     direction: Direction,
-    /// The last key of the part, if memory ends it before the leaf ends.
+    /// The last key of the part, if it ends before the leaf does for lack of memory.
     stop: Option<Vec<u8>>,
     /// The indexes of the part's rows in the leaf.
     rows: Span<usize>,
-    /// The bytes of keys that must be assembled from prefix and suffix if the leaf's heap is copied.
+    /// The total length of the keys that must be assembled from prefix and suffix if the leaf's heap is copied in one
+    /// piece; 0 if there is no prefix.
     keys_bytes: usize,
 }
 
@@ -353,12 +358,13 @@ impl<'a> LeafPart<'a> {
         LeafPart { leaf, lower, upper, direction, stop: None, rows, keys_bytes }
     }
 
-    /// Returns `true` if copying the leaf's heap in one piece copies few unwanted bytes.
+    /// Returns `true` if the part has most of the leaf's rows, so that copying the leaf's whole heap copies few
+    /// unwanted bytes.
     fn is_copied_whole(&self) -> bool {
         self.stop.is_none() && 2 * self.rows.len() > self.leaf.len()
     }
 
-    /// Returns the scan's bounds as far as the part reaches.
+    /// Returns the scan's bounds, cut off where the part stops.
     fn bounds(&self) -> Bounds<'_> {
         match (&self.stop, self.direction) {
             (None, _) => (self.lower, self.upper),
@@ -367,14 +373,14 @@ impl<'a> LeafPart<'a> {
         }
     }
 
-    /// Returns the maximum memory that a copy of the part's rows takes.
+    /// Returns an upper bound for the memory that a copy of the part's rows takes.
     fn memory_bytes(&self) -> usize {
         let (heap_bytes, prefixes_bytes) = (self.leaf.heap().len(), self.rows.len() * self.leaf.prefix().len());
         (heap_bytes + self.keys_bytes.max(prefixes_bytes)).next_multiple_of(BYTES_STEP)
             + self.rows.len().next_multiple_of(ROWS_STEP) * ROW_BYTES
     }
 
-    /// Ends the part at this key, unless it already ends before.
+    /// Ends the part at this key, unless it already ends earlier.
     fn stop_at(&mut self, last: Vec<u8>) {
         let is_nearer = |stop: &Vec<u8>| match self.direction {
             Direction::Forward => last < *stop,
@@ -385,7 +391,7 @@ impl<'a> LeafPart<'a> {
         }
     }
 
-    /// Ends the part at the first row with which the copy reaches `bytes_max`.
+    /// Ends the part at the row whose copy reaches `bytes_max`.
     fn stop_within(&mut self, bytes_max: usize) {
         let mut bytes = 0;
         let Span { start, end } = self.rows;
@@ -422,7 +428,7 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     };
     let start = match lower {
         Bound::Unbounded => 0,
-        // A scan that comes from the previous leaf continues at the fence.
+        // Skip the search if the scan comes from the previous leaf, because it then begins at the fence.
         Bound::Included(key) if leaf.lower_fence().is_some_and(|fence| key <= fence) => 0,
         Bound::Included(key) => leaf.lower_bound(key),
         Bound::Excluded(key) => above(key),
@@ -451,9 +457,10 @@ fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
     }
 }
 
-/// Reserves memory for a copy of up to `wanted` bytes besides `kept_bytes`. Returns how many bytes the copy may take.
+/// Reserves memory for a copy of up to `wanted` bytes in addition to `kept_bytes`. Returns the number of bytes that the
+/// copy may take.
 pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
-    // A dropped call may have released the memory of the kept rows, so cover it again.
+    // A dropped call may have released the memory of the kept rows, so make sure it is reserved.
     if !memory.cover(kept_bytes) {
         return Err(Error::copies_in_memory(memory.limit_bytes()));
     }
@@ -469,8 +476,8 @@ pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Res
     }
 }
 
-/// Releases memory beyond `needed` bytes, but only if it is much: all scans share the account, and this runs for each
-/// leaf.
+/// Releases the memory beyond `needed` bytes if it is more than half of `needed`. Smaller excess is kept, because all
+/// scans share the account and this runs for each leaf.
 fn fit(memory: &mut Grant, needed: u64) -> Result<()> {
     let is_much = memory.bytes() > needed + needed / 2;
     let fits = if is_much { memory.resize(needed) } else { memory.cover(needed) };
@@ -521,7 +528,7 @@ impl CopyTarget<'_> {
         }
     }
 
-    /// Copies row by row.
+    /// Copies the part's rows one by one.
     fn copy_rows(&mut self, part: &LeafPart<'_>) {
         let (leaf, prefix) = (part.leaf, part.leaf.prefix());
         if part.stop.is_none() {
@@ -610,7 +617,7 @@ impl CopyTarget<'_> {
         self.rows.shrink_to_fit();
     }
 
-    /// Returns the heap memory of the batch.
+    /// Returns the heap memory of the copied rows.
     fn memory_bytes(&self) -> u64 {
         (self.bytes.capacity() + self.rows.capacity() * ROW_BYTES) as u64
     }

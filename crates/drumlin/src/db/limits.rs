@@ -5,8 +5,8 @@ use crate::memory::{Account, Budget, SOURCE_BYTES_MAX};
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
 /// The limits of a database that follow from its memory budget and page size. Sizes are in bytes.
-/// [`Stats::memory`](crate::Stats::memory) shows the parts of the budget that they come from, and how much of each is
-/// used.
+/// [`Stats::memory`](crate::Stats::memory) shows the parts of the budget behind these limits, and how much of each part
+/// is in use.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().memory(64 << 20).open("")?;
@@ -23,50 +23,56 @@ use crate::txn::values::MEDIUM_BYTES_MAX;
 pub struct Limits {
     /// The memory budget ([`Config::memory`](crate::Config::memory)).
     pub memory_bytes: u64,
-    /// The longest key in a keyspace of the database's page size ([`Config::page_bytes`](crate::Config::page_bytes)).
-    /// [`Keyspace::key_bytes_max`](crate::Keyspace::key_bytes_max) returns it for a particular keyspace.
+    /// The maximum key length in a keyspace with the database's page size
+    /// ([`Config::page_bytes`](crate::Config::page_bytes)). [`Keyspace::key_bytes_max`](crate::Keyspace::key_bytes_max)
+    /// returns that of a particular keyspace.
     pub key_bytes: u64,
-    /// Longer values are large: they are written and read in chunks, and only their keys count in a transaction.
+    /// The maximum length of a value that is not large. Longer values are written and read in chunks, and only their
+    /// keys count towards a transaction's limits.
     pub inline_value_bytes: u64,
-    /// The size in the log of the keys and values that one transaction or batch may write, plus about 10 bytes for each
-    /// row. More fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// The maximum size of the log record of a transaction or batch: the keys and values that it writes, plus about 10
+    /// bytes for each row. A larger one fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub transaction_log_bytes: u64,
-    /// The memory that the rows of one transaction or batch may take until it commits: keys and values, plus about 256
-    /// bytes for each row. More fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// The maximum memory that the rows of one transaction or batch take until it commits: keys and values, plus about
+    /// 256 bytes for each row. A write beyond the limit fails with
+    /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub transaction_memory_bytes: u64,
-    /// The memory of all open transactions together, including their locks and the reads that serializable ones record,
-    /// and of plain writes that wait for rows. More fails with
+    /// The memory for all open transactions together, including their locks and the recorded reads of serializable
+    /// ones, and for writes outside of transactions that wait for rows. Calls that need more fail with
     /// [`MemoryInUse`](crate::Error::MemoryInUse).
     pub open_transaction_bytes: u64,
-    /// The old rows that one commit may replace or remove, because versions of them take memory: key, value, and about
-    /// 64 bytes for each. More fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
-    pub replaced_bytes: u64,
-    /// The pages that a serializable transaction with changes may have read when it commits. A quarter of what page
-    /// tables, counts and loads use now is subtracted. More fails with
+    /// The maximum size of the old rows that one commit replaces or removes, because their versions take memory: key,
+    /// value, and about 64 bytes for each. A larger commit fails with
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    pub replaced_bytes: u64,
+    /// The maximum size of the pages that a serializable transaction with changes has read when it commits. A quarter
+    /// of the memory that page tables, counts and loads use at present is already subtracted. A larger commit fails
+    /// with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub validated_read_bytes: u64,
-    /// The memory of old versions. Versions that need more are spilled to disk.
+    /// The memory for old versions. Versions that do not fit are spilled to disk.
     pub version_bytes: u64,
-    /// The disk space that old versions may take now:
-    /// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes), or its default for the live bytes. If they
-    /// need more, the oldest snapshot ends ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)) or commits wait, as
-    /// [`VersionOverflow`](crate::VersionOverflow) says.
+    /// The disk space that old versions may take at present:
+    /// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes), or the default, which depends on the live
+    /// bytes. If versions need more, the oldest snapshot ends ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)) or
+    /// commits wait, depending on [`VersionOverflow`](crate::VersionOverflow).
     pub version_disk_bytes: u64,
-    /// Writers of large values that can work at the same time; others wait for them.
+    /// The number of large values that can be written at the same time. Further writers wait.
     pub large_value_writers: u64,
-    /// The memory of rows that open scans and value readers have copied but not returned yet. They share it, and copy
-    /// less at a time if there are many of them. More fails with [`MemoryInUse`](crate::Error::MemoryInUse).
+    /// The memory for rows that open scans and value readers have copied but not returned yet. They share it, and copy
+    /// less at a time if there are many of them. If no memory is left, a read fails with
+    /// [`MemoryInUse`](crate::Error::MemoryInUse).
     pub copied_bytes: u64,
-    /// The memory of page tables, 8 bytes for each page of data, minus what counts and loads use of it. More
-    /// fails with [`BudgetTooSmall`](crate::Error::BudgetTooSmall).
+    /// The memory for page tables, 8 bytes for each page of data, without the part of it that counts and loads use.
+    /// Growth beyond it fails with [`BudgetTooSmall`](crate::Error::BudgetTooSmall).
     pub page_table_bytes: u64,
-    /// The memory in which bulk loads sort and pack rows. A load with more rows sorts them in runs on disk.
+    /// The memory in which bulk loads sort and pack rows. A load whose rows do not fit sorts them in runs on disk.
     pub load_bytes: u64,
-    /// The memory of row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes for each page, the
-    /// same again in a keyspace that is aggregated, and the list of changes. Without counts, rows are read.
+    /// The memory for row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes for each page, twice
+    /// that in a keyspace that is aggregated, plus the list of changes. Without counts, rows are read.
     pub count_bytes: u64,
-    /// The memory of reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): 14 bytes and the state
-    /// for each reducer and leaf. It is less while loads or page tables take much. Without states, rows are read.
+    /// The memory for reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): 14 bytes plus the
+    /// state for each reducer and leaf. It shrinks while loads or page tables take much memory. Without states, rows
+    /// are read.
     pub state_bytes: u64,
 }
 

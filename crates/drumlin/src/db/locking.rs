@@ -19,24 +19,25 @@ use crate::txn::snapshots::SnapshotHandle;
 
 impl Transaction {
     /// Like [`get`](Reader::get), but also locks the row: no other transaction can change it until this one ends. With
-    /// a [`lock_timeout`](TxOptions::lock_timeout) of zero, rows that other transactions have locked can be skipped:
-    /// [`LockHolder`](crate::LockHolder) has an example.
+    /// a [`lock_timeout`](TxOptions::lock_timeout) of zero, a caller can skip rows that other transactions have locked;
+    /// see the example at [`LockHolder`](crate::LockHolder).
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get) and of [`insert`](Transaction::insert).
+    /// The errors of [`get`](Reader::get) and [`insert`](Transaction::insert).
     pub fn get_for_update(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_locked_in(WaitMode::Blocking, keyspace, key.as_ref(), LockMode::Exclusive))
     }
 
-    /// Like [`get`](Reader::get), but also takes a shared lock of the row: until this transaction ends, no other can
-    /// change it, while others can still share its lock. A transaction that holds a shared lock may write the row: its
-    /// write waits for the other holders. If two of them write, one fails with [`Error::Conflict`].
+    /// Like [`get`](Reader::get), but also takes a shared lock on the row: until this transaction ends, no other
+    /// transaction can change the row, but others can share the lock. A transaction that holds a shared lock can write
+    /// the row once the other holders have released theirs; its write waits for them. If two holders write, one of them
+    /// fails with [`Error::Conflict`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
     /// let (customers, orders) = (db.keyspace("customers")?, db.keyspace("orders")?);
     /// customers.insert("ann", "")?;
-    /// // The customer can't be removed before the order is committed, and others may order at the same time.
+    /// // The customer can't be removed before the order is committed, and other orders can be placed meanwhile.
     /// db.transact(|tx| match tx.get_for_share(&customers, "ann")? {
     ///     Some(_) => tx.insert(&orders, "1", "ann"),
     ///     None => Ok(()),
@@ -45,16 +46,16 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get_for_update`](Transaction::get_for_update).
+    /// Same as [`get_for_update`](Transaction::get_for_update).
     pub fn get_for_share(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.get_locked_in(WaitMode::Blocking, keyspace, key.as_ref(), LockMode::Shared))
     }
 
-    /// Locks a row, whether it exists or not, without reading it. Waits up to
-    /// [`lock_timeout`](TxOptions::lock_timeout) while another transaction holds a lock that excludes this one.
+    /// Locks a row, whether it exists or not, without reading it. Waits up to [`lock_timeout`](TxOptions::lock_timeout)
+    /// if another transaction holds a conflicting lock.
     ///
     /// # Errors
-    /// Those of [`insert`](Transaction::insert).
+    /// Same as [`insert`](Transaction::insert).
     pub fn lock_row(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, lock_mode: LockMode) -> Result<()> {
         ready(self.lock_row_in(WaitMode::Blocking, keyspace, key.as_ref(), lock_mode))
     }
@@ -71,8 +72,8 @@ impl Transaction {
         self.lock_as(mode, open, key, lock_mode).await
     }
 
-    /// Locks a row like [`lock_row`](Transaction::lock_row) and returns `true`, or returns `false` at once if it would
-    /// have to wait for another transaction.
+    /// Locks a row like [`lock_row`](Transaction::lock_row) and returns `true`. If that would mean waiting for another
+    /// transaction, returns `false` immediately.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -80,7 +81,7 @@ impl Transaction {
     ///
     /// # let jobs = db.keyspace("jobs")?;
     /// # ["a", "b"].into_iter().try_for_each(|job| jobs.insert(job, "open"))?;
-    /// // Each transaction takes the first job that no other has.
+    /// // Each transaction takes the first job that is not locked.
     /// let mut transactions = [db.begin()?, db.begin()?];
     /// for tx in &mut transactions {
     ///     for job in jobs.range(..) {
@@ -92,7 +93,7 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// Those of [`insert`](Transaction::insert), except [`Error::LockTimeout`].
+    /// The errors of [`insert`](Transaction::insert), except [`Error::LockTimeout`].
     pub fn try_lock_row(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, lock_mode: LockMode) -> Result<bool> {
         ready(self.try_lock_row_in(WaitMode::Blocking, keyspace, key.as_ref(), lock_mode))
     }
@@ -111,19 +112,19 @@ impl Transaction {
         self.remember(result)
     }
 
-    /// Sets the [`lock_timeout`](TxOptions::lock_timeout) of the calls to come.
+    /// Sets the [`lock_timeout`](TxOptions::lock_timeout) for subsequent calls.
     pub fn set_lock_timeout(&mut self, timeout: Duration) {
         self.options.lock_timeout = timeout;
     }
 
-    /// Returns the transaction's number, by which [`Database::locks`](crate::Database::locks) and
-    /// [`Config::on_lock_wait`](crate::Config::on_lock_wait) name it. It is unique until the database is closed.
+    /// Returns the number that identifies the transaction in [`Database::locks`](crate::Database::locks) and
+    /// [`Config::on_lock_wait`](crate::Config::on_lock_wait). It is unique until the database is closed.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.id.0
     }
 
-    /// Returns a handle by which other threads end this transaction's waits for row locks.
+    /// Returns a handle with which other threads can end this transaction's waits for row locks.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -145,13 +146,13 @@ impl Transaction {
     }
 
     /// Takes a new snapshot of the newest commits, and keeps the transaction's changes, locks and savepoints. Later
-    /// reads see that snapshot, and later writes have a conflict only if another transaction has changed the row since.
-    /// Ranges and value readers that are open keep the old one. With a new snapshot for each statement, a transaction
-    /// of the level [`Snapshot`](crate::Isolation::Snapshot) is one of the SQL level `READ COMMITTED`, whose statements
-    /// each see one state.
+    /// reads see that snapshot, and later writes conflict only if another transaction has changed the row since it was
+    /// taken. Open ranges and value readers keep the old snapshot. A transaction at
+    /// [`Snapshot`](crate::Isolation::Snapshot) isolation that takes a new snapshot before each statement behaves like
+    /// SQL `READ COMMITTED` with consistent statements.
     ///
-    /// At [`ReadCommitted`](crate::Isolation::ReadCommitted) each read sees the newest commits anyway, and this does
-    /// nothing.
+    /// At [`ReadCommitted`](crate::Isolation::ReadCommitted) each read sees the newest commits anyway, and this call
+    /// does nothing.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -165,7 +166,8 @@ impl Transaction {
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
-    /// # Errors [`Error::Invalid`] for a [serializable](crate::Isolation::Serializable) transaction, which reads at one
+    /// # Errors
+    /// [`Error::Invalid`] for a [serializable](crate::Isolation::Serializable) transaction, which must read at a single
     /// snapshot; [`Error::Closed`].
     pub fn renew_snapshot(&mut self) -> Result<()> {
         if self.reader.view.reads.is_some() {
@@ -193,18 +195,18 @@ impl Transaction {
     ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
         Rooted::new(async move {
             self.lock_row_in(mode, keyspace, key, lock_mode).await?;
-            // The lock keeps the row unchanged, so the commit need not validate this read.
+            // The commit does not have to validate this read, because no one can change the row while it is locked.
             self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
         })
     }
 
-    /// Takes the exclusive lock of a row, as [`lock_as`](Self::lock_as) does.
+    /// Takes an exclusive lock on a row; see [`lock_as`](Self::lock_as).
     pub(super) async fn lock(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.lock_as(mode, open, key, LockMode::Exclusive).await
     }
 
-    /// Locks a row, and fails if another transaction has changed it since this one's snapshot. Remembers the conflict,
-    /// because it ends the transaction.
+    /// Locks a row, and fails with a conflict if another transaction has changed it since this one's snapshot. The
+    /// conflict is recorded, because it ends the transaction.
     async fn lock_as(
         &mut self,
         mode: WaitMode<'_>,
@@ -222,7 +224,7 @@ impl Transaction {
         self.remember(result).map(|is_locked| debug_assert!(is_locked, "it waited"))
     }
 
-    /// Remembers a conflict, which ends the transaction, and a shortage of memory.
+    /// Records a conflict, which ends the transaction, or a shortage of memory.
     fn remember<T>(&mut self, result: Result<T>) -> Result<T> {
         let result = self.reader.store()?.contention.noting(result);
         if let Err(Error::Conflict { reason }) = result {
@@ -231,8 +233,8 @@ impl Transaction {
         self.reader.view.shortage.noting(result)
     }
 
-    /// Locks a row, waiting up to `timeout`. Without a timeout, returns `false` if another transaction has locked the
-    /// row.
+    /// Locks a row, waiting up to `timeout`. If `timeout` is `None`, returns `false` instead of waiting when another
+    /// transaction has locked the row.
     async fn try_lock(
         &mut self,
         mode: WaitMode<'_>,
@@ -241,7 +243,7 @@ impl Transaction {
         lock_mode: LockMode,
         timeout: Option<Duration>,
     ) -> Result<bool> {
-        // Nothing here may clone a handle of the database, because a leaked future would keep it for ever.
+        // Nothing here may clone a database handle: a leaked future would keep the database open forever.
         let Transaction { reader, id, locks, interrupt, .. } = self;
         let store = reader.store()?;
         store.check_write(open, key)?;
@@ -266,12 +268,12 @@ impl Transaction {
             store.lock_row(mode, &request, timeout.unwrap_or_default(), interrupt.as_deref()).await?;
         }
         if is_upgrade {
-            // The shared lock has kept the row unchanged since its check.
+            // The row was checked when the shared lock was taken, and that lock has kept it unchanged since.
             locks.pending = None;
             return Ok(true);
         }
-        // Until the check below has passed, the lock proves nothing. If it were kept after a failure, the next call
-        // would skip the check.
+        // Until the check below has passed, drop the lock on failure. If it were kept, the next call would find it held
+        // and skip the check.
         let lock = RowLock::of_held(&store.engine.locks, &request);
         if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
             let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
@@ -285,8 +287,8 @@ impl Transaction {
         Ok(true)
     }
 
-    /// Locks a row and returns `true`. Returns `false` if another transaction has locked it, or has changed it since
-    /// this transaction's snapshot.
+    /// Locks a row and returns `true`. Returns `false`, without waiting, if another transaction has locked the row or
+    /// has changed it since this transaction's snapshot.
     pub(super) async fn lock_if_free(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
         self.check_conflict()?;
         let open = self.open(keyspace)?;
@@ -297,8 +299,8 @@ impl Transaction {
         }
     }
 
-    /// Takes the locks of a batch in the order of its rows. Because a batch has read nothing, a batch that runs into a
-    /// deadlock releases its locks and begins again.
+    /// Takes the locks of a batch in the order of its rows. After a deadlock the batch releases its locks and starts
+    /// over, which is safe because it has read nothing.
     pub(super) async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
         let Some(planned) = self.locks.planned.take() else { return Ok(()) };
         let store = Arc::clone(self.store()?);
@@ -335,7 +337,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Locks the row and returns `true` if it exists. Reads no value.
+    /// Locks the row, whether it exists or not, and returns `true` if it exists. Does not read its value.
     pub(super) async fn contains_for_update_in(
         &mut self,
         mode: WaitMode<'_>,

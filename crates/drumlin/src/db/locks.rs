@@ -1,4 +1,4 @@
-//! The row locks of a database as its users see them: who holds them and who waits.
+//! The public view of a database's row locks: the transactions that hold them and those that wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::txn::interrupt::Interrupt;
 use crate::txn::locks::LockMode;
 
-/// A row that is locked.
+/// A locked row, with the holders of its lock and the transactions that wait for it.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -27,12 +27,12 @@ pub struct LockedRow {
     pub keyspace: String,
     /// The row's key.
     pub key: Vec<u8>,
-    /// The lock that the holders have.
+    /// The mode in which the row is locked.
     pub mode: LockMode,
-    /// The [numbers](crate::Transaction::number) of the transactions that hold the lock. Writes outside of transactions
-    /// have numbers too.
+    /// The [numbers](crate::Transaction::number) of the transactions that hold the lock. A write outside of a
+    /// transaction has such a number too.
     pub holders: Vec<u64>,
-    /// Those who wait, in the order in which they will get the lock.
+    /// The transactions that wait for the lock, in the order in which they will get it.
     pub waiters: Vec<LockWaiter>,
 }
 
@@ -40,7 +40,7 @@ pub struct LockedRow {
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
-/// // The row that has been waited for longest.
+/// // The row whose first waiter has waited longest.
 /// let rows = db.locks()?;
 /// let longest = rows.iter().max_by_key(|row| row.waiters.first().map(|waiter| waiter.waited));
 /// assert!(longest.is_none());
@@ -51,13 +51,13 @@ pub struct LockedRow {
 pub struct LockWaiter {
     /// The transaction's [number](crate::Transaction::number).
     pub transaction: u64,
-    /// The lock that it waits for.
+    /// The mode of the lock that the transaction waits for.
     pub mode: LockMode,
-    /// The time since it began to wait.
+    /// The time since the transaction began to wait.
     pub waited: Duration,
 }
 
-/// Ends a transaction's waits for row locks, from any thread. Made by
+/// Ends a transaction's waits for row locks, from any thread. Returned by
 /// [`Transaction::interrupter`](crate::Transaction::interrupter).
 ///
 /// ```
@@ -75,17 +75,17 @@ pub struct Interrupter {
 }
 
 impl Interrupter {
-    /// Ends the wait for a row lock that the transaction is in: it fails with
-    /// [`Interrupted`](crate::Error::Interrupted). If the transaction does not wait, its next wait fails. Each call of
-    /// this ends at most one wait, and does nothing after the transaction has ended.
+    /// Makes the transaction's current wait for a row lock fail with [`Interrupted`](crate::Error::Interrupted), or its
+    /// next one if it is not waiting now. Each call ends at most one wait. After the transaction has ended, a call does
+    /// nothing.
     pub fn interrupt(&self) {
         self.interrupt.request();
     }
 }
 
 impl Database {
-    /// Returns the rows that are locked, in the order of keyspaces and keys, with those who hold and await the locks.
-    /// Writers continue during the call, so the rows may be from slightly different moments. O(locks).
+    /// Returns the locked rows, ordered by keyspace and key, with the transactions that hold and await each lock.
+    /// Writers continue during the call, so the entries may be from slightly different moments. O(locks).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

@@ -21,16 +21,16 @@ use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::SharedWrites;
 
-/// An iterator over the rows of a range in key order, from both ends, as of one snapshot.
+/// A double-ended iterator over the rows of a range in key order, as of one snapshot.
 ///
-/// Each step costs one row, and O(log n) more at the end of a leaf; [`for_each_row`](Range::for_each_row) costs less. A
-/// scan copies up to a leaf's rows at once. The first copies are limited to 16 KiB, and all of them are smaller while
-/// many scans share their sixteenth of the memory budget. If none of it is left, a step fails with
-/// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields are outside of the budget, and each keeps
-/// all rows in memory that were copied with it. The iterator ends after its first error; [`salvage`](Range::salvage)
-/// continues past rows that can't be read. Until it is dropped, it keeps the database open, as any handle does, and the
-/// versions that its snapshot needs. A range of a read-committed transaction continues at a newer snapshot if its own
-/// is ended.
+/// Each step costs O(1), plus O(log n) at the end of a leaf; [`for_each_row`](Range::for_each_row) costs less. A scan
+/// copies up to a leaf's rows at a time. The first copies are limited to 16 KiB, and all copies are smaller while many
+/// scans share their sixteenth of the memory budget. If no memory is left in that share, a step fails with
+/// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields are outside of the budget, and each of them
+/// keeps all rows in memory that were copied with it. The iterator ends after its first error;
+/// [`salvage`](Range::salvage) continues past rows that can't be read. Until the iterator is dropped, it keeps the
+/// database open, as any handle does, and retains the versions that its snapshot needs. A range of a read-committed
+/// transaction continues at a newer snapshot if its own is ended.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -49,7 +49,7 @@ pub struct Range(ScanState);
 
 enum ScanState {
     Scanning(Box<Scan>),
-    /// A refused scan: yields the error, then ends.
+    /// A scan that could not be opened: yields the error, then ends.
     Refused(Option<Error>),
 }
 
@@ -80,7 +80,8 @@ impl Range {
         Range(ScanState::Scanning(Box::new(scan)))
     }
 
-    /// Lets the scan continue at a newer snapshot if its own is ended, and record in `latest` what it has seen.
+    /// Lets the scan continue at a newer snapshot if its own is ended. It records the newest commit that it has seen in
+    /// `latest`.
     pub(super) fn of_latest(mut self, latest: Option<Arc<AtomicU64>>) -> Range {
         if let ScanState::Scanning(scan) = &mut self.0 {
             scan.latest = latest;
@@ -101,8 +102,8 @@ impl Range {
         self
     }
 
-    /// Makes [`show_rows`](Self::show_rows) read only `bytes_max` bytes of each value outside of its leaf, in memory of
-    /// the budget.
+    /// Makes [`show_rows`](Self::show_rows) read at most `bytes_max` bytes of each value outside of its leaf, into
+    /// memory that counts towards the budget.
     pub(super) fn for_reducer(mut self, bytes_max: usize) -> Range {
         if let ScanState::Scanning(scan) = &mut self.0 {
             scan.reduced_bytes_max = Some(bytes_max as u64);
@@ -138,8 +139,8 @@ impl Range {
         Values(self)
     }
 
-    /// Returns the rows of the range with their values as streams. A step reads nothing of a value outside of its leaf,
-    /// so rows of any size need little memory. Otherwise like the range.
+    /// Returns the rows of the range with their values as streams. A step does not read a value that is stored outside
+    /// of its leaf, so rows of any size need little memory. Otherwise like the range.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -156,7 +157,8 @@ impl Range {
         Readers(self)
     }
 
-    /// Returns the readable rows of the range, and the gaps between them. Otherwise like the range, but forwards only.
+    /// Returns the readable rows of the range, and the gaps between them. Iterates only forwards; otherwise like the
+    /// range.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -177,13 +179,13 @@ impl Range {
         Salvage(self)
     }
 
-    /// Calls `look` with each remaining row in key order until `look` returns `Break`. Returns its value. Another
+    /// Calls `look` with each remaining row in key order until `look` returns `Break`, whose value it returns. The next
     /// call, or the iterator, continues after that row.
     ///
-    /// This is the fastest way to read many rows: the slices point into the scan's own copies, so that a row costs no
-    /// allocation, no reference count and no [`Value`]. Values outside of their leaf are read into one vector. O(rows),
-    /// plus O(log n) at the end of each leaf. `look` runs under no latch: it may write, wait, or call the database. The
-    /// scan still sees its own snapshot.
+    /// This is the fastest way to read many rows: the slices point into the scan's own copies, so a row costs no
+    /// allocation, no reference count and no [`Value`]. Values outside of their leaf are all read into the same vector.
+    /// O(rows), plus O(log n) at the end of each leaf. No latch is held while `look` runs: it can write, wait, or call
+    /// the database. The scan still sees its own snapshot.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -211,7 +213,7 @@ impl Range {
     /// ```
     ///
     /// # Errors
-    /// Those of the iterator's steps. The range ends after the first error.
+    /// The errors of a step of the iterator. The range ends after the first error.
     pub fn for_each_row<B>(&mut self, mut look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>) -> Result<ControlFlow<B>> {
         ready(self.show_rows(WaitMode::Blocking, Direction::Forward, &mut look))
     }
@@ -219,7 +221,7 @@ impl Range {
     /// Like [`for_each_row`](Range::for_each_row), from the last row to the first.
     ///
     /// # Errors
-    /// Those of [`for_each_row`](Range::for_each_row).
+    /// Same as [`for_each_row`](Range::for_each_row).
     pub fn for_each_row_back<B>(
         &mut self,
         mut look: impl FnMut(&[u8], &[u8]) -> ControlFlow<B>,
@@ -227,7 +229,7 @@ impl Range {
         ready(self.show_rows(WaitMode::Blocking, Direction::Backward, &mut look))
     }
 
-    /// Calls `look` with each remaining row.
+    /// Calls `look` with each remaining row until it returns `Break`.
     pub(super) async fn show_rows<B>(
         &mut self,
         mode: WaitMode<'_>,
@@ -262,7 +264,7 @@ impl Range {
         })
     }
 
-    /// Counts the remaining rows. O(leaves), because it visits each of them.
+    /// Counts the remaining rows by visiting each leaf. O(leaves).
     #[inline(never)]
     pub(crate) fn count_rows(self, mode: WaitMode<'_>) -> Rooted<impl Future<Output = Result<u64>>> {
         Rooted::new(async move {
@@ -282,10 +284,10 @@ pub(super) trait Steps {
     /// The item that a step yields: a row, or a part of it.
     type Item;
 
-    /// Returns `None` for a refused range, which never waits.
+    /// Returns the handle of the database, or `None` for a range that could not be opened, which never waits.
     fn handle(&self) -> Option<Arc<Handle>>;
 
-    /// Returns the next item, if it was copied already and needs no waiting.
+    /// Returns the next item if it has already been copied, so no wait is needed.
     fn next_copied(&mut self, direction: Direction) -> Option<Self::Item>;
 
     /// Returns the next item, waiting as `mode` says. If the future is dropped, no row is lost.
@@ -296,7 +298,7 @@ pub(super) trait Steps {
     ) -> impl Future<Output = Option<Result<Self::Item>>> + Send;
 }
 
-/// Makes the next step of a scan, blocking this thread if necessary.
+/// Advances a scan by one step, blocking this thread if necessary.
 #[inline]
 fn step_blocking<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
     match scan.next_copied(direction) {
@@ -305,7 +307,7 @@ fn step_blocking<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<
     }
 }
 
-/// Makes iterators from both ends of scans.
+/// Implements double-ended iterators for scans.
 macro_rules! iterate_scans {
     ($($scan:ident: $item:ty),+) => {$(
         impl Iterator for $scan {
@@ -328,7 +330,7 @@ macro_rules! iterate_scans {
 
 iterate_scans!(Range: (Value, Value), Keys: Value, Values: Value, Readers: (Value, ValueReader));
 
-/// Names the range that these iterators are parts of.
+/// Implements `Debug` for these iterators, naming the range that each is a part of.
 macro_rules! debug_as_parts {
     ($($part:ident),+) => {$(
         impl std::fmt::Debug for $part {
@@ -341,14 +343,14 @@ macro_rules! debug_as_parts {
 
 debug_as_parts!(Keys, Values, Readers, Salvage);
 
-/// Makes the next step of a scan as a task.
+/// Advances a scan by one step, as a task.
 pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option<Result<S::Item>> {
     if let Some(item) = scan.next_copied(direction) {
         return Some(Ok(item));
     }
     match scan.handle().as_ref().map(|handle| handle.store()) {
         Some(Ok(store)) => scan.next_in(store.as_task().await, direction).await,
-        // This step never waits.
+        // A range that could not be opened, or whose database is closed, never waits.
         None | Some(Err(_)) => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
 }
@@ -384,7 +386,7 @@ impl Steps for Range {
     }
 }
 
-/// An iterator over the keys of a range, from both ends. It reads no values. Created by [`Range::keys`]; otherwise like
+/// A double-ended iterator over the keys of a range. It reads no values. Created by [`Range::keys`]; otherwise like
 /// [`Range`].
 ///
 /// ```
@@ -421,7 +423,7 @@ impl Steps for Keys {
     }
 }
 
-/// An iterator over the values of a range in key order, from both ends. Created by [`Range::values`]; otherwise like
+/// A double-ended iterator over the values of a range in key order. Created by [`Range::values`]; otherwise like
 /// [`Range`].
 ///
 /// ```
@@ -458,7 +460,7 @@ impl Steps for Values {
     }
 }
 
-/// An iterator over the rows of a range with their values as streams, from both ends. Created by [`Range::readers`];
+/// A double-ended iterator over the rows of a range with their values as streams. Created by [`Range::readers`];
 /// otherwise like [`Range`].
 ///
 /// ```
@@ -501,12 +503,12 @@ impl Steps for Readers {
     }
 }
 
-/// An iterator over the readable rows of a range in key order and the gaps between them, for saving the rest of a
-/// corrupted database. Created by [`Range::salvage`].
+/// An iterator over the readable rows of a range in key order and the gaps between them, for recovering the intact part
+/// of a corrupted database. Created by [`Range::salvage`].
 ///
 /// A corrupted leaf is one gap, a corrupted inner node is one gap for all leaves beneath it, and a corrupted large
-/// value is one gap for its row. It costs as much as the range, plus O(log n) for each gap. The iterator ends after its
-/// first error; unreadable pages are gaps, not errors.
+/// value is one gap for its row. Iterating costs as much as with the range, plus O(log n) for each gap. Unreadable
+/// pages are reported as gaps, not errors; the iterator ends after its first error.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -528,11 +530,11 @@ impl Steps for Readers {
 pub struct Salvage(Range);
 
 impl Salvage {
-    /// Like `next` of the iterator, for tasks; otherwise like [`Range::next_async`].
+    /// The async form of the iterator's `next`; otherwise like [`Range::next_async`].
     pub async fn next_async(&mut self) -> Option<Result<Salvaged>> {
         match self.0.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.0.salvage_in(store.as_task().await).await,
-            // This step never waits.
+            // A range that could not be opened, or whose database is closed, never waits.
             None | Some(Err(_)) => ready(self.0.salvage_in(WaitMode::Blocking)),
         }
     }

@@ -1,4 +1,4 @@
-//! Reading all keyspaces as of one view: the methods that snapshots and transactions share.
+//! The reading methods that snapshots and transactions share.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 
 /// A view of all keyspaces: the reading methods that [`Snapshot`](crate::Snapshot) and
-/// [`Transaction`](crate::Transaction) share by dereferencing to it. They are those of [`Keyspace`], with the keyspace
-/// as their first argument.
+/// [`Transaction`](crate::Transaction) share by dereferencing to it. The methods correspond to those of [`Keyspace`],
+/// and take the keyspace as their first argument.
 ///
-/// A snapshot shows the state as of its commit. A transaction shows what its [`Isolation`](crate::Isolation) allows,
-/// and its own changes.
+/// A snapshot shows the database as of one commit. A transaction shows the commits that its
+/// [`Isolation`](crate::Isolation) lets it see, plus its own changes.
 ///
-/// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of another database; a range then yields
-/// only this error. In a serializable transaction they record what they read. They fail with
-/// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if that takes too much memory, or with
-/// [`MemoryInUse`](crate::Error::MemoryInUse) if the reads of all transactions together do.
+/// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of a different database; a range then yields
+/// only this error. In a serializable transaction they record their reads. They fail with
+/// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the transaction's records take too much memory, or
+/// with [`MemoryInUse`](crate::Error::MemoryInUse) if those of all transactions together do.
 ///
 /// ```
 /// use drumlin::{Keyspace, Reader, Result};
@@ -64,7 +64,7 @@ impl Reader {
         self.handle.store()
     }
 
-    /// Returns the rows of a keyspace, which must belong to the same database.
+    /// Returns the rows of a keyspace as this reader sees them. Fails if the keyspace belongs to a different database.
     pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
         let tree = &keyspace.named_in(&self.handle, self.kind)?.tree;
         Ok(Rows { handle: &self.handle, tree, view: Some(&self.view) })
@@ -74,13 +74,13 @@ impl Reader {
     ///
     /// # Errors
     /// [`SnapshotTooOld`](crate::Error::SnapshotTooOld), [`Corrupted`](crate::Error::Corrupted),
-    /// [`Io`](crate::Error::Io), and those of all methods (see [`Reader`]).
+    /// [`Io`](crate::Error::Io), and the errors of all methods (see [`Reader`]).
     pub fn get(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         ready(self.rows(keyspace)?.get(WaitMode::Blocking, key.as_ref()))
     }
 
     /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
-    /// returns `false`. After an error `value` is empty, too. O(log n). Allocates only if the vector's capacity is too
+    /// returns `false`. After an error, `value` is also empty. O(log n). Allocates only if the vector's capacity is too
     /// small.
     ///
     /// ```
@@ -96,14 +96,14 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn get_into(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         value.clear();
         ready(self.rows(keyspace)?.get_into(WaitMode::Blocking, key.as_ref(), value))
     }
 
-    /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n). `look` sees a
-    /// copy, and may take its time, panic, or call the database; see [`Keyspace::get_with`].
+    /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n). `look` gets a
+    /// copy, and can take its time, panic, or call the database; see [`Keyspace::get_with`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -114,7 +114,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn get_with<R>(
         &self,
         keyspace: &Keyspace,
@@ -124,7 +124,7 @@ impl Reader {
         ready(self.rows(keyspace)?.get_with(WaitMode::Blocking, key.as_ref(), look))
     }
 
-    /// Returns `true` if the row exists. O(log n). Reads no large value.
+    /// Returns `true` if the row exists. O(log n). Does not read a large value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -136,13 +136,13 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn contains_key(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<bool> {
         ready(self.rows(keyspace)?.contains_key(WaitMode::Blocking, key.as_ref()))
     }
 
-    /// Returns for each of many keys whether its row exists, with many reads of the device in flight at once. Reads no
-    /// large value.
+    /// Checks for each key whether its row exists, with many device reads in flight. Does not
+    /// read large values.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -155,12 +155,12 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn contains_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<bool>> {
         ready(self.rows(keyspace)?.contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the values of many rows, with many reads of the device in flight at once.
+    /// Returns the values of many rows, with many device reads in flight.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -172,12 +172,12 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn get_many<K: AsRef<[u8]>>(&self, keyspace: &Keyspace, keys: &[K]) -> Result<Vec<Option<Value>>> {
         ready(self.rows(keyspace)?.get_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the first row in key order. O(log n), and the same again for each leaf whose rows the transaction has
+    /// Returns the first row in key order. O(log n), plus O(log n) for each leaf whose rows the transaction has
     /// removed.
     ///
     /// ```
@@ -192,8 +192,8 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory for
-    /// scans.
+    /// The errors of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
+    /// for scans.
     pub fn first(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
     }
@@ -201,7 +201,7 @@ impl Reader {
     /// Returns the last row in key order. Otherwise like [`first`](Reader::first).
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn last(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Backward))
     }
@@ -216,7 +216,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn is_empty(&self, keyspace: &Keyspace) -> Result<bool> {
         ready(self.rows(keyspace)?.is_empty(WaitMode::Blocking))
     }
@@ -225,12 +225,12 @@ impl Reader {
     /// [`Keyspace::count`]. Each of a transaction's own changes costs O(log n).
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn count(&self, keyspace: &Keyspace, range: impl KeyRange) -> Result<u64> {
         ready(self.rows(keyspace)?.count(WaitMode::Blocking, bounds::owned(&range)))
     }
 
-    /// Counts all rows, like [`count`](Reader::count).
+    /// Counts all rows. See [`count`](Reader::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -241,12 +241,12 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn len(&self, keyspace: &Keyspace) -> Result<u64> {
         self.count(keyspace, ..)
     }
 
-    /// Counts the rows whose keys are below this key, like [`count`](Reader::count).
+    /// Counts the rows whose keys are below this key. See [`count`](Reader::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -257,7 +257,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn rank(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
         self.count(keyspace, ..key)
     }
@@ -277,7 +277,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// [`Reducer`](crate::Error::Reducer) if the reducer fails; those of [`first`](Reader::first).
+    /// [`Reducer`](crate::Error::Reducer) if the reducer fails; the errors of [`first`](Reader::first).
     pub fn aggregate<R: Reducer>(&self, keyspace: &Keyspace, reducer: &R, range: impl KeyRange) -> Result<R::Output> {
         ready(self.rows(keyspace)?.aggregate(WaitMode::Blocking, reducer, bounds::owned(&range)))
     }
@@ -296,13 +296,13 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn nth(&self, keyspace: &Keyspace, range: impl KeyRange, index: u64) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.nth(WaitMode::Blocking, bounds::owned(&range), index))
     }
 
-    /// Returns rows of a range, chosen at random without replacement, in key order. See [`Keyspace::sample`].
-    /// O(`row_count` · log n), like [`nth`](Reader::nth).
+    /// Returns `row_count` rows of a range, chosen uniformly at random without replacement, in key order. See
+    /// [`Keyspace::sample`]. O(`row_count` · log n), like [`nth`](Reader::nth).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -313,7 +313,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Reader::first).
+    /// Same as [`first`](Reader::first).
     pub fn sample(&self, keyspace: &Keyspace, range: impl KeyRange, row_count: usize) -> Result<Vec<(Value, Value)>> {
         ready(self.rows(keyspace)?.sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
@@ -321,13 +321,13 @@ impl Reader {
     /// Returns the rows of a range as the reader sees them now, including a transaction's own changes. See [`Range`]
     /// and [`KeyRange`].
     ///
-    /// The first change made while a range of a transaction is open copies the transaction's changes so far. The copy
-    /// counts towards the memory of open transactions, an eighth of the budget, which has room for the largest
-    /// transaction and one copy of it. So a change to the largest transaction fails with
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if ranges of two of its earlier states are open, or ranges of one
-    /// while other transactions use the rest; the ranges themselves continue. A range stays usable after its
-    /// transaction has ended, except after the commit of a serializable transaction: then it fails with
-    /// [`Invalid`](crate::Error::Invalid).
+    /// The first write made while a range of the transaction is open copies the transaction's changes so far. The copy
+    /// counts towards the memory of open transactions, an eighth of the budget, which has room for the largest possible
+    /// transaction and one copy of it. A write to such a transaction therefore fails with
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if open ranges already need two copies, or need one while other
+    /// transactions use the rest of the memory; the ranges themselves continue. A range stays usable after its
+    /// transaction has ended, except that it fails with [`Invalid`](crate::Error::Invalid) after the commit of a
+    /// serializable transaction.
     pub fn range(&self, keyspace: &Keyspace, range: impl KeyRange) -> Range {
         self.scan(keyspace, bounds::owned(&range))
     }
@@ -378,11 +378,11 @@ impl Reader {
         self.iter(keyspace).values()
     }
 
-    /// Opens a value as a stream, as the reader sees it now. The stream stays readable after the transaction has ended
-    /// in any way.
+    /// Opens a value as a stream, as the reader sees it now. The stream stays readable after the transaction has ended,
+    /// whether by commit or roll-back.
     ///
     /// # Errors
-    /// Those of [`get`](Reader::get).
+    /// Same as [`get`](Reader::get).
     pub fn read(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         ready(self.rows(keyspace)?.read(WaitMode::Blocking, key.as_ref()))
     }

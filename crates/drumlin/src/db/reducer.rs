@@ -1,10 +1,10 @@
-//! Reducers: functions of many rows. [`Keyspace::aggregate`](super::Keyspace::aggregate) keeps their results for parts
+//! Reducers: functions of many rows. [`Keyspace::aggregate`](super::Keyspace::aggregate) keeps their states for parts
 //! of a keyspace.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-/// The reason why a reducer cannot reduce a row or a state: any error, or a text.
+/// The reason why a reducer cannot reduce a row or combine states: any error type, or a text.
 ///
 /// ```
 /// use drumlin::ReduceError;
@@ -21,15 +21,15 @@ pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A function of many rows that can be composed from parts: `combine`, applied to the states of two adjacent ranges,
 /// returns the state of both together. [`Keyspace::aggregate`](crate::Keyspace::aggregate) computes it for any range in
-/// O(log n), because it keeps the states of parts of the keyspace.
+/// O(log n), because the keyspace keeps the states of its parts.
 ///
-/// [`Sum`], [`Min`] and [`Max`] exist already; implement this trait for others. A reducer must be
+/// [`Sum`], [`Min`] and [`Max`] are built in; implement this trait for other functions. A reducer must be
 /// - deterministic: the same rows always have the same state, in any process;
 /// - associative: `combine(combine(a, b), c)` equals `combine(a, combine(b, c))`, and combining with `identity` changes
 ///   nothing. It need not be commutative: the rows of `left` always precede those of `right`.
 ///
-/// Its functions run under no lock. If one fails or panics, the call ends with
-/// [`Error::Reducer`](crate::Error::Reducer), and nothing else happens.
+/// Its functions run without any lock held. If one of them fails or panics, the call fails with
+/// [`Error::Reducer`](crate::Error::Reducer) and has no other effect.
 ///
 /// ```
 /// use std::borrow::Cow;
@@ -80,14 +80,14 @@ pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub trait Reducer: Send + Sync + 'static {
-    /// The summary of some rows: enough to combine it with other states.
+    /// The summary of some rows, from which the summary of more rows can be combined.
     type State: Send;
     /// The result of a reduction.
     type Output;
 
     /// Returns a name for what the reducer computes, of up to 1,024 bytes. All reducers of the same type and name that
-    /// are used on a keyspace must compute the same, because states that one of them has computed are used for the
-    /// others. A keyspace keeps the states of the 32 names used most recently, or of fewer with a budget below 32 MiB.
+    /// are used on a keyspace must compute the same function, because they share the states that the keyspace keeps. A
+    /// keyspace keeps the states of the 32 names used most recently, or of fewer with a budget below 32 MiB.
     fn name(&self) -> Cow<'_, str>;
 
     /// Returns the state of no rows.
@@ -96,15 +96,16 @@ pub trait Reducer: Send + Sync + 'static {
     /// Returns the state of one row.
     ///
     /// # Errors
-    /// Fails if the row has no state. Then the call that reduces the row fails, too.
+    /// Fails if the row has no state, in which case the call that reduces the row also fails.
     fn row(&self, key: &[u8], value: &[u8]) -> Result<Self::State, ReduceError>;
 
-    /// Returns the length of the longest prefix of a value that [`row`](Reducer::row) needs. It gets no more bytes than
-    /// that, by default all. If a value is outside of its leaf, no more bytes of it are read.
+    /// Returns the length of the longest prefix of a value that [`row`](Reducer::row) needs. By default this is the
+    /// whole value. [`row`](Reducer::row) gets no more bytes than that, and no more are read of a value outside of its
+    /// leaf.
     ///
     /// The memory for reading such values is part of the memory budget: aggregates and writers of values over 64 KiB
-    /// share a thirty-second of it, and wait for each other. Values longer than that share are in memory one at a time,
-    /// and what exceeds the share comes on top of the budget, like a value that `get` returns.
+    /// share a thirty-second of it, and wait for each other. Values longer than that share are read one at a time, and
+    /// the excess is outside of the budget, like a value that `get` returns.
     fn prefix_bytes(&self) -> usize {
         usize::MAX
     }
@@ -115,8 +116,8 @@ pub trait Reducer: Send + Sync + 'static {
     /// Fails if there is no such state, for example because a number overflows.
     fn combine(&self, left: Self::State, right: Self::State) -> Result<Self::State, ReduceError>;
 
-    /// Appends the encoded state to `bytes`. It should be only a few bytes, because a state is kept for each page of
-    /// the keyspace.
+    /// Appends the encoded state to `bytes`. The encoding should take only a few bytes, because a state is kept for
+    /// each page of the keyspace.
     fn encode(&self, state: &Self::State, bytes: &mut Vec<u8>);
 
     /// Decodes a state.
@@ -158,7 +159,7 @@ pub(super) mod sealed {
     pub trait Number: Sized {
         const NAME: &'static str;
         const BYTES: usize;
-        /// A sum that is being computed, and the finished sum.
+        /// The type of a sum while it is being computed.
         type Running: Send;
         type Total;
         fn from_be(bytes: &[u8]) -> Self;
@@ -173,7 +174,7 @@ pub(super) mod sealed {
         fn total(sum: Self::Running) -> Self::Total;
     }
 
-    /// The functions that are the same for all numbers.
+    /// Implements the functions that are the same for all number types.
     macro_rules! bytes_of {
         ($number:ident) => {
             const NAME: &'static str = stringify!($number);
@@ -206,7 +207,7 @@ pub(super) mod sealed {
                     i128::from(self)
                 }
                 fn add(left: i128, right: i128) -> i128 {
-                    // The sum of 2⁶³ rows of 64 bits each fits.
+                    // The sum of 2⁶³ numbers of 64 bits fits into an `i128`.
                     left.checked_add(right).expect("fewer than 2⁶³ rows are summed")
                 }
                 fn encode(sum: &i128, bytes: &mut Vec<u8>) {
@@ -262,7 +263,7 @@ pub(super) mod sealed {
     floats!(f32 f64);
 }
 
-/// The source of a row's number.
+/// The source of a field's number in a row.
 #[derive(Clone, Copy)]
 enum Source<T> {
     BigEndian(usize),
@@ -270,8 +271,8 @@ enum Source<T> {
     Function(&'static str, fn(&[u8], &[u8]) -> Option<T>),
 }
 
-/// A number in each row: at a position in the value, or computed from key and value by a function. Rows without the
-/// number, for example because their value is too short, are ignored.
+/// A number in each row, at a fixed position in the value or computed from key and value by a function. Rows without
+/// such a number, for example because the value is too short, are ignored.
 ///
 /// ```
 /// use drumlin::{Field, Max, Sum};
@@ -315,7 +316,7 @@ impl<T: Number> Field<T> {
         Field(Source::LittleEndian(at))
     }
 
-    /// Returns the field whose number `function` computes from key and value. On any one keyspace, a name must always
+    /// Returns the field whose number `function` computes from key and value. Within a keyspace, a name must always
     /// stand for the same function, because states are kept by name.
     #[must_use]
     pub const fn of(name: &'static str, function: fn(&[u8], &[u8]) -> Option<T>) -> Field<T> {
@@ -350,8 +351,8 @@ impl<T: Number> Field<T> {
 /// The sum of a field.
 ///
 /// Integers are summed in 128 bits, which cannot overflow. Floats are summed exactly and rounded once, to the nearest
-/// `f64`, so the sum does not depend on the parts in which it was computed. It is infinite only if an infinity was
-/// summed or the exact sum exceeds `f64::MAX`. The sum of a NaN, or of both infinities, is NaN.
+/// `f64`, so the sum does not depend on the parts from which it was computed. The sum is infinite only if an infinity
+/// was added or the exact sum exceeds `f64::MAX`. The sum of a NaN, or of both infinities, is NaN.
 ///
 /// ```
 /// use drumlin::{Field, Sum};
@@ -412,7 +413,7 @@ impl<T: Number> Reducer for Sum<T> {
     }
 }
 
-/// The least number of a field, or `None` if no row has it. Floats are compared by their total order
+/// The smallest number of a field, or `None` if no row has the field. Floats are compared by their total order
 /// ([`f64::total_cmp`]).
 ///
 /// ```
@@ -430,7 +431,7 @@ impl<T: Number> Reducer for Sum<T> {
 #[derive(Clone, Copy, Debug)]
 pub struct Min<T>(Field<T>);
 
-/// The greatest number of a field, or `None` if no row has it. Floats are compared by their total order
+/// The greatest number of a field, or `None` if no row has the field. Floats are compared by their total order
 /// ([`f64::total_cmp`]).
 ///
 /// ```
@@ -446,7 +447,8 @@ pub struct Min<T>(Field<T>);
 #[derive(Clone, Copy, Debug)]
 pub struct Max<T>(Field<T>);
 
-/// A reducer that keeps one number of a field: of two numbers, the right one if `is_right` returns `true`.
+/// Implements a reducer that keeps one number of a field. Given two numbers, it keeps the right one if `is_right`
+/// returns `true`.
 macro_rules! one_of_two {
     ($reducer:ident, $is_right:expr) => {
         impl<T: Number> $reducer<T> {

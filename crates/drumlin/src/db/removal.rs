@@ -1,4 +1,4 @@
-//! Removing many rows in parts, each of them a transaction.
+//! Removing many rows in parts, each of which is a transaction.
 
 use std::future::Future;
 use std::ops::Bound;
@@ -15,11 +15,11 @@ use crate::tree::Direction;
 
 /// The maximum number of rows that one part removes.
 const PART_ROWS_MAX: usize = 512;
-/// A part ends once its keys have this many bytes.
+/// The number of bytes of keys at which a part ends.
 const PART_KEY_BYTES_MAX: usize = 32 << 10;
 
-/// The attempts at one part. A type rather than a retry closure, because a future that borrows a closure can't be shown
-/// to be `Send`.
+/// The attempts to remove one part. This is a type and not a retry closure, because the compiler can't prove that a
+/// future that borrows a closure is `Send`.
 struct Attempts {
     began: Duration,
     count: u32,
@@ -27,11 +27,11 @@ struct Attempts {
 
 /// Removing many rows. They are removed in key order, in parts of up to 512. **Each part is atomic, but the whole is
 /// not**: readers may see some parts removed and others not yet, and after an error or a power cut only the first parts
-/// may be removed. Repeating the call removes the rest. So any number of rows can be removed in little memory while
-/// other writers continue. A row that another writer inserts during the call may or may not be removed.
+/// may be removed. Repeating the call removes the rest. This way any number of rows can be removed in little memory
+/// while other writers continue. A row that another writer inserts during the call may or may not be removed.
 ///
-/// To remove a few rows atomically, remove them in a transaction. To remove a keyspace with all its rows at once, use
-/// [`drop_keyspace`](crate::Database::drop_keyspace).
+/// To remove a few rows atomically, remove them in a transaction. To remove a keyspace with all its rows atomically,
+/// use [`drop_keyspace`](crate::Database::drop_keyspace).
 impl Keyspace {
     /// Removes all rows and returns their number. Durable when it returns, unless the handle's durability is relaxed.
     /// O(rows).
@@ -45,7 +45,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
+    /// The errors of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn clear(&self) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::ALL))
     }
@@ -63,7 +63,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`clear`](Keyspace::clear).
+    /// Same as [`clear`](Keyspace::clear).
     pub fn remove_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::of_prefix(prefix.as_ref())))
     }
@@ -80,7 +80,7 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// Those of [`clear`](Keyspace::clear).
+    /// Same as [`clear`](Keyspace::clear).
     pub fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::owned(&range)))
     }
@@ -111,7 +111,8 @@ impl Keyspace {
                 let count = loop {
                     match self.remove_part(mode, &keys).await {
                         Ok(count) => break Some(count),
-                        // The old values of these rows need too much memory. Their keys do not show that.
+                        // The old values of these rows need too much memory, which their keys do not show. Retry with
+                        // half as many rows.
                         Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => break None,
                         Err(error) => self.pause_after(mode, error, &mut attempts).await?,
                     }
@@ -121,7 +122,7 @@ impl Keyspace {
                     continue;
                 };
                 removed += count;
-                // If this was the last part, no further read may fail.
+                // Return after the last part without a further read, which could fail.
                 if is_last {
                     return Ok(removed);
                 }
@@ -130,7 +131,7 @@ impl Keyspace {
         })
     }
 
-    /// Returns the first keys of a range, and `true` if there are no others.
+    /// Returns the first keys of a range, and `true` if these are all of its keys.
     async fn keys_of_part(
         &self,
         mode: WaitMode<'_>,
@@ -147,11 +148,11 @@ impl Keyspace {
         Ok((keys, false))
     }
 
-    /// Pauses before a part is retried, if the error was a conflict or a snapshot that was ended for its memory.
-    /// Returns any other error.
+    /// Pauses before a part is retried, if the error was a conflict or a snapshot that was ended because old versions
+    /// took too much space. Returns any other error.
     async fn pause_after(&self, mode: WaitMode<'_>, error: Error, attempts: &mut Attempts) -> Result<()> {
-        // A retry after a deadlock can succeed at once. A row that another transaction holds has already been waited
-        // for.
+        // A retry after a deadlock can succeed immediately, but a row that another transaction has locked has already
+        // been waited for.
         let is_over = self.store()?.now() - attempts.began >= LOCK_TIMEOUT;
         if error.recourse() != Recourse::Retry || is_over {
             return Err(error);
@@ -161,7 +162,7 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Removes the rows that exist in one transaction. Returns their number.
+    /// Removes those of the rows that still exist, in one transaction. Returns their number.
     async fn remove_part(&self, mode: WaitMode<'_>, keys: &[Value]) -> Result<u64> {
         let (isolation, durability) = (Isolation::ReadCommitted, self.durability);
         let options = TxOptions { isolation, durability, ..TxOptions::default() };

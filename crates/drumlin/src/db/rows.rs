@@ -1,4 +1,4 @@
-//! Reading: each operation once, for plain calls, snapshots and transactions, and for both wait modes.
+//! Reading. Each operation is written once, for plain calls, snapshots and transactions, and for both wait modes.
 //!
 //! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check that the
 //! keyspace belongs to their database, choose the wait mode, and call the operation of the same name here.
@@ -26,19 +26,19 @@ use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// Determines which commits a reader sees.
+/// The commits that a reader sees.
 pub(super) enum Horizon {
     /// The commits up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
-    /// The newest commits at each read. No read has seen a commit above this timestamp, which the reader's ranges
-    /// share.
+    /// The newest commits at each read. The timestamp is that of the newest commit that any read may have seen; the
+    /// reader's ranges share it.
     Latest(Arc<AtomicU64>),
 }
 
-/// The number of snapshots at which a read of the newest commits is attempted, if one after another is ended.
+/// The maximum number of snapshots that a read of the newest commits tries if each is ended during the read.
 pub(super) const RENEWALS_MAX: usize = 16;
 
-/// The state that a snapshot or transaction reads.
+/// The view of the database that a snapshot or transaction reads from.
 pub(super) struct ReadView {
     pub(super) horizon: Horizon,
     /// The transaction's own changes; `None` for a snapshot.
@@ -65,7 +65,7 @@ impl Horizon {
         }
     }
 
-    /// Returns the snapshot of all reads, if there is one.
+    /// Returns the fixed snapshot; `None` if each read sees the newest commits.
     pub(super) fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
         match self {
             Horizon::Fixed(snapshot) => Some(snapshot),
@@ -73,12 +73,12 @@ impl Horizon {
         }
     }
 
-    /// Fails if the snapshot of all reads was ended.
+    /// Fails if the fixed snapshot was ended.
     pub(super) fn check(&self) -> Result<()> {
         self.snapshot().map_or(Ok(()), |snapshot| snapshot.check())
     }
 
-    /// Records that a read has seen the newest commits.
+    /// Records that a read may have seen the newest published commit.
     fn set_latest(&self, store: &Store) {
         if let Horizon::Latest(seen) = self {
             seen.fetch_max(store.engine.clock.published().0, Ordering::Relaxed);
@@ -97,7 +97,7 @@ impl Horizon {
 pub(super) struct Rows<'r> {
     pub(super) handle: &'r Arc<Handle>,
     pub(super) tree: &'r CountedTree,
-    /// `None` reads the newest visible commit at each call.
+    /// The view that is read; `None` for the newest visible commit at each call.
     pub(super) view: Option<&'r ReadView>,
 }
 
@@ -113,7 +113,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Returns the reading transaction's own change of the row.
+    /// Returns the reading transaction's own change to the row.
     fn own_change(&self, key: &[u8]) -> Option<Change<'_>> {
         self.view?.own.as_ref()?.set.get(self.tree.pages.id, key)
     }
@@ -126,7 +126,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Returns `true` if each read sees the newest commits, so that a read may start over at a later moment.
+    /// Returns `true` if each read sees the newest commits. Such a read can start over at a newer snapshot.
     pub(super) fn is_latest(&self) -> bool {
         self.view.is_none_or(|view| view.horizon.snapshot().is_none())
     }
@@ -148,8 +148,8 @@ impl Rows<'_> {
         })
     }
 
-    /// Like [`get`](Self::get), for a transaction that has locked the row, so that nothing can change it before the
-    /// commit.
+    /// Like [`get`](Self::get), but without recording the read, for a transaction that has locked the row against
+    /// changes.
     #[inline(never)]
     pub(super) fn get_unrecorded(
         &self,
@@ -164,7 +164,7 @@ impl Rows<'_> {
     }
 
     /// Replaces the content of `value` with the row's value. If there is no row, empties `value` and returns `false`.
-    /// After an error `value` is empty, too.
+    /// After an error, `value` is also empty.
     #[inline(never)]
     pub(super) fn get_into(
         &self,
@@ -182,7 +182,7 @@ impl Rows<'_> {
         })
     }
 
-    /// Calls `look` with the value, under no latch.
+    /// Calls `look` with the value. No latch is held during the call.
     pub(super) async fn get_with<R>(
         &self,
         mode: WaitMode<'_>,
@@ -193,7 +193,8 @@ impl Rows<'_> {
         Ok(self.get_into(mode, key, &mut shown.0).await?.then(|| look(&shown.0)))
     }
 
-    /// Returns `false` if there is no row. After an error, `to` may hold a value.
+    /// Reads the row's value into `to`. Returns `false` if there is no row. After an error, `to` may hold a partial
+    /// value.
     async fn get_to(&self, mode: WaitMode<'_>, key: &[u8], to: &mut dyn Destination) -> Result<bool> {
         if self.own_change(key).is_none() {
             self.record(key)?;
@@ -236,7 +237,8 @@ impl Rows<'_> {
         }
     }
 
-    /// Finds the committed row, without reading a large value. `take` is that of the engine's `find`.
+    /// Finds the committed row, without reading a large value. Calls `take` with an inline value, like the engine's
+    /// `find`.
     async fn find_committed<T: Send>(
         &self,
         mode: WaitMode<'_>,
@@ -263,7 +265,8 @@ impl Rows<'_> {
         })
     }
 
-    /// Like [`contains_key`](Self::contains_key), for a transaction that has locked the row.
+    /// Like [`contains_key`](Self::contains_key), but without recording the read, for a transaction that has locked the
+    /// row.
     pub(super) async fn contains_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
         if let Some(change) = self.own_change(key) {
             return Ok(!matches!(change, Change::Remove));
@@ -294,7 +297,8 @@ impl Rows<'_> {
                 }
             }
             let found = self.noting(engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await);
-            // If the snapshot was ended, a value that it needed may be gone, and its pages may belong to another value.
+            // If the snapshot was ended, a value that it needed may have been freed and its pages reused for a
+            // different value.
             horizon.check()?;
             for (value, found) in others.into_iter().zip(found?) {
                 *value = found;
@@ -353,7 +357,7 @@ impl Rows<'_> {
         self.scan_at(bounds, None)
     }
 
-    /// Like [`scan`](Self::scan), with a snapshot that the reader has opened.
+    /// Like [`scan`](Self::scan), but at the snapshot `at`, if it is set, which the reader has opened.
     pub(super) fn scan_at(&self, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Range {
         let snapshot = match at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at))) {
             Ok(snapshot) => snapshot,
@@ -402,7 +406,7 @@ impl Rows<'_> {
                 snapshot.check()?;
                 let read_at = ReadAt::Timestamp(snapshot.timestamp);
                 let found = store.engine.find_in(mode, tree, key, read_at, <[u8]>::to_vec).await?;
-                // If the snapshot was ended during the read, its version of the row may be gone.
+                // If the snapshot was ended during the read, the version that it sees may have been discarded.
                 snapshot.check()?;
                 match found {
                     None => return Ok(None),

@@ -1,11 +1,11 @@
-//! The steps of a scan that skips what cannot be read.
+//! The items that a salvaging scan yields: readable rows, and the gaps between them.
 
 use std::ops::Bound;
 
 use super::value::Value;
 use crate::error::Error;
 
-/// A step of a [`Salvage`](crate::Salvage).
+/// An item of a [`Salvage`](crate::Salvage) iterator.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -22,7 +22,7 @@ use crate::error::Error;
 pub enum Salvaged {
     /// A row: key and value.
     Row(Value, Value),
-    /// Keys whose rows cannot be read.
+    /// A range of keys whose rows cannot be read.
     Gap(Gap),
 }
 
@@ -42,9 +42,9 @@ pub enum Salvaged {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Gap {
-    /// The first of these keys.
+    /// The lower bound of these keys.
     pub start: Bound<Vec<u8>>,
-    /// The last of these keys.
+    /// The upper bound of these keys.
     pub end: Bound<Vec<u8>>,
     /// The reason: [`Corrupted`](Error::Corrupted), or [`Io`](Error::Io) if the device cannot be read.
     pub error: Error,

@@ -1,7 +1,8 @@
-//! The work of a scan: copying rows, reading their values, and continuing at the next leaf.
+//! Scans: copying the rows of a leaf, reading their values, and continuing at the next leaf.
 //!
-//! A scan copies the rows of one leaf at a time and latches nothing in between. So it never blocks a writer, and splits
-//! and merges do not disturb it. It finds the next leaf by the fence of the last one.
+//! A scan copies the rows of one leaf at a time and holds no latch between leaves. It therefore never blocks a writer
+//! while its caller uses the rows, and splits and merges do not disturb it. It finds the next leaf by the fence of the
+//! last one.
 
 use std::future::Future;
 use std::ops::{Bound, ControlFlow};
@@ -35,14 +36,15 @@ pub(super) struct Scan {
     pub(super) handle: Arc<Handle>,
     tree: CountedTree,
     pub(super) snapshot: Arc<SnapshotHandle>,
-    /// Set for a reader of the newest commits: the newest commit that it has seen. If the snapshot is ended, such a
-    /// scan continues at a newer one.
+    /// The newest commit that the reader has seen, if it reads the newest commits. Such a scan continues at a newer
+    /// snapshot when its own is ended.
     pub(super) latest: Option<Arc<AtomicU64>>,
-    /// The bounds of the keys not fetched yet.
+    /// The bounds of the keys that have not been fetched yet.
     pub(super) lower: Bound<Vec<u8>>,
     pub(super) upper: Bound<Vec<u8>>,
     fetched_all: bool,
-    /// The rows copied at either end. After the last fetch, one end may also consume the rows copied at the other.
+    /// The rows copied at either end. Once all rows are fetched, each end can also consume the rows copied at the
+    /// other.
     front: CopiedRows,
     back: CopiedRows,
     /// The scanning transaction's own changes, if it has any within the bounds.
@@ -58,7 +60,7 @@ pub(super) struct Scan {
     pub(super) want: Want,
     /// The maximum number of bytes of each value to read, if the rows are shown to a reducer.
     pub(super) reduced_bytes_max: Option<u64>,
-    /// Memory of `front` and `back`, which use `front_bytes` and `back_bytes` of it.
+    /// Memory for `front` and `back`, of which `front_bytes` and `back_bytes` are in use.
     memory: Grant,
     front_bytes: u64,
     back_bytes: u64,
@@ -68,7 +70,8 @@ fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(|key| &key[..])
 }
 
-/// Returns the bound of the keys on the other side of this one.
+/// Turns a lower bound into the upper bound of the keys below it, and an upper bound into the lower bound of those
+/// above.
 fn complement(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     match bound {
         Bound::Unbounded => Bound::Unbounded,
@@ -77,7 +80,7 @@ fn complement(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     }
 }
 
-/// Returns the leaf that a scan between two bounds begins with.
+/// Returns the leaf at which a scan between two bounds begins.
 fn first_leaf<'b>(direction: Direction, lower: &'b Bound<Vec<u8>>, upper: &'b Bound<Vec<u8>>) -> Target<'b> {
     match (direction, lower, upper) {
         (Direction::Forward, Bound::Unbounded, _) => Target::At(&[]),
@@ -88,19 +91,19 @@ fn first_leaf<'b>(direction: Direction, lower: &'b Bound<Vec<u8>>, upper: &'b Bo
     }
 }
 
-/// The state of a copy of one leaf's rows.
+/// The state of copying one leaf's rows, kept across retries.
 struct Copying {
     direction: Direction,
     want: Want,
     memory: Grant,
-    /// The memory that the rows copied at the other end take.
+    /// The memory in use by the rows copied at the other end.
     kept_bytes: u64,
     rows: CopiedRows,
-    /// The spilled versions of the leaf's rows, if they were fetched.
+    /// The spilled versions of the leaf's rows, once they are fetched.
     fetched: Option<FetchedRows>,
 }
 
-/// The result of a copy of one leaf's rows.
+/// The result of copying one leaf's rows.
 struct CopyMade {
     copied: Copied,
     /// The leaf's fence in the direction of the scan.
@@ -108,23 +111,23 @@ struct CopyMade {
     is_next_in_memory: bool,
 }
 
-/// The outcome of an attempt to copy rows.
+/// The outcome of one attempt to copy a leaf's rows.
 enum Step {
     Copied(CopyMade),
-    /// Versions between these fences may have been spilled and must be fetched.
+    /// Versions of rows between these fences may have been spilled and must be fetched first.
     Fetch(Option<Vec<u8>>, Option<Vec<u8>>),
-    /// Versions were spilled during the copy, so it must be repeated.
+    /// Versions were spilled during the copy, which must be repeated.
     Again,
 }
 
-/// Returns `true` if other rows may be readable.
+/// Returns `true` if the error is a storage error, after which other rows may still be readable.
 fn is_of_medium(error: &Error) -> bool {
     matches!(error, Error::Corrupted { .. } | Error::Io { .. })
 }
 
 impl Scan {
-    /// Begins a scan of a snapshot between bounds. `own` holds the changes of the scanning transaction, and `reads` its
-    /// read set if it is serializable.
+    /// Begins a scan of a snapshot between bounds. `own` holds the scanning transaction's changes, and `reads` its read
+    /// set if it is serializable.
     pub(super) fn new(
         handle: Arc<Handle>,
         tree: CountedTree,
@@ -178,7 +181,7 @@ impl Scan {
         reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 
-    /// Returns a copier for the rows that are not fetched yet.
+    /// Returns a copier for the rows that have not been fetched yet.
     fn copier(&self, direction: Direction, want: Want) -> Copier<'_> {
         Copier {
             want,
@@ -191,12 +194,14 @@ impl Scan {
         }
     }
 
-    /// Returns the leaf as the scan's snapshot sees it: before a bulk load filled the keyspace, it was one empty leaf.
+    /// Returns the leaf as the scan's snapshot sees it: an empty one if a bulk load filled the keyspace after the
+    /// snapshot.
     fn leaf_seen<'l>(&self, read: &'l [u8]) -> Leaf<'l> {
         Leaf::new(if self.tree.pages.load_gate.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
     }
 
-    /// Copies as many rows of the next leaf as are wanted, replacing the copied rows at that end. Returns their number.
+    /// Copies rows of the next leaf, as many as `want` says, replacing the copied rows at that end. Returns their
+    /// number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         mode.work(turn::LEAF_UNITS).await;
         let want = std::mem::take(&mut self.want);
@@ -229,14 +234,14 @@ impl Scan {
         Ok(count)
     }
 
-    /// Copies rows of one leaf, to which it descends from the page `from`.
+    /// Descends from the page `from` to the next leaf, and copies its rows.
     fn try_copy(&self, copying: &mut Copying, from: PageId) -> Result<Step, Stop> {
         let Copying { direction, want, kept_bytes, ref mut memory, ref mut rows, ref mut fetched } = *copying;
         let (spilled, snapshot) = (&self.handle.store_here().engine.spilled, self.snapshot.timestamp);
         let target = first_leaf(direction, &self.lower, &self.upper);
         let (read, next) = self.tree.read_leaf_of_scan(from, target, direction)?;
         if let Some(next) = next {
-            // The leaf is loaded into the processor's cache while these rows are copied and used.
+            // Load the next leaf into the processor's cache while this leaf's rows are copied and used.
             self.tree.pool.frames.prefetch(next);
         }
         let leaf = self.leaf_seen(&read);
@@ -255,7 +260,7 @@ impl Scan {
             Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
             Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
         };
-        // If versions left memory during the copy, the copy may have missed them.
+        // If versions were spilled during the copy, the copy may have missed them.
         let is_whole = !is_newer || spilled.published() == published;
         Ok(if is_whole {
             Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() })
@@ -264,8 +269,7 @@ impl Scan {
         })
     }
 
-    /// Completes a copy that was not made at the first attempt: brings pages into memory, fetches spilled versions, and
-    /// retries.
+    /// Completes a copy that failed at the first attempt: faults in pages, fetches spilled versions, and retries.
     fn copy_waiting<'a>(
         &'a self,
         mode: WaitMode<'a>,
@@ -302,8 +306,8 @@ impl Scan {
         })
     }
 
-    /// Like [`copy_leaf`](Self::copy_leaf). If the snapshot was ended and the scan may see a newer one, it uses that
-    /// one.
+    /// Like [`copy_leaf`](Self::copy_leaf), but if the snapshot was ended and the scan may use a newer one, retries
+    /// there.
     async fn copy_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         loop {
             match self.copy_leaf(mode, direction).await {
@@ -313,7 +317,7 @@ impl Scan {
         }
     }
 
-    /// Opens a newer snapshot. Returns `false` if the scan must show one moment.
+    /// Opens a newer snapshot. Returns `false` if the scan must stay at its first snapshot.
     fn renew(&mut self) -> Result<bool> {
         let Some(seen) = &self.latest else { return Ok(false) };
         crate::coverage::mark!("a scan continued at a newer snapshot");
@@ -321,8 +325,9 @@ impl Scan {
         Ok(true)
     }
 
-    /// Opens a newer snapshot, and discards the rows that were copied and not handed out, because their large values
-    /// may have been freed. The scan fetches them again. Returns `false` if the scan must show one moment.
+    /// Opens a newer snapshot and discards the rows that were copied but not returned, because their large values may
+    /// have been freed; the scan will fetch them at the new snapshot. Returns `false` if the scan must stay at its
+    /// first snapshot.
     fn renew_rows(&mut self, direction: Direction) -> Result<bool> {
         if !self.renew()? {
             return Ok(false);
@@ -346,7 +351,7 @@ impl Scan {
         Ok(true)
     }
 
-    /// Continues with the keys from this bound on, and records that those before it were read. `None` means that all
+    /// Moves the scan's bound to `bound`, and records that the keys before it were read. `None` means that all keys
     /// were.
     fn go_on_from(&mut self, direction: Direction, bound: Option<Bound<Vec<u8>>>) -> Result<()> {
         let Some(bound) = bound else {
@@ -368,8 +373,8 @@ impl Scan {
         self.record(lower, upper)
     }
 
-    /// Takes the grant, which comes back together with the copied rows. If the call fails in between, an empty grant is
-    /// left.
+    /// Takes the grant for the duration of a copy; it is returned together with the copied rows. If the copy fails, an
+    /// empty grant is left behind.
     fn take_memory(&mut self) -> Grant {
         let nothing = self.memory.another();
         std::mem::replace(&mut self.memory, nothing)
@@ -392,7 +397,7 @@ impl Scan {
         }
     }
 
-    /// Copies rows until there is a next one. Returns `false` at the end of the range.
+    /// Copies leaves until there is a next row. Returns `false` at the end of the range.
     #[inline(never)]
     fn fetch(&mut self, mode: WaitMode<'_>, direction: Direction) -> Rooted<impl Future<Output = Result<bool>>> {
         Rooted::new(async move {
@@ -408,7 +413,7 @@ impl Scan {
         })
     }
 
-    /// Reads the value of the next row, which was not copied with it, into `value`.
+    /// Reads the value of the next row, which was not copied with its key, into `value`.
     #[inline(never)]
     fn read_value(
         &mut self,
@@ -418,7 +423,7 @@ impl Scan {
         value: Vec<u8>,
     ) -> Rooted<impl Future<Output = Result<Vec<u8>>>> {
         Rooted::new(async move {
-            // Check first: a forked process must not read anything.
+            // Check the handle first: a forked process must not read anything.
             let handle = Arc::clone(&self.handle);
             let store = handle.store()?;
             match fetched {
@@ -433,8 +438,8 @@ impl Scan {
         })
     }
 
-    /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only as much as
-    /// it needs, and returns the memory reserved for that.
+    /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only the prefix
+    /// that it needs, and returns the memory reserved for that prefix.
     #[inline(never)]
     fn read_shown(
         &mut self,
@@ -473,8 +478,8 @@ impl Scan {
         })
     }
 
-    /// Returns the next row, which must exist. The row counts as passed only after its value was read, so a dropped
-    /// call loses no row.
+    /// Returns the next row, which must exist. The row is passed only after its value was read, so dropping the call
+    /// loses no row.
     async fn take_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<(Value, Value)> {
         let rows = self.side(direction);
         let key = rows.key(direction);
@@ -547,7 +552,7 @@ impl Scan {
         }
     }
 
-    /// Like `next_in` forwards, but skips what cannot be read.
+    /// Like a forward `next_in`, but skips rows that cannot be read, and reports the gaps.
     pub(super) async fn salvage_in(&mut self, mode: WaitMode<'_>) -> Option<Result<Salvaged>> {
         let direction = Direction::Forward;
         let result = match self.fetch(mode, direction).await {
@@ -567,7 +572,7 @@ impl Scan {
         Some(self.ended_by(result))
     }
 
-    /// Continues after the unreadable node that the next leaf depends on. Returns `error` if there is none.
+    /// Moves the scan past the unreadable node on the path to the next leaf. Returns `error` if every node is readable.
     async fn skip_unreadable(&mut self, mode: WaitMode<'_>, error: Error) -> Result<Salvaged> {
         let key = match &self.lower {
             Bound::Unbounded => Vec::new(),
@@ -621,7 +626,7 @@ impl Scan {
         Some(self.ended_by(row))
     }
 
-    /// Passes on the result of a step. An error ends the scan at both ends.
+    /// Returns the result of a step unchanged, but ends the scan at both ends if it is an error.
     pub(super) fn ended_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if result.is_err() {
             self.fetched_all = true;

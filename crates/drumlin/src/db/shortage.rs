@@ -1,22 +1,22 @@
-//! Remembers shortages of memory that a transaction's calls met.
+//! Tracks whether a transaction's calls ran short of memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Remembers that a call of a transaction, or a step of one of its ranges, found memory in use. Then the transaction's
-/// body is retried even if it returned an error of its own instead of [`Error::MemoryInUse`].
+/// Records that a call of a transaction, or a step of one of its ranges, failed with [`Error::MemoryInUse`]. The
+/// transaction's body is then retried even if it returns an error of its own instead.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shortage(Option<Arc<AtomicBool>>);
 
 impl Shortage {
-    /// Creates one that remembers; the default does not.
+    /// Creates a flag that records shortages; the default one does not.
     pub(super) fn watched() -> Shortage {
         Shortage(Some(Arc::default()))
     }
 
-    /// Records a call's result and passes it on.
+    /// Returns a call's result unchanged, and records it if it is a shortage.
     pub(super) fn noting<T>(&self, result: Result<T>) -> Result<T> {
         if let (Some(was_met), Err(Error::MemoryInUse { .. })) = (&self.0, &result) {
             was_met.store(true, Ordering::Relaxed);

@@ -10,8 +10,8 @@ use super::shortage::Shortage;
 use crate::format::Timestamp;
 use crate::txn::snapshots::SnapshotHandle;
 
-/// A read-only view of all keyspaces as of one commit. If every commit is [`Full`](crate::Durability::Full), everything
-/// in it is durable. Its reading methods are those of [`Reader`].
+/// A read-only view of all keyspaces as of one commit. Everything that it shows is durable, unless commits are
+/// [`Relaxed`](crate::Durability::Relaxed). Its reading methods are those of [`Reader`].
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;

@@ -15,8 +15,8 @@ use crate::tree::Direction;
 
 /// A range, or its keys or values, as a [`Stream`] for any executor. Created by [`Range::into_stream`].
 ///
-/// A row that is already copied costs no more than with the iterator; each leaf costs an allocation. The stream ends
-/// after its first error. Dropping it ends the scan, even if the scan is waiting.
+/// A row that has already been copied costs no more than with the iterator, but each leaf costs an allocation. The
+/// stream ends after its first error. Dropping it ends the scan, even while the scan waits.
 ///
 /// ```
 /// use futures_util::TryStreamExt;
@@ -35,7 +35,7 @@ pub struct RowStream<T = (Value, Value)> {
     state: StreamState<T>,
     /// Returns the part of a row that the stream yields.
     part: fn((Value, Value)) -> T,
-    /// Begins a step that may wait.
+    /// Starts a step that may wait.
     begin: fn(Range) -> Step<T>,
 }
 
@@ -43,7 +43,7 @@ type Step<T> = Pin<Box<dyn Future<Output = (Range, Option<Result<T>>)> + Send>>;
 
 enum StreamState<T> {
     Idle(Range),
-    /// The next leaf or large value is being read.
+    /// A step is reading the next leaf or large value.
     Waiting(Exclusive<Step<T>>),
     Ended,
 }
@@ -95,8 +95,8 @@ impl<T> std::fmt::Debug for RowStream<T> {
 }
 
 impl Range {
-    /// Returns the rest of the range as a [`Stream`], from its front. [`next_async`](Range::next_async) needs no
-    /// stream, and works from both ends.
+    /// Returns the remaining rows of the range as a [`Stream`], from front to back. [`next_async`](Range::next_async)
+    /// works without a stream; together with [`next_back_async`](Range::next_back_async) it reads from both ends.
     ///
     /// ```
     /// use futures_util::TryStreamExt;

@@ -1,5 +1,5 @@
-//! White-box tests of values in extents of their own (their last readers, the memory they are read into, how they are
-//! moved) and of memory and waiting.
+//! White-box tests of values with extents of their own (their last readers, the memory that they are read into, and how
+//! they are moved), of memory limits, and of waiting.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -28,7 +28,7 @@ use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
 use crate::{Config, Durability};
 
-/// Bytes of a value in each chunk but the last, with the segment size of these tests.
+/// The number of a value's bytes in each chunk but the last, with the segment size of these tests.
 const CHUNK_BYTES: usize = (64 << 10) - 48;
 
 /// Returns incompressible bytes that depend only on the seed.
@@ -54,7 +54,7 @@ fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
     }
 }
 
-/// Makes gaps in every segment and compacts them, so that everything left is moved.
+/// Makes gaps in every segment and compacts the file, which moves everything that is left.
 fn move_everything(db: &Database, keyspace: &Keyspace) {
     for key in 0..12u8 {
         keyspace.remove([b'f', key]).unwrap();
@@ -70,7 +70,8 @@ fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
     }
 }
 
-/// A reader of a transaction's own value can read it to its end, whatever happens to the transaction and its space.
+/// A reader of a transaction's own value can read it to its end, however the transaction ends, even if the value is
+/// then overwritten or removed and free space is reused.
 #[test]
 fn a_transactions_own_value_stays_while_it_is_read() {
     type End = fn(Transaction, &Keyspace, Savepoint);
@@ -101,7 +102,7 @@ fn a_transactions_own_value_stays_while_it_is_read() {
         fill(&keyspace, 6..12);
         end(tx, &keyspace, before);
         for key in 0..24u8 {
-            // Free space is reused at once, and again after live extents were moved.
+            // Free space is reused immediately, and once more after live extents were moved.
             if key == 12 {
                 move_everything(&db, &keyspace);
             }
@@ -115,8 +116,8 @@ fn a_transactions_own_value_stays_while_it_is_read() {
     }
 }
 
-/// A source ends where it first reports its end, even if it would yield more later: those bytes could not be found in
-/// the value.
+/// A source ends where it first reports its end, even if it would yield more bytes later, which readers could not find
+/// in the value.
 #[test]
 fn a_source_ends_once() {
     struct ShortReads(Vec<Vec<u8>>);
@@ -139,7 +140,7 @@ fn a_source_ends_once() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == first);
 }
 
-/// The space of a value without a commit is freed when its last reader is dropped, and not before.
+/// The space of an uncommitted value is freed when its last reader is dropped, and not before.
 #[test]
 fn a_value_without_a_commit_leaves_with_its_last_reader() {
     let (db, keyspace) = stage();
@@ -155,9 +156,9 @@ fn a_value_without_a_commit_leaves_with_its_last_reader() {
     assert_eq!(db.stats().live_bytes, before);
 }
 
-/// A request with an outdated page number, of a former leaf or another value, reads no chunk of a large value into
-/// memory. No reader would look for the chunk there, and the reclaimer would write it again as a page of the wrong
-/// kind.
+/// A request with an outdated page number, which belonged to a leaf or a different value before, does not read a large
+/// value's chunk into memory. No reader would look for the chunk there, and the reclaimer would rewrite it as a page of
+/// the wrong kind.
 #[test]
 fn an_outdated_number_brings_no_chunk_into_memory() {
     let backend = crate::io::in_memory();
@@ -169,7 +170,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     let film = reference(&db, &keyspace, b"film");
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
     let (pool, pages) = (&db.store().unwrap().engine.pool, &keyspace.tree().pages);
-    // Each of these requests returns an error or nothing, and the value must stay where it was.
+    // Each of these requests must return an error or nothing, and leave the value where it was.
     let wanted = crate::pool::Wanted::node(pages, last);
     let _ = pool.fault(pages, wanted);
     let _ = pool.fault_many(pages, &[wanted, wanted]);
@@ -192,7 +193,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
 }
 
 /// Emptying a segment moves its values byte for byte, whether they are in memory or not. Afterwards they use as many
-/// bytes as before, and no removed value is written again.
+/// bytes as before, and no removed value has been rewritten.
 #[test]
 fn values_in_memory_are_moved_as_they_lie_on_disk() {
     const COUNT: u32 = 100;
@@ -243,8 +244,8 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
     assert!(with < without + (32 << 10), "{without} bytes live without, {with} with values in memory");
 }
 
-/// A plausible reference that names no value, or not the right one, causes an error when it is read, and does nothing
-/// when it is freed.
+/// A well-formed reference to no value, or to the wrong one, causes an error when it is read, and has no effect when it
+/// is freed.
 #[test]
 fn a_reference_that_misleads_is_an_error() {
     let (db, keyspace) = stage();
@@ -282,7 +283,7 @@ fn a_reference_that_misleads_is_an_error() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
 
-/// The evicting thread gives up if nothing can be evicted.
+/// The evicting thread gives up if it finds nothing to evict.
 #[test]
 fn evicting_in_vain_ends() {
     const PAGE_BYTES: usize = 64 << 10;
@@ -296,14 +297,15 @@ fn evicting_in_vain_ends() {
     assert_eq!(pool.keep_free(PAGE_BYTES), 0);
 }
 
-/// After a commit without changes, all readers see what its transaction saw, even if the log reported that state
-/// durable before it was published.
+/// After a commit without changes, all readers see what its transaction saw, even if the log reported those commits
+/// durable before they were published.
 #[test]
 fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     let (db, keyspace) = stage();
     let engine = &db.store().unwrap().engine;
     keyspace.insert("a", "old").unwrap();
-    // The record of an empty commit. The clock learns that it is durable, and only then that it is applied.
+    // Append the record of an empty commit. The clock learns that the commit is durable before it learns that the
+    // commit is applied.
     let body = crate::seglog::Body::new(Vec::new());
     let logged = ready(engine.reserve_log(WaitMode::Blocking, 0, 0)).unwrap().append(&body).unwrap();
     engine.log().wait_durable(&logged).unwrap();
@@ -314,8 +316,8 @@ fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     assert_eq!(engine.clock.visible(), logged.timestamp);
 }
 
-/// An extent of the same page from an older use of its segment, as a lost write leaves it, is noticed however old it
-/// is. So is an extent of another database.
+/// If a lost write leaves behind an extent of the same page from an older use of the segment, reads notice it, however
+/// old it is. They also notice an extent of a different database.
 #[test]
 fn an_extent_of_another_origin_is_damage() {
     let backend = crate::io::in_memory();
@@ -370,8 +372,8 @@ fn an_extent_of_another_origin_is_damage() {
     );
 }
 
-/// An unchanged extent of the same page, written this many checkpoints ago and left there by a lost write, is noticed:
-/// the numbers that distinguish them do not wrap around.
+/// If a lost write leaves behind an extent of the same page from this many checkpoints ago, reads notice it: the
+/// numbers that distinguish extents do not wrap around.
 #[test]
 fn an_extent_from_long_before_is_damage() {
     for checkpoint_count in [1, 126, 127, 128, 129] {
@@ -411,8 +413,8 @@ fn an_extent_from_long_before_is_damage() {
     }
 }
 
-/// If page numbers or keyspace numbers are used up, the call is refused before anything is committed, and everything
-/// else continues to work.
+/// If page numbers or keyspace numbers are used up, the call fails before anything is committed, and other calls
+/// continue to work.
 #[test]
 fn numbers_run_out_before_a_commit() {
     let backend = crate::io::in_memory();
@@ -446,8 +448,8 @@ fn numbers_run_out_before_a_commit() {
     assert_eq!(keyspace.count(..).unwrap(), u64::from(count) - 1);
 }
 
-/// If page tables grow between two checkpoints, because of rows or new keyspaces, the next commit makes frames give up
-/// that memory.
+/// If page tables grow between two checkpoints, because of rows or new keyspaces, the next commit takes the memory for
+/// them from page frames.
 #[test]
 fn frames_give_up_what_page_tables_take() {
     const ROWS: u64 = 40_000;
@@ -517,8 +519,8 @@ fn leaves_are_copied_whole_and_in_part() {
     }
 }
 
-/// A scan that begins on leaves in memory and continues on leaves that are not prefetches several of these at a time:
-/// they arrive while the scan pauses.
+/// A scan that goes from leaves in memory to leaves on disk prefetches several of the latter at a time, which arrive
+/// while the scan pauses.
 #[test]
 fn a_scan_prefetches_after_leaves_in_memory() {
     const ROWS: u64 = 40_000;
@@ -540,7 +542,7 @@ fn a_scan_prefetches_after_leaves_in_memory() {
     }
     let before = db.stats();
     let mut rows = keyspace.iter();
-    // The scan has passed about twenty leaves that were on disk, and now requests many times as many at once.
+    // The scan has passed about twenty leaves that were on disk, so its read-ahead now requests many more at a time.
     assert!(rows.nth(ROWS as usize / 4 + 500).unwrap().is_ok());
     let end = Instant::now() + Duration::from_secs(20);
     let (pages, reads) = loop {
@@ -565,7 +567,7 @@ fn epoch_change_count(db: &Database) -> u64 {
 }
 
 /// If page-table changes fill their memory, blocking and asynchronous commits wait for a checkpoint and then continue.
-/// While they wait, they hold nothing that a checkpoint needs.
+/// A waiting commit holds nothing that a checkpoint needs.
 #[test]
 fn commits_wait_where_changes_fill_their_memory() {
     const COMMITS: u64 = 600;
@@ -588,7 +590,7 @@ fn commits_wait_where_changes_fill_their_memory() {
     };
     let (sender, ended) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        // While this lock is held, no checkpoint begins.
+        // No checkpoint can begin while this lock is held.
         let page_tables = store.page_tables.lock();
         scope.spawn(move || {
             let most = (0..COMMITS).map(commit).max().unwrap();
@@ -607,8 +609,8 @@ fn commits_wait_where_changes_fill_their_memory() {
     assert!(db.stats().checkpoints > 2);
 }
 
-/// Cleaning moves only as many pages between two checkpoints as there is memory for their changes, and all pages in the
-/// end.
+/// Between two checkpoints, cleaning moves only as many pages as there is memory for their page-table changes. In the
+/// end, all pages are moved.
 #[test]
 fn cleaning_stays_within_the_memory_for_changes() {
     const ROWS: u64 = 60_000;
@@ -638,13 +640,13 @@ fn cleaning_stays_within_the_memory_for_changes() {
         assert!(report.bytes_after < filled_bytes / 4 * 3, "of {filled_bytes} bytes a third is left: {report:?}");
         most
     });
-    // Pages count twice while they are being written.
+    // A page counts twice while it is being written.
     assert!(most > changes_max / 2 && most <= changes_max / 4 * 5, "{most} changes, memory for {changes_max}");
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Removed large values whose last reader goes are freed in as many epochs as have memory for the changes, and all in
-/// the end.
+/// When removed large values lose their last reader, each epoch frees only as many as there is memory for the
+/// page-table changes. In the end, all are freed.
 #[test]
 fn values_are_freed_within_the_memory_for_changes() {
     const VALUES: u64 = 3_000;
@@ -666,7 +668,7 @@ fn values_are_freed_within_the_memory_for_changes() {
     assert_eq!(snapshot.iter(&keyspace).count() as u64, VALUES);
     drop(snapshot);
     db.sync().unwrap();
-    // While this lock is held, no checkpoint begins.
+    // No checkpoint can begin while this lock is held.
     let page_tables = db.store().unwrap().page_tables.lock();
     engine.collect_all_garbage();
     let count = epoch_change_count(&db);
@@ -674,7 +676,7 @@ fn values_are_freed_within_the_memory_for_changes() {
     let unfreed_pages = space.unfreed_pages();
     assert!(unfreed_pages > VALUES / 8, "{unfreed_pages} pages wait to be freed");
     assert_eq!(engine.versions.orphans().len() as u64, unfreed_pages);
-    // If more wait than an epoch has memory for, so do commits.
+    // If more pages wait to be freed than an epoch has memory for, commits wait, too.
     engine.versions.set_unfreed_pages(changes_max + 1);
     let begun = db.stats().checkpoints;
     let (sender, ended) = std::sync::mpsc::channel();
@@ -685,7 +687,7 @@ fn values_are_freed_within_the_memory_for_changes() {
         drop(page_tables);
         ended.recv().unwrap().unwrap();
     });
-    // One checkpoint asks for the next.
+    // Each checkpoint requests the next one.
     let end = Instant::now() + Duration::from_secs(20);
     while space.unfreed_pages() > 0 {
         assert!(Instant::now() < end, "{} pages are not freed", space.unfreed_pages());
@@ -697,8 +699,8 @@ fn values_are_freed_within_the_memory_for_changes() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// An idle database whose rows were removed returns nearly all of their space to the file system, and keeps every other
-/// row. It stops when there is little left to gain.
+/// An idle database returns nearly all the space of removed rows to the file system, and keeps every other row. Packing
+/// stops when there is little left to gain.
 #[test]
 fn an_idle_database_gives_its_space_back() {
     const ROWS: u64 = 60_000;
@@ -725,8 +727,8 @@ fn an_idle_database_gives_its_space_back() {
     let rounds = (0..20).take_while(|_| store.reclaim(&[Goal::ShortenIdleFile]).unwrap().is_shorter).count();
     let after = usage();
     assert!(rounds > 0 && rounds < 20, "{rounds} rounds: {before:?}, then {after:?}");
-    // The segments kept free are for the next checkpoints. How many were free before depends on the checkpoints made:
-    // cleaning after one of them may have returned some.
+    // Some segments are kept free for the next checkpoints. The number that was free before depends on the checkpoints
+    // made, because cleaning after one of them may have returned some.
     let kept_count = store.engine.space.state().kept_segments();
     assert!(after.free_count <= kept_count, "{kept_count} are kept: {before:?}, then {after:?}");
     assert!(after.segment_count < before.segment_count, "{before:?}, then {after:?}");
@@ -778,15 +780,14 @@ fn any_number_of_keyspaces() {
     assert!(rows.eq((1..=COUNT).map(|number| (number, b"key".to_vec()))));
 }
 
-/// If a database is already being closed, and is making its last checkpoint, a second close waits until the first has
-/// ended.
+/// A second close waits until the first has ended, even if the first is still making the last checkpoint.
 #[test]
 fn a_second_close_waits_for_the_first() {
     let (db, keyspace) = stage();
     keyspace.insert("a", "1").unwrap();
     let store = Arc::clone(db.store().unwrap());
     std::thread::scope(|scope| {
-        // While this lock is held, no checkpoint can be made.
+        // No checkpoint can be made while this lock is held.
         let page_tables = store.page_tables.lock();
         let closes = [(); 2].map(|()| scope.spawn(|| db.clone().close()));
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -797,7 +798,8 @@ fn a_second_close_waits_for_the_first() {
     });
 }
 
-/// While another thread creates or drops a keyspace, it is found, or not found, only after that is durable.
+/// While another thread creates or drops a keyspace, a lookup waits until that is durable before it finds the keyspace,
+/// or reports it missing.
 #[test]
 fn a_keyspace_is_found_when_its_creation_is_durable() {
     let disk = FaultyBackend::new(crate::io::in_memory());
@@ -840,8 +842,8 @@ fn a_keyspace_is_found_when_its_creation_is_durable() {
     }
 }
 
-/// Commits that change pages which a checkpoint has not written yet append images for it. If the buffers for these
-/// images are full, they wait, as threads and as tasks.
+/// Commits that change pages which a checkpoint has not written yet first append images of these pages. If the buffers
+/// for the images are full, commits wait, as threads and as tasks.
 #[test]
 fn images_for_a_checkpoint_stay_within_their_buffers() {
     for waits_as_task in [false, true] {
@@ -860,7 +862,7 @@ fn images_for_a_checkpoint_stay_within_their_buffers() {
         let (space, dirty_bytes) = (&engine.space, db.stats().dirty_bytes as usize);
         let most_bytes = WRITE_BUFFER_COUNT * engine.budget.write_buffer_bytes();
         assert!(dirty_bytes > most_bytes, "{dirty_bytes} bytes of pages");
-        // A checkpoint that has begun and that no thread continues.
+        // Begin a checkpoint that no thread will continue.
         space.begin_checkpoint(|_| ());
         let mut most = 0;
         for row in 0..ROWS {
@@ -872,8 +874,8 @@ fn images_for_a_checkpoint_stay_within_their_buffers() {
     }
 }
 
-/// If reads fail because a later extent could not be written, they leave no buffer behind. Otherwise the buffer would
-/// count for ever, and the next reader would wait for it.
+/// If reads fail because a later extent could not be written, they release their buffers. A leaked buffer would count
+/// as in use forever, and the next reader would wait for it.
 #[test]
 fn reads_in_front_of_a_failed_write_lose_no_buffer() {
     let disk = FaultyBackend::new(crate::io::in_memory());
@@ -888,7 +890,7 @@ fn reads_in_front_of_a_failed_write_lose_no_buffer() {
     let there = append(1);
     engine.space.ensure_written(there, |_| ()).unwrap();
     db.checkpoint().unwrap();
-    // In a segment of another epoch, so that the two extents are not read together.
+    // Append to a segment of a different epoch, so the two extents are not read together.
     let missing = append(2);
     assert_eq!(engine.pool.read_buffer_bytes(), 0, "no page was read yet");
     disk.fail_from(Operation::Write, 1, 5);
@@ -896,7 +898,7 @@ fn reads_in_front_of_a_failed_write_lose_no_buffer() {
     assert_eq!(engine.pool.read_buffer_bytes(), 0, "a buffer is counted that nobody has");
 }
 
-/// A thread that finds all frames held waits for one, however long the holders take. Here the holders read pages.
+/// A thread that finds all frames in use waits for one, however long their holders take. Here the holders read pages.
 #[test]
 fn a_frame_is_waited_for() {
     let (db, keyspace) = stage();
@@ -922,8 +924,8 @@ fn a_frame_is_waited_for() {
     drop(db);
 }
 
-/// Reads of many rows wait for a leaf that a writer has latched without holding other latches. Here the writer takes
-/// those leaves too, and would otherwise deadlock with the reads.
+/// A read of many rows holds no other latches while it waits for a leaf that a writer has latched. Here the writer
+/// needs those other leaves too, so a read that held their latches would deadlock with it.
 #[test]
 fn reads_of_many_rows_wait_without_latches() {
     let db = Config::in_memory().memory(16 << 20).open("").unwrap();
@@ -954,8 +956,8 @@ fn reads_of_many_rows_wait_without_latches() {
     });
 }
 
-/// Commits made at once and commits that go the way that waits leave the same rows at every snapshot, the same bytes in
-/// every leaf, the same counts and log, and the same rows after the next opening.
+/// Commits on the fast path and commits on the path that can wait leave the same rows at every snapshot, the same bytes
+/// in every leaf, the same counts and log, and the same rows after the next opening.
 #[test]
 fn both_ways_of_committing_leave_the_same() {
     for seed in 0..8 {
@@ -971,7 +973,7 @@ fn both_ways_of_committing_leave_the_same() {
                 snapshots.swap_remove(random.below(snapshots.len() as u64) as usize);
             }
             if step % 700 == 0 {
-                // From the first time on, commits keep row counts.
+                // Once the rows have been counted, commits keep row counts.
                 assert_eq!(opened[0].1.len().unwrap(), opened[1].1.len().unwrap());
             }
             let row_count = if random.below(3) == 0 { 2 + random.below(6) } else { 1 };

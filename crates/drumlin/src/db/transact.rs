@@ -1,4 +1,4 @@
-//! Running a transaction, and retrying it if others were in its way.
+//! Running a transaction, and retrying it after conflicts with other transactions.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -13,16 +13,16 @@ use crate::error::{Error, Recourse, Result};
 use crate::task::{WaitMode, ready};
 use crate::txn::running::BodyOf;
 
-/// The maximum number of attempts of [`Database::transact`] at a transaction that conflicts with others or runs short
+/// The maximum number of times that [`Database::transact`] runs a transaction if each run has a conflict or a shortage
 /// of memory.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// The maximum number of attempts at a transaction whose snapshot is ended while it runs. A later run is likely to take
-/// as long.
+/// The maximum number of runs of a transaction if its snapshot is ended during each. More are unlikely to help, because
+/// each run probably takes as long as the first.
 const TOO_OLD_ATTEMPTS_MAX: u32 = 3;
 
 /// One run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box tells the compiler that
-/// the future is `Send`, which it cannot know of the futures of an async closure.
+/// the future is `Send`, which it cannot infer for the futures of an async closure.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -39,14 +39,14 @@ const TOO_OLD_ATTEMPTS_MAX: u32 = 3;
 pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 't>>;
 
 impl Database {
-    /// Runs `body` in a transaction and commits it. If other transactions are in the way, runs it again, up to 100
-    /// times, after pauses that double from 50 µs to 50 ms. It retries after a conflict, and if memory that it needs is
-    /// in use. If its [snapshot was ended](Error::SnapshotTooOld) it runs only three times, because each run may take
-    /// as long. It does not retry after [`Error::LockTimeout`], because each run may already have waited
-    /// [`TxOptions::lock_timeout`] for a row. No run begins after [`TxOptions::retry_timeout`].
+    /// Runs `body` in a transaction and commits it. Retries after a conflict, or if other calls use the memory that it
+    /// needs: up to 100 runs, with pauses that double from 50 µs to 50 ms. If its [snapshot was
+    /// ended](Error::SnapshotTooOld), there are at most three runs, because each is likely to take as long. There is no
+    /// retry after [`Error::LockTimeout`], because the run has already waited [`TxOptions::lock_timeout`] for a row,
+    /// nor after [`TxOptions::retry_timeout`].
     ///
-    /// Any other error ends the transaction, and nothing of it remains. [`Transaction::conflict`] requests another run.
-    /// For a body with its own error type, use [`try_transact`](Database::try_transact).
+    /// Any other error ends the transaction and discards its changes. [`Transaction::conflict`] requests a retry. For a
+    /// body with its own error type, use [`try_transact`](Database::try_transact).
     ///
     /// ```
     /// // The caller may have any error type: the body has Drumlin's.
@@ -65,18 +65,18 @@ impl Database {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The rows that the body has written stay locked until it returns. So it must write them through `tx`: a
+    /// The rows that the body has written stay locked until it returns, so all writes to them must go through `tx`: a
     /// `keyspace.insert` of such a row fails with [`Error::LockTimeout`].
     ///
     /// # Errors
-    /// The error of `body` or of the commit; after several runs, that of the last.
+    /// The error of `body` or of the commit, from the last run.
     pub fn transact<T>(&self, body: impl FnMut(&mut Transaction) -> Result<T>) -> Result<T> {
         self.transact_with(self.tx_options(), body)
     }
 
     /// Like [`transact`](Database::transact), for a body with its own error type, which can be any type that a Drumlin
-    /// [`Error`] converts into, such as `anyhow::Error`. If the body wraps or replaces a Drumlin error, it is still
-    /// retried: the transaction knows that it had a conflict.
+    /// [`Error`] converts into, such as `anyhow::Error`. The body is retried even if it wraps or replaces the Drumlin
+    /// error, because the transaction itself records that it had a conflict.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -103,8 +103,8 @@ impl Database {
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
-    /// A body that does not construct its error must name the type, because `?` alone does not tell the compiler what
-    /// to convert into.
+    /// A body that never constructs an error itself must name the error type, because `?` alone does not tell the
+    /// compiler what to convert into.
     ///
     /// ```
     /// type AnyError = Box<dyn std::error::Error>; // or anyhow::Error
@@ -125,7 +125,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// The error of `body`, or that of the commit, converted; after several runs, that of the last.
+    /// The error of `body`, or the converted error of the commit, from the last run.
     pub fn try_transact<T, E>(&self, body: impl FnMut(&mut Transaction) -> Result<T, E>) -> Result<T, E>
     where
         E: From<Error> + 'static,
@@ -136,7 +136,7 @@ impl Database {
     /// Like [`try_transact`](Database::try_transact), with the given options.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub fn transact_with<T, E>(
         &self,
         options: TxOptions,
@@ -159,11 +159,11 @@ impl Database {
     }
 
     /// Like [`transact`](Database::transact), as a future that can be spawned on multi-threaded executors. `body`
-    /// returns a boxed future that owns what it uses. For an `async |tx| …` closure, see
+    /// returns a boxed future that owns everything it uses. For an `async |tx| …` closure, see
     /// [`transact_local`](Database::transact_local).
     ///
-    /// Each run clones borrowed arguments before its future begins. Clones of handles are cheap; share large arguments
-    /// in an [`Arc`](std::sync::Arc).
+    /// The body is called once per run, so it must clone its borrowed arguments for each future. Clones of handles are
+    /// cheap; share large arguments in an [`Arc`](std::sync::Arc).
     ///
     /// ```
     /// use drumlin::{Database, Keyspace};
@@ -190,7 +190,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`transact`](Database::transact).
+    /// Same as [`transact`](Database::transact).
     pub async fn transact_async<T>(
         &self,
         body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T>,
@@ -199,11 +199,11 @@ impl Database {
     }
 
     /// Like [`transact_async`](Database::transact_async), for a body with its own error type: see
-    /// [`try_transact`](Database::try_transact). A body that does not construct its error must name the type: `Ok::<_,
-    /// anyhow::Error>(visits)`.
+    /// [`try_transact`](Database::try_transact). A body that never constructs an error itself must name the error type:
+    /// `Ok::<_, anyhow::Error>(visits)`.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn try_transact_async<T, E>(
         &self,
         body: impl for<'t> FnMut(&'t mut Transaction) -> Attempt<'t, T, E>,
@@ -217,7 +217,7 @@ impl Database {
     /// Like [`try_transact_async`](Database::try_transact_async), with the given options.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn transact_with_async<T, E>(
         &self,
         options: TxOptions,
@@ -239,8 +239,8 @@ impl Database {
     }
 
     /// Like [`transact_async`](Database::transact_async), with an async closure, which may borrow what it uses. Its
-    /// future stays on its thread: it can be awaited in `main`, in `block_on` and in tasks of one thread, but cannot be
-    /// spawned where futures must be `Send`. In that case the compiler says that an *implementation of `Send` is not
+    /// future is not `Send`: it can be awaited in `main`, in `block_on` and in tasks that stay on one thread, but
+    /// cannot be spawned on a multi-threaded executor. There the compiler says that an *implementation of `Send` is not
     /// general enough*; use `transact_async` instead.
     ///
     /// ```
@@ -261,7 +261,7 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`transact`](Database::transact).
+    /// Same as [`transact`](Database::transact).
     pub async fn transact_local<T>(&self, body: impl AsyncFnMut(&mut Transaction) -> Result<T>) -> Result<T> {
         self.transact_with_local(self.tx_options(), body).await
     }
@@ -270,7 +270,7 @@ impl Database {
     /// [`try_transact`](Database::try_transact).
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn try_transact_local<T, E>(
         &self,
         body: impl AsyncFnMut(&mut Transaction) -> Result<T, E>,
@@ -284,7 +284,7 @@ impl Database {
     /// Like [`try_transact_local`](Database::try_transact_local), with the given options.
     ///
     /// # Errors
-    /// Those of [`try_transact`](Database::try_transact).
+    /// Same as [`try_transact`](Database::try_transact).
     pub async fn transact_with_local<T, E>(
         &self,
         options: TxOptions,
@@ -306,8 +306,7 @@ impl Database {
     }
 }
 
-/// Runs a body that is a future. The body counts as running on this thread while it creates the future and while that
-/// is polled.
+/// Runs an async body. It counts as running on this thread while it creates its future and while that future is polled.
 async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output {
     let future = {
         let _running = body_of.enter();
@@ -321,12 +320,12 @@ async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output 
     .await
 }
 
-/// Returns `true` if another run may succeed. After a lock timeout it would only wait for the same row again.
+/// Returns `true` if a retry may succeed. After a lock timeout, a retry would only wait for the same row again.
 fn may_run_again(error: &Error) -> bool {
     error.recourse() == Recourse::Retry && !matches!(error, Error::LockTimeout { .. })
 }
 
-/// The runs of a transaction's body.
+/// The runs of a transaction's body so far, and their time limit.
 struct Attempts<'h> {
     handle: &'h Handle,
     count: u32,
@@ -344,15 +343,15 @@ impl<'h> Attempts<'h> {
         Attempts { handle, count: 0, too_old_count: 0, begun, timeout: options.retry_timeout }
     }
 
-    /// Returns `true` if another run may begin.
+    /// Returns `true` if a further run may begin.
     fn are_left(&self) -> bool {
         self.count < ATTEMPTS_MAX
             && self.too_old_count < TOO_OLD_ATTEMPTS_MAX
             && self.handle.store_here().now().saturating_sub(self.begun) < self.timeout
     }
 
-    /// Commits a transaction whose body has returned, or drops it. Breaks with the result, or pauses before another
-    /// run.
+    /// Commits a transaction whose body has returned `Ok`, or drops it. Breaks with the result, or pauses before a
+    /// retry.
     async fn end<T, E: From<Error> + 'static>(
         &mut self,
         mode: WaitMode<'_>,
@@ -372,7 +371,7 @@ impl<'h> Attempts<'h> {
             Err(error) => {
                 let own = (&error as &dyn Any).downcast_ref::<Error>();
                 let can_run_again = transaction.was_hindered() || own.is_some_and(may_run_again);
-                // Drop it before the pause, because others may be waiting for its rows.
+                // Drop the transaction before the pause, because other transactions may be waiting for its rows.
                 drop(transaction);
                 (error, can_run_again)
             }

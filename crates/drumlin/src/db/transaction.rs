@@ -31,15 +31,16 @@ use crate::txn::running::BodyOf;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The maximum number of rows of a commit that a task makes itself: about 300 µs of work. Another thread makes longer
-/// commits; handing one over and back takes about 60 µs. Simulated commits are shorter.
+/// The maximum number of rows in a commit that a task applies itself, which takes about 300 µs. Larger commits are
+/// handed to another thread; the round trip costs about 60 µs. The simulation uses a lower limit because its commits
+/// are smaller.
 /// Measured: decision 034.
 const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
-/// The maximum size of the record of a commit that a task makes itself.
+/// The maximum log record size of a commit that a task applies itself.
 /// Measured: decision 034.
 const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } else { 256 << 10 };
 
-/// The isolation of a transaction from concurrent ones.
+/// The isolation level of a transaction.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -48,7 +49,7 @@ const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } els
 /// # let doctors = db.keyspace("doctors on call")?;
 /// doctors.insert("ann", "")?;
 /// doctors.insert("bob", "")?;
-/// // If two doctors leave at the same time, one of the commits has a conflict and its transaction runs again.
+/// // If two doctors leave at the same time, one of the commits fails with a conflict and is retried.
 /// let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
 /// db.transact_with(options, |tx| {
 ///     if tx.count(&doctors, ..)? > 1 { tx.remove(&doctors, "ann") } else { Ok(()) }
@@ -58,30 +59,32 @@ const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } els
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Isolation {
-    /// Reads the state as of the transaction's beginning, and its own changes. If two transactions change the same row,
-    /// the second gets [`Error::Conflict`].
+    /// Reads see the database as of the transaction's beginning, plus its own changes. If two transactions change the
+    /// same row, the second gets [`Error::Conflict`].
     ///
-    /// There are no lost updates and no phantoms. Write skew is possible: two transactions may read the same rows and
-    /// change different ones.
+    /// This prevents lost updates and phantoms. Write skew is possible: two transactions can read the same rows and
+    /// each change a different one.
     #[default]
     Snapshot,
-    /// Behaves as if transactions ran one after another. Like [`Snapshot`](Isolation::Snapshot), reads the state as of
-    /// the transaction's beginning, and its own changes. A commit with changes fails with [`Error::Conflict`] if
-    /// another transaction has since changed a row that this one read, or inserted one where it found none.
+    /// Behaves as if transactions ran one after another. As with [`Snapshot`](Isolation::Snapshot), reads see the
+    /// database as of the transaction's beginning, plus its own changes. A commit with changes fails with
+    /// [`Error::Conflict`] if another transaction has since changed a row that this one read, or inserted one where it
+    /// found none.
     ///
-    /// Costs other transactions nothing. Reads are recorded, scans and counts by their bounds, and count towards the
-    /// transaction's size. The commit visits the leaves of these reads, including all leaves between the bounds of a
-    /// scan or count, and its cost grows with them. Together they may be nearly a quarter of the pages that fit into
-    /// the memory budget ([`Error::TransactionTooLarge`]). A transaction without changes validates nothing, and may
-    /// read any number of rows. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
+    /// Adds no cost to other transactions. Reads are recorded (scans and counts by their bounds), and the records count
+    /// towards the transaction's size. The commit revisits every leaf that was read, including all leaves between the
+    /// bounds of a scan or count, so its cost grows with their number. These leaves may be nearly a quarter of the
+    /// pages that fit into the memory budget; with more, the transaction fails with [`Error::TransactionTooLarge`]. A
+    /// transaction without changes validates nothing, and may read any number of rows. Rows locked by
+    /// [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
     /// Each read sees the newest committed state and the transaction's own changes. A scan or value reader sees the
-    /// state as of its own beginning. Writes wait for each other and never conflict. The transaction keeps no versions
-    /// in memory between its reads.
+    /// database as of its own beginning. Writes wait for each other and never conflict. Between its reads, the
+    /// transaction keeps no old versions in memory.
     ReadCommitted,
 }
 
-/// The settings of one transaction.
+/// The options of a transaction.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -103,17 +106,17 @@ pub struct TxOptions {
     /// The isolation from other transactions. Default: [`Isolation::Snapshot`].
     pub isolation: Isolation,
     /// The durability of the commit when it returns. Default: [`Durability::Full`];
-    /// [`Database::tx_options`](crate::Database::tx_options) has the database's own default.
+    /// [`Database::tx_options`](crate::Database::tx_options) returns the database's own default instead.
     pub durability: Durability,
     /// The time that a write waits for a row that another transaction has locked before it fails with
-    /// [`Error::LockTimeout`]. Default 10 seconds. With zero it does not wait: such a transaction can continue with
-    /// other rows after the error, and so [skip locked rows](crate::LockHolder). A queue does not need this:
+    /// [`Error::LockTimeout`]. Default 10 seconds. With zero the write fails without waiting, and the transaction can
+    /// go on to other rows, so it can [skip locked rows](crate::LockHolder). A queue does not need this:
     /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows whatever the timeout is.
     ///
-    /// A write outside of transactions waits for 10 seconds, even for a transaction of its own thread, because another
-    /// thread may end that transaction.
+    /// A write outside of transactions waits for up to 10 seconds, even if the row was locked by its own thread,
+    /// because another thread may end that transaction.
     pub lock_timeout: Duration,
-    /// The time after which [`transact`](crate::Database::transact) and its variants start no further run. Default:
+    /// The time after which [`transact`](crate::Database::transact) and its variants stop retrying. Default:
     /// [`Duration::MAX`], no limit.
     pub retry_timeout: Duration,
 }
@@ -129,8 +132,8 @@ impl Default for TxOptions {
     }
 }
 
-/// A transaction over any number of keyspaces. Its changes are private until [`commit`](Transaction::commit), and
-/// discarded on drop.
+/// A transaction over any number of keyspaces. Its changes are invisible to others until
+/// [`commit`](Transaction::commit), and are discarded on drop.
 ///
 /// Its reading methods are those of [`Reader`].
 ///
@@ -151,12 +154,12 @@ pub struct Transaction {
     pub(super) id: TransactionId,
     pub(super) options: TxOptions,
     pub(super) locks: RowLocks,
-    /// Memory of the row locks. The write set and the read set have their own grants.
+    /// The memory grant for row locks. The write set and the read set have grants of their own.
     memory: Grant,
     roll_backs: RollBacks,
     /// The reason for the conflict that has ended the transaction.
     pub(super) conflict: Option<&'static str>,
-    /// Set once another thread may end its waits.
+    /// Set once [`interrupter`](Transaction::interrupter) has let other threads end the transaction's waits.
     pub(super) interrupt: Option<Arc<Interrupt>>,
 }
 
@@ -167,7 +170,7 @@ impl std::fmt::Debug for Transaction {
     }
 }
 
-/// A point of a transaction to roll back to.
+/// A point in a transaction to which its changes can be rolled back.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -182,7 +185,7 @@ impl std::fmt::Debug for Transaction {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Savepoint {
-    /// The number of the database's opening: transactions are numbered within an opening.
+    /// The number of the database's opening, because each opening numbers its transactions from the start.
     opening: u64,
     transaction: TransactionId,
     position: usize,
@@ -190,7 +193,7 @@ pub struct Savepoint {
     roll_backs: u64,
 }
 
-/// The roll-backs that savepoints must know of: the number and position of each, both ascending.
+/// The roll-backs that can invalidate a savepoint, as pairs of number and position, both ascending.
 #[derive(Default)]
 struct RollBacks {
     count: u64,
@@ -206,7 +209,7 @@ impl RollBacks {
         self.lowest.push((self.count, position));
     }
 
-    /// Returns `true` if a later roll-back went back beyond the savepoint.
+    /// Returns `true` if a roll-back to a position before the savepoint has happened since.
     fn have_passed(&self, savepoint: &Savepoint) -> bool {
         let since = self.lowest.partition_point(|(number, _)| *number <= savepoint.roll_backs);
         self.lowest.get(since).is_some_and(|(_, position)| *position < savepoint.position)
@@ -214,7 +217,7 @@ impl RollBacks {
 }
 
 impl Transaction {
-    /// Begins a transaction that locks its rows only when it commits. It must not read.
+    /// Begins a transaction that locks its rows only when it commits. Such a transaction must not read.
     pub(super) fn begin_batch(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
         let mut transaction = Transaction::begin(handle, options)?;
         transaction.locks.planned = Some(Planned::default());
@@ -258,12 +261,13 @@ impl Transaction {
         self.reader.store()
     }
 
-    /// Returns the open keyspace. Fails if it belongs to another database.
+    /// Returns the open keyspace. Fails if it belongs to a different database.
     pub(super) fn open<'k>(&self, keyspace: &'k Keyspace) -> Result<&'k OpenKeyspace> {
         keyspace.named_in(&self.reader.handle, self.reader.kind)
     }
 
-    /// Returns the rows of a keyspace, which must belong to the same database.
+    /// Returns the rows of a keyspace as this transaction sees them. Fails if the keyspace belongs to a different
+    /// database.
     pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
         self.reader.rows(keyspace)
     }
@@ -276,9 +280,9 @@ impl Transaction {
         self.reader.view.own.as_mut().expect("a transaction has writes")
     }
 
-    /// Ends the transaction with a conflict of the caller's own. As after a conflict with another transaction, its
-    /// writes and its commit fail with the returned [`Error::Conflict`], and
-    /// [`Database::transact`](crate::Database::transact) runs it again.
+    /// Ends the transaction with a conflict that the caller declares. As after a conflict with another transaction,
+    /// further writes and the commit fail with the returned [`Error::Conflict`], and
+    /// [`Database::transact`](crate::Database::transact) retries the transaction.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -303,12 +307,12 @@ impl Transaction {
         BodyOf::new(&self.locks.engine.locks, self.id)
     }
 
-    /// Returns `true` if its snapshot was ended.
+    /// Returns `true` if the transaction's snapshot was ended.
     pub(super) fn is_too_old(&self) -> bool {
         self.reader.view.horizon.check().is_err()
     }
 
-    /// Returns `true` if other transactions caused the failure, so that another run may succeed at once.
+    /// Returns `true` if other transactions caused the failure, in which case an immediate retry may succeed.
     pub(super) fn was_hindered(&self) -> bool {
         let view = &self.reader.view;
         self.conflict.is_some() || self.is_too_old() || view.shortage.was_met()
@@ -324,7 +328,7 @@ impl Transaction {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
         let writes = &self.writes().set;
         let write_bytes = writes.memory_bytes_with(key, value_bytes.unwrap_or(0));
-        // A lock that comes without a write may be shared.
+        // A lock taken without a write may be a shared one.
         let sharer_bytes = if value_bytes.is_none() { SHARER_BYTES } else { 0 };
         let lock_bytes = self.locks.memory_bytes_with(key) + sharer_bytes;
         let bytes = write_bytes + lock_bytes;
@@ -347,7 +351,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Refuses a write that would make the transaction's record too long for the log.
+    /// Fails if a write would make the transaction's commit record too long for the log.
     fn check_record(&self, open: &OpenKeyspace, key: &[u8], change: &Change<'_>) -> Result<()> {
         let writes = &self.writes().set;
         let limit_bytes = self.store()?.engine.log().body_bytes_max();
@@ -360,11 +364,11 @@ impl Transaction {
     /// Puts a row, replacing any row with the same key.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if another transaction has changed the row since this one began, or if each waits for a row
-    /// of the other; [`Error::LockTimeout`] if another keeps it locked for too long; [`Error::KeyTooLong`],
-    /// [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace of another database.
-    /// The transaction stays usable after any of these except a conflict: then its writes and its commit fail with the
-    /// same conflict.
+    /// [`Error::Conflict`] if another transaction has changed the row since this one began, or if waiting for its lock
+    /// would cause a deadlock; [`Error::LockTimeout`] if another transaction keeps the row locked for too long;
+    /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace
+    /// of a different database. The transaction stays usable after any of these errors except a conflict. After a
+    /// conflict, its writes and its commit fail with the same error.
     pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         ready(self.insert_in(WaitMode::Blocking, keyspace, key.as_ref(), value.as_ref()))
     }
@@ -392,12 +396,12 @@ impl Transaction {
         })
     }
 
-    /// Stores everything that `reader` yields as the row's value, of any length. The bytes go to disk at once and do
-    /// not count towards the transaction's size. Returns their number.
+    /// Stores everything that `reader` yields, of any length, as the row's value. The bytes are written to disk before
+    /// the commit and do not count towards the transaction's size. Returns the value's length.
     ///
     /// # Errors
     /// [`Error::Source`] if the reader fails; [`Error::DiskFull`]; [`Error::MemoryInUse`] if other writers used all the
-    /// memory for such values for 10 seconds: then nothing has been read. Otherwise those of
+    /// memory for such values for 10 seconds, in which case nothing was read from `reader`. Otherwise the errors of
     /// [`insert`](Transaction::insert).
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
         self.insert_read(keyspace, key.as_ref(), &mut reader)
@@ -416,7 +420,8 @@ impl Transaction {
         mut source: impl Source,
     ) -> Result<u64> {
         let open = self.open(keyspace)?;
-        // A call that waits for a row must not hold memory that the row's owner may be waiting for.
+        // Lock the row first: a call that waits for a row must not hold memory that the lock's holder may be waiting
+        // for.
         self.lock_large(mode, open, key).await?;
         let memory = self.source_memory(mode).await?;
         let head = super::keyspace::read_head(&mut source).await?;
@@ -457,7 +462,7 @@ impl Transaction {
     /// Removes the row, if there is one.
     ///
     /// # Errors
-    /// Those of [`insert`](Transaction::insert).
+    /// Same as [`insert`](Transaction::insert).
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Result<()> {
         ready(self.remove_in(WaitMode::Blocking, keyspace, key.as_ref()))
     }
@@ -479,7 +484,7 @@ impl Transaction {
         })
     }
 
-    /// Removes the row and returns `true` if it exists. Reads no value.
+    /// Removes the row and returns `true` if it exists. Does not read its value.
     pub(super) async fn remove_if_there(
         &mut self,
         mode: WaitMode<'_>,
@@ -505,12 +510,12 @@ impl Transaction {
         }
     }
 
-    /// Undoes all changes since the savepoint. Keeps the locks taken since then.
+    /// Undoes all changes since the savepoint, but keeps the row locks taken since.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a savepoint of another transaction, or if an earlier roll-back went back beyond it;
-    /// [`Error::MemoryInUse`] if ranges of the transaction are still open and there is no memory to copy its changes
-    /// for them.
+    /// [`Error::Invalid`] for a savepoint of a different transaction, or one that an earlier roll-back has undone;
+    /// [`Error::MemoryInUse`] if some of the transaction's ranges are still open and there is no memory to copy its
+    /// changes for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
         let is_of_this = savepoint.opening == self.reader.handle.number() && savepoint.transaction == self.id;
         if !is_of_this || self.roll_backs.have_passed(&savepoint) {
@@ -531,14 +536,13 @@ impl Transaction {
     /// timestamp.
     ///
     /// A transaction without changes, whatever its durability, waits until everything that it has read is durable and
-    /// visible to all other readers. It returns the timestamp up to which it has read: that of its snapshot, or of its
-    /// last read.
+    /// visible to all other readers. It returns the timestamp of its snapshot or, if read-committed, of its last read.
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Closed`], [`Error::Failed`],
-    /// [`Error::SnapshotTooOld`]; [`Error::Conflict`] if it is serializable and rows that it read have changed, or if
-    /// one of its writes had a conflict. After any of these, nothing of the transaction remains.
-    /// [`Error::OutcomeUnknown`] if only reopening can tell.
+    /// [`Error::SnapshotTooOld`]; [`Error::Conflict`] if the transaction is serializable and rows that it read have
+    /// changed, or if one of its writes had a conflict. After any of these errors, none of the transaction's changes
+    /// remain. [`Error::OutcomeUnknown`] if only reopening the database can tell whether it was committed.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.commit_in(WaitMode::Blocking))
     }
@@ -558,7 +562,7 @@ impl Transaction {
                     reader.store()?.engine.show_durable(mode, seen).await?;
                     return Ok(seen);
                 }
-                // The rows are changed in one go, and no other task of this thread should have to wait for that.
+                // The rows are changed without yielding, so a long commit on this thread would stall its other tasks.
                 WaitMode::Tasks(tasks) if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX) => {
                     let body = move || {
                         coverage::mark!("a long commit of a task was made by another thread");
@@ -568,12 +572,12 @@ impl Transaction {
                 }
                 _ => self.apply(mode, mode.is_task()).await?,
             };
-            // The commit is made, even if the database has been closed since. Only the wait for its write is left.
+            // The commit is done, even if the database has been closed since. Only the wait for its log write is left.
             handle.store_here().engine.await_written(mode, &logged, durability).await
         })
     }
 
-    /// Applies the changes, whose rows are locked, and requests their log write.
+    /// Applies the changes and requests their log write. Their rows must be locked.
     async fn apply(self, mode: WaitMode<'_>, for_task: bool) -> Result<(Arc<Handle>, Appended)> {
         let Transaction { reader, options, locks, memory: _memory, .. } = self;
         let Reader { handle, view: ReadView { horizon, own, reads, .. }, .. } = reader;
@@ -591,7 +595,8 @@ impl Transaction {
         Ok((handle, logged))
     }
 
-    /// Returns the timestamp of the snapshot; for a read-committed transaction, the newest that it may have seen.
+    /// Returns the timestamp of the snapshot or, for a read-committed transaction, of the newest commit that it may
+    /// have seen.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     #[must_use]
@@ -599,7 +604,7 @@ impl Transaction {
         self.reader.view.horizon.seen()
     }
 
-    /// Discards the transaction, as dropping it does.
+    /// Discards the transaction and its changes. Dropping it has the same effect.
     pub fn abort(self) {}
 }
 

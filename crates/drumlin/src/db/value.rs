@@ -1,4 +1,4 @@
-//! Keys and values that calls return.
+//! Keys and values, as calls return them.
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 ///
 /// A value from a scan shares one allocation with the rows that were copied with it, up to 64 KiB or one row, and keeps
 /// all of it in memory, outside of the memory budget. A key or value of up to 22 bytes is stored in the `Value` itself.
-/// To keep a few of many longer ones, copy them ([`into_vec`](Value::into_vec)). With the feature `bytes`, a value
-/// becomes a `bytes::Bytes` without a copy.
+/// To keep only a few of many longer ones, copy them with [`into_vec`](Value::into_vec). With the feature `bytes`, a
+/// value becomes a `bytes::Bytes` without a copy.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -28,8 +28,8 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Whole(Arc<[u8]>),
-    /// A value that was read into a vector. It keeps that vector, because copying a large value would take its memory
-    /// twice.
+    /// A value that was read into a vector. The vector is kept as it is, because copying a large value would need twice
+    /// the memory.
     Vector(Arc<Vec<u8>>),
     /// A part of the rows that a scan copied out of one leaf.
     Part {
@@ -37,21 +37,21 @@ enum Repr {
         start: u32,
         end: u32,
     },
-    /// A short value: this is cheaper than an allocation, and than sharing rows, which a short key would keep in
-    /// memory.
+    /// A short value, stored inline. This is cheaper than an allocation or a shared reference to copied rows, all of
+    /// which a short key would keep in memory.
     Short {
         length: u8,
         bytes: [u8; SHORT_BYTES_MAX],
     },
 }
 
-/// The maximum number of bytes that fit beside the tag in the space of the other forms.
-/// Fixed by the size of the other forms.
+/// The maximum number of bytes that fit next to the tag without making [`Value`] larger. Fixed by the size of the other
+/// variants.
 const SHORT_BYTES_MAX: usize = 22;
 const _: () = assert!(size_of::<Value>() == 24);
 
 impl Value {
-    /// Returns a part of copied rows.
+    /// Returns a part of copied rows. A short part is copied into the value.
     #[inline]
     pub(crate) fn part(rows: &Arc<Vec<u8>>, range: std::ops::Range<u32>) -> Value {
         let part = &rows[range.start as usize..range.end as usize];
@@ -69,14 +69,15 @@ impl Value {
         Value(Repr::Short { length: short.len() as u8, bytes })
     }
 
-    /// Like [`part`](Self::part), for the last part that is needed of a row.
+    /// Like [`part`](Self::part), but even a short part refers to the copied rows.
     #[inline]
     pub(crate) fn part_of(rows: Arc<Vec<u8>>, range: std::ops::Range<u32>) -> Value {
         Value(Repr::Part { rows, start: range.start, end: range.end })
     }
 
     /// Returns the bytes as a vector. Copies them, unless the value is longer than 22 bytes, was created from a vector
-    /// and has no clones. [`get`](crate::Keyspace::get) creates such values for more than a quarter of a page.
+    /// and has no clones. [`get`](crate::Keyspace::get) returns such values if they are longer than a quarter of a
+    /// page.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
@@ -86,7 +87,7 @@ impl Value {
     }
 }
 
-/// The longest vector that a thread keeps for shown values. It is longer than any value in a leaf.
+/// The maximum size of the vector that a thread keeps for shown values. Any value in a leaf fits.
 const SHOWN_BYTES_KEPT_MAX: usize = 64 << 10;
 
 thread_local! {
@@ -95,14 +96,14 @@ thread_local! {
 
 /// A value that is shown to a caller's closure, in a vector that the thread keeps for the next such call.
 ///
-/// The value is a copy, so the closure runs under no latch: it may block, panic or call the database. A nested call
-/// finds the vector taken and allocates another.
+/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. A nested
+/// call finds the vector taken and allocates a new one.
 pub(crate) struct ShownValue(pub(crate) Vec<u8>);
 
 impl ShownValue {
     #[inline]
     pub(crate) fn new() -> ShownValue {
-        // A thread that is ending may already have dropped its vector.
+        // If the thread is ending, its vector may already have been dropped.
         ShownValue(SPARE.try_with(Cell::take).unwrap_or_default())
     }
 }
@@ -234,7 +235,7 @@ impl std::hash::Hash for Value {
     }
 }
 
-/// The comparisons above with the value on the right-hand side.
+/// Implements the comparisons above with the value on the right-hand side.
 macro_rules! compare_with_values {
     ($([$($parameters:tt)*] $bytes:ty),*) => {$(
         impl<$($parameters)*> PartialEq<Value> for $bytes {
@@ -295,7 +296,7 @@ impl<'de> serde::Deserialize<'de> for Value {
 mod tests {
     use super::*;
 
-    /// Two values that are shown at the same time have separate vectors, and the thread keeps no long vector.
+    /// Two values that are shown at the same time are in separate vectors, and the thread does not keep a long vector.
     #[test]
     fn shown_values_are_apart() {
         let mut outer = ShownValue::new();
@@ -358,7 +359,7 @@ mod tests {
         assert_eq!(bytes::Bytes::from(Value::part(&rows, 0..3)), "key");
     }
 
-    /// A value can be deserialized from each form that a format may give it.
+    /// A value can be deserialized from bytes, sequences and text, whichever a format uses.
     #[cfg(feature = "serde")]
     #[test]
     fn values_are_deserialized() {

@@ -21,10 +21,10 @@ use crate::txn::values::{self, LargeValue, ValuePart};
 
 /// The bytes of a value as a stream with `Read` and `Seek`. Keeps the database open, like any handle.
 ///
-/// Keeps up to 256 KiB in memory, and less while many readers and scans share their sixteenth of the budget: then each
-/// reads the same 256 KiB chunks repeatedly, for smaller parts of them. If no memory is left for a reader, reading
-/// fails with [`MemoryInUse`](Error::MemoryInUse) inside the [`std::io::Error`]; it can be retried after other readers
-/// or scans were dropped.
+/// Keeps up to 256 KiB in memory, or less while many readers and scans share their sixteenth of the budget; each reader
+/// then has to read a chunk of 256 KiB several times, for smaller pieces. If no memory is left for a reader, a read
+/// fails with [`MemoryInUse`](Error::MemoryInUse) inside the [`std::io::Error`]. The read can be retried once other
+/// readers or scans have been dropped.
 ///
 /// ```
 /// use std::io::{Read, Seek, SeekFrom};
@@ -49,7 +49,7 @@ pub struct ValueReader {
     piece: Option<Piece>,
 }
 
-/// The part of a value that is in memory. It is less than a chunk while many readers share the budget.
+/// The part of a value that is in memory: a chunk, or less while many readers share the budget.
 struct Piece {
     start: u64,
     bytes: Vec<u8>,
@@ -57,14 +57,14 @@ struct Piece {
 }
 
 impl Piece {
-    /// Returns the bytes from `position` on, if the piece has any of them.
+    /// Returns the bytes of the piece from `position` to its end, or `None` if `position` is not within the piece.
     fn from(&self, position: u64) -> Option<&[u8]> {
         let offset = usize::try_from(position.checked_sub(self.start)?).ok()?;
         self.bytes.get(offset..).filter(|bytes| !bytes.is_empty())
     }
 }
 
-/// The least of a value that a reader keeps in memory.
+/// The minimum number of bytes of a value that a reader keeps in memory.
 const PIECE_BYTES_MIN: u64 = 1 << 10;
 
 #[derive(Clone)]
@@ -73,7 +73,7 @@ pub(crate) enum Content {
     /// A value among the rows that a scan has copied.
     Copied(Value),
     Stored(LargeRef),
-    /// A value put by the reading transaction. It stays readable whatever happens to the transaction.
+    /// A value put by the reading transaction. It stays readable even after the transaction has ended.
     Own(Arc<LargeValue>),
 }
 
@@ -129,7 +129,7 @@ impl ValueReader {
         (self.position < self.len() && !is_there).then_some(self.position)
     }
 
-    /// Reads a piece: the rest of a chunk from `start` on, or as much of it as memory allows.
+    /// Reads a piece: the part of a chunk from `start` to its end, or as much of that as memory allows.
     async fn load(
         store: &Store,
         mode: WaitMode<'_>,
@@ -163,7 +163,7 @@ impl ValueReader {
         Ok(Piece { start, bytes, _memory: memory })
     }
 
-    /// Copies bytes in memory from the current position: at least one, unless the value has ended.
+    /// Copies bytes in memory from the current position to `buffer`: at least one, unless the value has ended.
     fn copy(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if self.position >= self.len() || buffer.is_empty() {
             return Ok(0);
@@ -187,7 +187,7 @@ impl ValueReader {
 impl std::io::Read for ValueReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         if let Some(start) = self.wanted() {
-            // Release the old piece's memory for the next one.
+            // Drop the old piece first: the next one reuses its memory.
             self.piece = None;
             let (store, mode) = (self.handle.store().map_err(std::io::Error::other)?, WaitMode::Blocking);
             let loading = ValueReader::load(store, mode, &self.tree, &self.content, &self.snapshot, start);
@@ -269,7 +269,7 @@ impl futures_io::AsyncRead for AsyncValueReader {
             let loading = match &mut this.loading {
                 Some((of, loading)) if *of == start => loading,
                 other => {
-                    // Drop the piece at another position first, to release its memory.
+                    // Stop loading the piece at the previous position first, to release its memory.
                     *other = None;
                     let ValueReader { handle, tree, snapshot, content, .. } = &this.reader;
                     let (handle, tree) = (Arc::clone(handle), tree.clone());
