@@ -49,7 +49,7 @@ impl Capabilities {
     /// Finds out by asking the system, and by trying in a file that is removed afterwards.
     ///
     /// # Errors
-    /// Any that the system reports: the folder is missing, full, or not writable.
+    /// Any error that the system reports: the folder is missing, full, or not writable.
     pub fn find(backend: &dyn Backend, folder: &Path) -> io::Result<Capabilities> {
         let Medium { file_system, device, mount_options, volatile } = Medium::of(backend, folder)?;
         let scratch = Scratch::create(backend, folder)?;

@@ -47,7 +47,7 @@ impl ImmutableFile {
     /// by a program that ended before is replaced.
     ///
     /// # Errors
-    /// `AlreadyExists` if there is a file at `path`, and any that the system reports.
+    /// `AlreadyExists` if there is a file at `path`, and any error that the system reports.
     pub fn create(driver: &Driver, path: impl AsRef<Path>, options: StreamOptions) -> Operation<ImmutableFileWriter> {
         let (driver, path) = (driver.clone(), path.as_ref().to_owned());
         driver.clone().run(move || {
@@ -72,7 +72,7 @@ impl ImmutableFile {
     /// Opens a file that is complete, directly if the file system allows it.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     pub fn open(driver: &Driver, path: impl AsRef<Path>) -> Operation<ImmutableFile> {
         let (driver, path) = (driver.clone(), path.as_ref().to_owned());
         driver.clone().run(move || ImmutableFile::reopen(&driver, &path))
@@ -100,7 +100,7 @@ impl ImmutableFile {
     /// Reads `bytes` bytes from `offset`: [`File::read_at`].
     ///
     /// # Errors
-    /// Those of [`File::read_at`].
+    /// The errors of [`File::read_at`].
     pub fn read_at(&self, offset: u64, bytes: usize) -> Operation<ReadBuffer> {
         self.file.read_at(offset, bytes)
     }
@@ -113,7 +113,7 @@ impl ImmutableFile {
     /// Reads a range from its start to its end.
     ///
     /// # Errors
-    /// Those of [`ReadStream::open`].
+    /// The errors of [`ReadStream::open`].
     pub fn stream(&self, range: Range<u64>, options: StreamOptions) -> io::Result<ReadStream> {
         ReadStream::open(&self.file, range, options)
     }
@@ -145,7 +145,7 @@ impl ImmutableFileWriter {
     /// only when all of it is durable, also after a power cut.
     ///
     /// # Errors
-    /// Those of [`WriteStream::finish`] and [`Driver::rename`].
+    /// The errors of [`WriteStream::finish`] and [`Driver::rename`].
     pub async fn finish(mut self) -> io::Result<ImmutableFile> {
         self.stream.flush().await?;
         self.stream.sync_data().await?;

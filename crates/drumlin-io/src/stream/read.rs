@@ -74,7 +74,7 @@ impl ReadStream {
     ///
     /// # Errors
     /// `UnexpectedEof` if the file ends before the range does, `InvalidInput` if the range ends before it starts, and
-    /// any that the system reports.
+    /// any error that the system reports.
     pub fn open(file: &File, range: Range<u64>, options: StreamOptions) -> io::Result<ReadStream> {
         let options = options.checked();
         let file_bytes = file.len()?;
@@ -115,7 +115,8 @@ impl ReadStream {
     /// future is dropped, no bytes are lost: the next call returns them.
     ///
     /// # Errors
-    /// Any that the system reports; `UnexpectedEof` if the file was truncated in the meantime. The stream then ends.
+    /// Any error that the system reports; `UnexpectedEof` if the file was truncated in the meantime. The stream then
+    /// ends.
     pub async fn next_buffer(&mut self) -> io::Result<Option<ReadBuffer>> {
         std::future::poll_fn(|context| self.poll_next_buffer(context)).await
     }

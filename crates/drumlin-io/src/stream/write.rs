@@ -85,7 +85,7 @@ impl WriteStream {
     /// Waits until all bytes are in the file. They are not durable yet.
     ///
     /// # Errors
-    /// Those of [`File::write_at`].
+    /// The errors of [`File::write_at`].
     pub async fn flush(&mut self) -> io::Result<()> {
         poll_fn(|context| self.poll_flushed(context, true)).await
     }
@@ -94,7 +94,7 @@ impl WriteStream {
     /// [`flush`](Self::flush), it never writes through the page cache.
     ///
     /// # Errors
-    /// Those of [`File::write_at`].
+    /// The errors of [`File::write_at`].
     pub async fn flush_aligned(&mut self) -> io::Result<()> {
         poll_fn(|context| self.poll_flushed(context, false)).await
     }
@@ -102,7 +102,7 @@ impl WriteStream {
     /// Waits until all bytes are in the file and durable, and returns the offset of their end.
     ///
     /// # Errors
-    /// Those of [`File::write_at`] and [`File::sync_data`].
+    /// The errors of [`File::write_at`] and [`File::sync_data`].
     pub async fn finish(mut self) -> io::Result<u64> {
         self.flush().await?;
         self.file.sync_data().await?;
