@@ -202,7 +202,7 @@ pub struct Completion {
 /// The properties of a [`Queue`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueOptions {
-    /// The number of requests that may be in flight at once, at least 1.
+    /// The maximum number of requests in flight, at least 1.
     pub depth: usize,
     /// Several threads use the queue: some push requests while one waits. If `false`, only one thread at a time does
     /// both, and a request that finishes while this thread computes is noticed only when the thread next waits.
@@ -219,7 +219,7 @@ pub struct QueueOptions {
 /// concurrently, a thread may receive a request that a different thread is waiting for. Dropping a queue submits the
 /// pushed requests and waits for those in flight.
 pub trait Queue: Send + Sync {
-    /// The number of requests that may be in flight at once.
+    /// Returns the maximum number of requests in flight.
     fn depth(&self) -> usize;
     /// Returns the number of requests pushed but not yet returned by [`wait`](Queue::wait).
     fn in_flight(&self) -> usize;
