@@ -1,4 +1,4 @@
-//! Files that are written once, and then only read.
+//! Files that are written once, then only read.
 
 use std::fmt;
 use std::io;
@@ -43,11 +43,11 @@ pub struct ImmutableFile {
 }
 
 impl ImmutableFile {
-    /// Begins to write a file, as `<path>.partial` until it is [finished](ImmutableFileWriter::finish). A file left so
-    /// by a program that ended before is replaced.
+    /// Begins to write a file, under the name `<path>.partial` until it is [finished](ImmutableFileWriter::finish).
+    /// Replaces a partial file that an interrupted program has left.
     ///
     /// # Errors
-    /// `AlreadyExists` if there is a file at `path`, and any error that the system reports.
+    /// `AlreadyExists` if a file exists at `path`, and any error that the system reports.
     pub fn create(driver: &Driver, path: impl AsRef<Path>, options: StreamOptions) -> Operation<ImmutableFileWriter> {
         let (driver, path) = (driver.clone(), path.as_ref().to_owned());
         driver.clone().run(move || {
@@ -69,7 +69,7 @@ impl ImmutableFile {
         })
     }
 
-    /// Opens a file that is complete, directly if the file system allows it.
+    /// Opens a complete file, for direct I/O if the file system allows it.
     ///
     /// # Errors
     /// Any error that the system reports.
@@ -84,20 +84,20 @@ impl ImmutableFile {
         Ok(ImmutableFile { file: File::new(file, driver.clone()), bytes })
     }
 
-    /// The path of the file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "no caller needs to know whether a file is empty")]
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Reads `bytes` bytes from `offset`: [`File::read_at`].
+    /// Reads `bytes` bytes from `offset`, like [`File::read_at`].
     ///
     /// # Errors
     /// The errors of [`File::read_at`].
@@ -105,7 +105,7 @@ impl ImmutableFile {
         self.file.read_at(offset, bytes)
     }
 
-    /// Reads many ranges at once: [`File::read_many`].
+    /// Reads many ranges concurrently, like [`File::read_many`].
     pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
         self.file.read_many(ranges, options)
     }
@@ -131,18 +131,19 @@ impl fmt::Debug for ImmutableFile {
     }
 }
 
-/// Writes an [`ImmutableFile`] from its start to its end. If it is dropped before it has finished, nothing remains.
+/// Writes an [`ImmutableFile`] from its start to its end. Dropping the writer before it has finished removes the
+/// partial file.
 pub struct ImmutableFileWriter {
     stream: WriteStream,
-    /// The path of the file until it is complete.
+    /// The path of the partial file; `None` once the file is complete.
     partial: Option<PathBuf>,
     path: PathBuf,
     driver: Driver,
 }
 
 impl ImmutableFileWriter {
-    /// Completes the file: makes its bytes durable, gives it its name, and makes that durable. The file has its name
-    /// only when all of it is durable, also after a power cut.
+    /// Completes the file: makes its bytes durable, renames it from its partial name, and makes the new name durable.
+    /// So a file with the final name is always complete, even after a power cut.
     ///
     /// # Errors
     /// The errors of [`WriteStream::finish`] and [`Driver::rename`].
@@ -166,7 +167,7 @@ impl AsyncWrite for ImmutableFileWriter {
         Pin::new(&mut self.get_mut().stream).poll_flush(context)
     }
 
-    /// Flushes. The file is complete only after [`finish`](ImmutableFileWriter::finish).
+    /// Flushes the stream. The file is complete only after [`finish`](ImmutableFileWriter::finish).
     fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_close(context)
     }

@@ -72,7 +72,8 @@ impl DiskFile {
     }
 
     /// Opens a second handle of the file, which uses the page cache. The path may lead to a different file by now, so
-    /// this tries the descriptor's entry in `/proc` first, and the path only if `/proc` is not mounted.
+    /// this opens the descriptor's entry in `/proc`. If `/proc` is not mounted, it opens the path, and fails if that
+    /// leads to a different file.
     fn open_cached(&self) -> io::Result<fs::File> {
         let options = || fs::OpenOptions::new().write(true).to_owned();
         let by_descriptor = options().open(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));

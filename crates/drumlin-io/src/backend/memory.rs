@@ -1,5 +1,5 @@
-//! The `memory` backend: its files live only as long as the backend itself. For databases that need not survive the
-//! process.
+//! The `memory` backend: its files live only as long as the backend itself. For databases that don't have to survive
+//! the process.
 //!
 //! Files are sparse: a chunk takes memory only after the first write to it. Syncs do nothing, and requests may have any
 //! alignment.
