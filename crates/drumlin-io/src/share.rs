@@ -30,7 +30,8 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
 /// Each thread may always have one background request in flight ([`background`](Self::background)), and tries to begin
 /// more ([`try_background`](Self::try_background)).
 ///
-/// The counts are relaxed atomics: a request that begins at the same moment may be overlooked.
+/// The counts are atomic, but not synchronised with each other: a request that begins at the same moment may be
+/// overlooked.
 ///
 /// # Examples
 /// ```
