@@ -1,6 +1,6 @@
 //! Measures drumlin-io and its peers with the same reads and writes, in turns.
 //!
-//! Each measurement has a process of its own, so that its processor time can be told from that of others.
+//! Each measurement runs in its own process, which separates its processor time from that of all other measurements.
 
 mod buffer;
 mod contenders;

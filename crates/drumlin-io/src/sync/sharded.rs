@@ -32,7 +32,8 @@ pub struct ShardedLock([CachePadded<RwLock<()>>; SHARDS]);
 
 /// The guard of a [`ShardedLock`] that is held shared.
 pub type ShardedReadGuard<'a> = RwLockReadGuard<'a, ()>;
-/// The guard of a [`ShardedLock`] that is held exclusively. It is boxed to keep an enum of both guards small.
+/// The guard of a [`ShardedLock`] that is held exclusively. It is boxed to keep small any type that holds a guard of
+/// either kind.
 pub type ShardedWriteGuard<'a> = Box<[RwLockWriteGuard<'a, ()>]>;
 
 impl ShardedLock {

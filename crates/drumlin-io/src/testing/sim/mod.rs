@@ -303,7 +303,7 @@ const SYNC_NANOS: u64 = 60_000;
 /// Changes of names and lengths are fast, because they happen in memory.
 const NAME_NANOS: u64 = 2_000;
 
-/// Returns `true` if `DRUMLIN_SIM_TRACE` is set: every change of a disk is then printed.
+/// Returns `true` if `DRUMLIN_SIM_TRACE` is set. If so, every change of a disk is printed.
 #[must_use]
 pub fn is_told() -> bool {
     static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
