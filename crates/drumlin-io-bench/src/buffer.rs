@@ -35,8 +35,8 @@ mod peers {
 
     use super::Buffer;
 
-    // SAFETY: the bytes of an aligned buffer do not move when it does, and all of them are initialised. Test: every
-    // block that a peer reads is checked.
+    // SAFETY: the bytes of an aligned buffer stay in place when the buffer moves, and all of them are initialised.
+    // Test: every block that a peer reads is checked.
     unsafe impl monoio::buf::IoBuf for Buffer {
         fn read_ptr(&self) -> *const u8 {
             self.0.as_ptr()
@@ -57,7 +57,7 @@ mod peers {
             self.0.len()
         }
 
-        // SAFETY: asks nothing of its caller: all bytes are initialised, whatever the count.
+        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
@@ -82,7 +82,7 @@ mod peers {
             self.0.as_mut_ptr()
         }
 
-        // SAFETY: asks nothing of its caller: all bytes are initialised, whatever the count.
+        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
@@ -93,7 +93,7 @@ mod peers {
     }
 
     impl compio::buf::SetLen for Buffer {
-        // SAFETY: asks nothing of its caller: all bytes are initialised, whatever the count.
+        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
         unsafe fn set_len(&mut self, _: usize) {}
     }
 

@@ -15,8 +15,8 @@ use crate::file::{File, ReadMany, ReadManyOptions};
 use crate::read::ReadBuffer;
 use crate::stream::{ReadStream, StreamOptions, WriteStream};
 
-/// A file that never changes: written once, then shared by any number of readers. Its length is known without asking
-/// the system.
+/// A file that never changes: written once, then shared by any number of readers. Its length is known without a system
+/// call.
 ///
 /// # Examples
 /// ```
@@ -118,7 +118,7 @@ impl ImmutableFile {
         ReadStream::open(&self.file, range, options)
     }
 
-    /// Returns the same file on another handle of its driver, for instance [`Driver::background`].
+    /// Returns the same file on the given handle of its driver, for instance [`Driver::background`].
     #[must_use]
     pub fn with_driver(&self, driver: &Driver) -> ImmutableFile {
         ImmutableFile { file: self.file.with_driver(driver), bytes: self.bytes }

@@ -10,8 +10,8 @@
 //! system allows it; [`in_memory`] returns one that uses no files of the system. A backend's [`Queue`] keeps many
 //! requests in flight.
 //!
-//! [`Capabilities`] says what the file system and the device under a folder can do, and [`Probe`] measures which sync
-//! method suits them best.
+//! [`Capabilities`] lists the abilities of the file system and the device under a folder, and [`Probe`] finds the sync
+//! method that suits them best.
 //!
 //! # Invariants
 //! 1. In every transfer on a direct file, the offset, the length and the buffer's address are multiples of
@@ -24,8 +24,7 @@
 //!
 //! | feature | effect |
 //! | --- | --- |
-//! | `testing` | the module `testing`: a backend that injects faults, and a simulated disk that loses what was not
-//! synced |
+//! | `testing` | the module `testing`: a backend that injects faults, and a simulated disk that loses unsynced changes |
 //! | `sim` | a scheduler driven by a seed replaces the locks in [`sync`]; for simulations, never in a program |
 #![deny(missing_docs)]
 

@@ -158,7 +158,7 @@ impl Probe {
         bytes.starts_with(b"version = ")
     }
 
-    /// Parses the text format. Ignores unknown keys.
+    /// Parses an encoded probe. Ignores unknown keys.
     ///
     /// # Errors
     /// `InvalidData`, which names the missing or wrong field. In this case, rerun the probe.
@@ -247,7 +247,7 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Measures single durable writes by each method, and returns their durations.
+/// Measures single durable writes by each method. Returns their durations, in the order of [`METHODS`].
 fn measure(backend: &dyn Backend, file: &dyn BackendFile, duration: Duration) -> io::Result<[Vec<Duration>; 3]> {
     let mut samples = [const { Vec::new() }; 3];
     let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// The bounds are the samples at the computed ranks.
+    /// The bounds of a median are the samples with the computed ranks.
     #[test]
     fn the_median_lies_between_its_bounds() {
         let microseconds = |from: u64, to: u64| (Duration::from_micros(from), Duration::from_micros(to));

@@ -11,7 +11,7 @@ use super::{AlignedBuffer, BackendFile, Queue};
 use crate::BLOCK_BYTES;
 use crate::backend::disk::end_of_file;
 
-/// Bytes that were read. The buffer is reference-counted: cloning and slicing copy nothing.
+/// A buffer of bytes that were read. It is reference-counted: cloning and slicing don't copy the bytes.
 ///
 /// When the last clone or slice is dropped, the memory is freed, or returned to the stream or driver that allocated it.
 ///
@@ -28,14 +28,14 @@ use crate::backend::disk::end_of_file;
 /// ```
 #[derive(Clone)]
 pub struct ReadBuffer {
-    /// `None` if there are no bytes.
+    /// `None` if the buffer is empty.
     memory: Option<Arc<Memory>>,
     start: usize,
     end: usize,
 }
 
 struct Memory {
-    /// `Some` until it is dropped.
+    /// `Some` until the memory is dropped.
     buffer: Option<AlignedBuffer>,
     home: Option<Arc<BufferHome>>,
 }
@@ -121,7 +121,7 @@ impl ReadBuffer {
         ReadBuffer { memory: None, start: 0, end: 0 }
     }
 
-    /// Drops the first `bytes`, and also the memory if no bytes are left.
+    /// Removes the first `bytes` bytes. Drops the reference to the memory if no bytes are left.
     pub(crate) fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.len(), "{bytes} bytes consumed of {}", self.len());
         self.start += bytes;

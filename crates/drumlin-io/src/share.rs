@@ -23,7 +23,7 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
 }
 
 /// Lets background requests of a program yield to its foreground, for programs that use [queues](crate::Queue) and
-/// blocking calls instead of a [`Driver`](crate::Driver), which has a [share of its own](crate::Driver::background).
+/// blocking calls instead of a [`Driver`](crate::Driver), which has its [own share](crate::Driver::background).
 ///
 /// While foreground requests are in flight, or were within the last millisecond, background requests beyond their share
 /// are refused. No call waits: a thread whose request is refused collects one of its earlier requests, then retries.

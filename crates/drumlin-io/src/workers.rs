@@ -52,7 +52,7 @@ struct WorkerPool {
 #[derive(Default)]
 struct JobQueue {
     jobs: VecDeque<Job>,
-    /// Tasks that wait for room in the queue.
+    /// The tasks that wait for room in the queue.
     crowd: Vec<Waker>,
     threads: Vec<JoinHandle<()>>,
     idle_count: usize,
@@ -120,7 +120,7 @@ impl Workers {
         let mut state = self.shared.state.lock();
         if state.stop {
             drop(state);
-            // No other thread is left to run the job.
+            // The pool's threads have been stopped, so run the job on this thread.
             (job.take().expect("accepted once"))();
             return Poll::Ready(());
         }

@@ -147,7 +147,7 @@ impl<const N: usize> From<&[u8; N]> for AlignedBuffer {
 }
 
 impl From<Vec<u8>> for AlignedBuffer {
-    /// Copies the bytes, since a vector's memory need not be aligned.
+    /// Copies the bytes, since a vector's memory may be unaligned.
     fn from(bytes: Vec<u8>) -> AlignedBuffer {
         AlignedBuffer::from(&bytes[..])
     }

@@ -243,7 +243,7 @@ impl Queue for PortableQueue {
 impl Drop for PortableQueue {
     fn drop(&mut self) {
         while self.in_flight() > 0 {
-            // The wait fails only if no thread was ever started. Then no request has begun, so none is in flight.
+            // The wait fails only if no thread was ever started. In that case no request has begun.
             if self.wait(self.in_flight(), &mut Vec::new()).is_err() {
                 let count = self.pushed.lock().len();
                 log::error!("{count} requests of a dropped queue were not begun: no thread could be started");

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// almost nothing, unlike asking the system for the process id.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// The process that this value was created in.
+/// Identifies the process in which this value was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process(u64);
 
@@ -19,7 +19,7 @@ impl Process {
     /// Starts counting forks. Forks before the first call go unnoticed.
     ///
     /// # Errors
-    /// The system has no memory to register the handler.
+    /// `OutOfMemory` if the system has no memory for registering the handler of forks.
     pub fn watch() -> io::Result<()> {
         static WATCHED: OnceLock<i32> = OnceLock::new();
         match WATCHED.get_or_init(watch_forks) {

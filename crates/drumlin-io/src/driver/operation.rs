@@ -1,4 +1,4 @@
-//! Operations: futures that can also be waited for by blocking.
+//! Operations: futures on which a thread can also block.
 
 use std::fmt;
 use std::future::Future;
@@ -40,7 +40,7 @@ enum Step<T> {
     Calling(Pin<Box<dyn Future<Output = io::Result<T>> + Send>>),
     /// The result is known.
     Ready(io::Result<T>),
-    /// The result was returned.
+    /// The result has been returned.
     Over,
 }
 

@@ -43,7 +43,7 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// The precedence of a request.
+/// The priority class of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) enum Class {
     #[default]
@@ -62,7 +62,7 @@ impl Class {
 
 const CLASSES: [Class; 2] = [Class::Foreground, Class::Background];
 
-/// A request that has not been pushed.
+/// A request that has not been pushed to the queue yet.
 pub(crate) struct Request {
     pub(crate) direction: Direction,
     pub(crate) file: FileRef,
@@ -89,7 +89,7 @@ struct Slot {
     phase: Phase,
     class: Class,
     waker: Option<Waker>,
-    /// Counted in `State::outside`.
+    /// Set if the request is counted in `State::outside`.
     is_outside: bool,
     /// The owner was dropped, so the answer will be dropped too.
     is_dropped: bool,
@@ -120,7 +120,7 @@ struct State {
     is_closed: bool,
     /// The error with which the queue has failed, if it has.
     failure: Option<String>,
-    /// The collector's lists, kept for their capacity.
+    /// The collector's lists. They are reused, to keep their capacity.
     finished: Vec<Completion>,
     aftermath: Aftermath,
     /// The queue has pushed requests that are not submitted yet.
@@ -150,7 +150,7 @@ thread_local! {
     static DRIVING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Marks the calling thread as one that will collect its requests itself.
+/// Marks the calling thread as one that will collect its own requests.
 pub(super) struct DrivingThread {
     before: usize,
 }
@@ -507,7 +507,7 @@ impl Reactor {
         }
     }
 
-    /// Collects without waiting.
+    /// Collects the finished requests without waiting, and returns their number.
     pub(super) fn turn(self: &Arc<Self>) -> io::Result<usize> {
         self.check_process()?;
         let state = self.state.lock();

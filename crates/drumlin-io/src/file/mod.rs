@@ -13,14 +13,14 @@ use crate::driver::{Direction, Driver, Operation, Outcome, Transfer, into_buffer
 use crate::read::{BufferHome, ReadBuffer, read_unit_bytes};
 pub use read_many::{ReadMany, ReadManyOptions};
 
-/// The system's offsets are signed, and a range may grow to whole blocks.
+/// The highest offset of a range's end: the system's offsets are signed, and a range may be extended to whole blocks.
 const OFFSET_MAX: u64 = i64::MAX as u64 - BLOCK_BYTES as u64;
 
 /// An open file. All I/O is positional: there is no cursor, and any number of tasks and threads may use the file
 /// concurrently. Clones share the file; dropping the last clone closes it.
 ///
 /// Ranges may have any alignment. In a direct file, an unaligned range has a cost:
-/// - A read reads the whole blocks of 4 KiB around its range, in one request.
+/// - A read transfers the whole blocks of 4 KiB around its range, in one request.
 /// - A write of whole blocks goes straight to the device. Any other part goes through the page cache, which copies it
 ///   and must first read every block that is only partly overwritten. Write whole blocks where speed matters.
 ///
@@ -30,22 +30,12 @@ const OFFSET_MAX: u64 = i64::MAX as u64 - BLOCK_BYTES as u64;
 /// ```
 /// use drumlin_io::{AlignedBuffer, Driver, File};
 ///
-/// let driver = Driver::new()?;
-/// let path = std::env::temp_dir().join(format!("drumlin-{:016x}", driver.backend().random()));
-/// // As blocking calls:
-/// let file = File::create(&driver, &path).wait()?;
-/// let mut block = AlignedBuffer::zeroed(4096);
-/// block[..7].copy_from_slice(b"moraine");
-/// file.write_at(0, block).wait()?;
-/// // As futures, several at once:
-/// let reads: Vec<_> = (0..4).map(|index| file.read_at(index, 3).begin()).collect();
-/// driver.block_on(async {
-///     for (read, expected) in reads.into_iter().zip(["mor", "ora", "rai", "ain"]) {
-///         assert_eq!(&read.await?[..], expected.as_bytes());
-///     }
-///     file.sync_data().await
-/// })?;
-/// driver.remove(&path).wait()?;
+/// let driver = Driver::new()?; let path = std::env::temp_dir().join(format!("drumlin-{:016x}",
+/// driver.backend().random())); // As blocking calls: let file = File::create(&driver, &path).wait()?; let mut block =
+/// AlignedBuffer::zeroed(4096); block[..7].copy_from_slice(b"moraine"); file.write_at(0, block).wait()?; // As futures,
+/// several in flight together: let reads: Vec<_> = (0..4).map(|index| file.read_at(index, 3).begin()).collect();
+/// driver.block_on(async { for (read, expected) in reads.into_iter().zip(["mor", "ora", "rai", "ain"]) {
+/// assert_eq!(&read.await?[..], expected.as_bytes()); } file.sync_data().await })?; driver.remove(&path).wait()?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone)]
@@ -86,7 +76,7 @@ impl File {
         self.file.path()
     }
 
-    /// Returns the length in bytes. The system knows it without asking the device.
+    /// Returns the length in bytes. The system knows the length without a request to the device.
     ///
     /// # Errors
     /// Any error that the system reports.
@@ -120,7 +110,7 @@ impl File {
         &self.driver
     }
 
-    /// Returns the same file on another handle of its driver, for instance [`Driver::background`].
+    /// Returns the same file on the given handle of its driver, for instance [`Driver::background`].
     #[must_use]
     pub fn with_driver(&self, driver: &Driver) -> File {
         File { driver: driver.clone(), file: FileRef::clone(&self.file) }

@@ -1,4 +1,4 @@
-//! Reads of many ranges, merged where they are close.
+//! Reads many ranges of a file, merging ranges that are close to each other.
 //!
 //! The ranges are sorted by offset, and neighbours with few bytes between them become one request. The number of
 //! requests in flight is kept constant, and results are returned in the order in which the requests finish.
@@ -46,8 +46,8 @@ impl File {
     }
 }
 
-/// Many reads of a file. A [`Stream`] whose items are the index of a range and its bytes, in the order in which the
-/// requests finish. Several ranges that were read by one request share its buffer.
+/// A [`Stream`] that reads many ranges of a file. Its items are the index of a range and its bytes, in the order in
+/// which the requests finish. Ranges that one request has read share its buffer.
 ///
 /// The first poll begins the requests. An error ends the stream.
 ///
@@ -154,7 +154,7 @@ impl ReadMany {
         std::future::poll_fn(|context| self.poll_next_range(context)).await
     }
 
-    /// [`next_range`](Self::next_range) for hand-written futures.
+    /// Like [`next_range`](Self::next_range), for hand-written futures.
     pub fn poll_next_range(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<(usize, ReadBuffer)>>> {
         loop {
             if let Some(item) = self.items.pop_front() {
@@ -193,7 +193,7 @@ impl ReadMany {
         self.bytes
     }
 
-    /// Begins requests while there are slots for them.
+    /// Begins requests while slots are free.
     fn begin(&mut self) {
         while self.next < self.ranges.len()
             && let Some(slot) = self.slots_free.pop()
@@ -209,7 +209,7 @@ impl ReadMany {
         }
     }
 
-    /// Returns the ranges of the next request, and the blocks that it reads.
+    /// Returns the ranges of the next request, and the span of bytes that it reads.
     fn next_request(&self) -> (Range<usize>, Range<u64>) {
         let span_of = |range: &Range<u64>| {
             let end = range.end.checked_next_multiple_of(self.unit).unwrap_or(range.end);

@@ -23,7 +23,7 @@ use crate::driver::Operation;
 use crate::file::File;
 use crate::read::{BufferHome, ReadBuffer};
 
-/// Reads a range of a file sequentially, a constant number of requests ahead.
+/// Reads a range of a file sequentially, prefetching with a constant number of requests.
 ///
 /// [`next_buffer`](Self::next_buffer) returns the bytes without copying them. A `ReadStream` is also a [`Stream`] of
 /// buffers, and implements [`AsyncRead`] and [`AsyncBufRead`], and for blocking threads [`Read`] and [`BufRead`]. It

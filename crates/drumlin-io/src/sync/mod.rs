@@ -47,7 +47,7 @@ mod system {
         thread.join()
     }
 
-    /// Returns the number of the calling thread in its simulation: none in a build without simulations.
+    /// Returns the number of the calling thread in its simulation: `None` in a build without simulations.
     #[inline]
     pub fn thread_number() -> Option<usize> {
         None

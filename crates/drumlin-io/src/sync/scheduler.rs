@@ -2,15 +2,15 @@
 //!
 //! The *tasks* of a simulation are operating-system threads, but only one of them runs at a time. The running task
 //! holds the baton. It passes the baton on when it waits, and at random at each *point*: when it takes or releases a
-//! lock, wakes another task, requests I/O, or passes a coverage mark. The next task is drawn at random. Time is
-//! virtual: it advances a little at each point, and jumps to the next deadline when all tasks wait.
+//! lock, wakes a task, requests I/O, or passes a coverage mark. The next task is drawn at random. Time is virtual: it
+//! advances a little at each point, and jumps to the next deadline when all tasks wait.
 //!
 //! # Invariants
 //! 1. One task runs; all others wait for the baton. So actions between two points need no further synchronisation.
 //! 2. Every random draw comes from the simulation's one generator, in the order of the points. So two runs with the
 //!    same seed take the same course, if their other inputs don't differ either: see `docs/testing.md`.
-//! 3. If no task can run and none has a deadline, the simulation is deadlocked. It ends with a report that shows, for
-//!    each task, the object that it waits for and the place in the code.
+//! 3. If no task is runnable and no waiting task has a deadline, the simulation is deadlocked. It ends with a report
+//!    that shows, for each task, the object that it waits for and the place in the code.
 //!
 //! A simulation fails by a panic, by a deadlock, or by making no progress for too long. Its other threads are then left
 //! waiting forever, because they hold locks on inconsistent data.

@@ -65,7 +65,7 @@ fn assert_pattern(bytes: &[u8], offset: u64) {
     assert!(bytes.iter().zip(offset..).all(|(byte, position)| *byte == byte_at(position)), "wrong bytes from {offset}");
 }
 
-/// A thread of a world.
+/// One thread of a world, with its files.
 struct Lane<'w> {
     place: &'w TestFolder,
     file: File,

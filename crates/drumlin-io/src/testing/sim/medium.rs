@@ -176,7 +176,7 @@ impl Content {
         self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
     }
 
-    /// Makes one write durable, and a file length that covers it. Earlier cached writes to its sectors can no longer
+    /// Makes a write durable, and a file length that covers it. Earlier cached writes to the same sectors can no longer
     /// overwrite it.
     fn harden(&mut self, number: u64) {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
@@ -284,9 +284,9 @@ pub enum Loss {
     Writes,
     /// Each sector keeps its durable version or any version written since. Each name is kept or lost.
     Sectors,
-    /// Of each file's writes, only the one with this index is kept. Names are kept.
+    /// Each file keeps only the pending change with this index. Names are kept.
     AllBut(usize),
-    /// Of each file's writes, only the one with this index is lost. Names are kept.
+    /// Each file loses only the pending change with this index. Names are kept.
     Only(usize),
     /// One bit for each of the [uncertain changes](Medium::uncertain_count), names first. A change is kept if its bit
     /// is set.
@@ -370,7 +370,7 @@ pub struct Medium {
     contents: Vec<Content>,
     names: BTreeMap<PathBuf, Entry>,
     durable_names: BTreeMap<PathBuf, Entry>,
-    /// Blocks of files that have become unreadable.
+    /// The unreadable blocks: pairs of a file and a block.
     dead: BTreeSet<(usize, usize)>,
 }
 

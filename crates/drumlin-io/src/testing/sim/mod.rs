@@ -6,7 +6,7 @@
 //!   sectors durable when it ends, and a file length that covers them. The power may be cut while the write is in
 //!   flight. A sync makes all changes durable that were made before it began. Names become durable with a sync of their
 //!   folder, and lengths with a sync of their file.
-//! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and finish in any order.
+//! - *Requests take time*, some a very long time ([`Faults::slow_one_in`]), and finish in any order.
 //! - *Writes get lost* although they were reported as done, or *land elsewhere* in the file.
 //! - *Reads fail*, once or permanently. *Writes fail*, and so do *opening, renaming and removing files*. *Syncs and
 //!   durable writes fail*; the changes that they should have made durable may be readable until the power is cut, but
@@ -214,7 +214,7 @@ impl Disk {
         self.lock().changes.clone().unwrap_or_default()
     }
 
-    /// Returns the number of changes made.
+    /// Returns the number of changes so far.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.lock().change_count
@@ -789,7 +789,7 @@ impl DiskQueue {
             && matches!(request.direction, Direction::Read(_))
         {
             own.check(&request.buffer, request.offset);
-            // A read sees the contents either now or when it finishes.
+            // A read sees either the contents at its push or those at its end.
             let mut state = self.disk.lock();
             if !state.off && state.random.chance(50) {
                 let found = state.read(own.file, &mut request.buffer, request.offset as usize);
