@@ -24,7 +24,7 @@
 //!
 //! | feature | effect |
 //! | --- | --- |
-//! | `testing` | the module `testing`: a backend that injects faults, and a simulated disk that loses unsynced changes |
+//! | `testing` | the module `testing`: a backend that injects faults, and a disk that loses unsynced changes |
 //! | `sim` | a scheduler driven by a seed replaces the locks in [`sync`]; for simulations, never in a program |
 #![deny(missing_docs)]
 

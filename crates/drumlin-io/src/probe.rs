@@ -41,7 +41,7 @@ const TEXT_VERSION: u32 = 1;
 /// The measurements of one sync method.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MethodFigures {
-    /// The method.
+    /// The measured method.
     pub method: SyncMethod,
     /// Half of the durable writes of 4 KiB took at most this long, in microseconds.
     pub median_us: f64,
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(median_bounds(&counted(0)), None);
         assert_eq!(median_bounds(&counted(8)), None);
         assert_eq!(median_bounds(&counted(9)), Some(microseconds(0, 8)));
-        // 100/2 ± 3·10/2.
+        // The ranks are 100/2 ± 3·10/2.
         assert_eq!(median_bounds(&counted(100)), Some(microseconds(35, 64)));
         assert_eq!(median_bounds(&counted(10_000)), Some(microseconds(4850, 5149)));
     }

@@ -44,8 +44,8 @@ const GROUP_BYTES_MIN: usize = HUGE_PAGE_BYTES / 2;
 
 /// A buffer of at least this capacity is allocated one block larger and with less alignment than it needs. An allocator
 /// gets zeroed memory of this size from the system without touching it, but writes the zeros itself if it has to align
-/// the memory. Without this, the two 8 MiB buffers of a log took 4 ms of every opening. Measured: the effect at 8 MiB,
-/// given above. The size between 4 KiB and 8 MiB from which it pays off was not measured.
+/// the memory. Without this, the two 8 MiB buffers of a log took 4 ms of every opening.
+/// Measured: the figure above; the threshold, between 4 KiB and 8 MiB, was not measured.
 const UNTOUCHED_BYTES_MIN: usize = 256 << 10;
 
 /// The alignment that allocators provide by default.

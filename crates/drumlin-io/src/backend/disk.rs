@@ -39,7 +39,7 @@ const ALIGNMENT_BYTES_MIN: usize = 512;
 pub(crate) struct DiskFile {
     path: PathBuf,
     handle: fs::File,
-    /// 1 for a buffered file.
+    /// The alignment of transfers, in bytes; 1 for a buffered file.
     alignment: usize,
     direct: bool,
     /// A second handle of the file, without `O_DIRECT`, for unaligned writes.

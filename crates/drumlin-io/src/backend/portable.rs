@@ -20,8 +20,8 @@ use super::{AlignedBuffer, Completion, FileRef, Persist, Queue, QueueOptions};
 
 /// The maximum number of threads. A drive serves more requests in parallel than the machine has processors, and each
 /// thread has only one request in flight. With 64 direct 4 KiB reads in flight, 8 threads did 53 k/s at 12 µs of
-/// processor time each, 16 did 62 k/s at 10.4 µs, 32 did 67 k/s at 9.9 µs, and 64 did 64 k/s at 13 µs. Measured: the
-/// figures above.
+/// processor time each, 16 did 62 k/s at 10.4 µs, 32 did 67 k/s at 9.9 µs, and 64 did 64 k/s at 13 µs.
+/// Measured: the figures above.
 const POOL_THREADS_MAX: usize = 32;
 
 /// Creates the backend.

@@ -304,7 +304,7 @@ impl UringQueue {
     /// Returns `true` if no completion can be reaped.
     fn has_nothing_to_reap(&self) -> bool {
         let _state = self.state.lock();
-        // SAFETY: the lock of `state` is held (invariant 4). Test: as above.
+        // SAFETY: the lock of `state` is held (invariant 4). Test: `one_thread_pushes_while_another_waits`.
         unsafe { self.ring.completion_shared() }.is_empty()
     }
 

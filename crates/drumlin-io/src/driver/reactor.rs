@@ -634,7 +634,7 @@ impl Reactor {
         self.state.lock().parked
     }
 
-    /// Makes the collector return to its caller.
+    /// Interrupts the collector's wait in the queue.
     pub(super) fn interrupt(&self) {
         self.queue.interrupt();
     }

@@ -30,12 +30,22 @@ const OFFSET_MAX: u64 = i64::MAX as u64 - BLOCK_BYTES as u64;
 /// ```
 /// use drumlin_io::{AlignedBuffer, Driver, File};
 ///
-/// let driver = Driver::new()?; let path = std::env::temp_dir().join(format!("drumlin-{:016x}",
-/// driver.backend().random())); // As blocking calls: let file = File::create(&driver, &path).wait()?; let mut block =
-/// AlignedBuffer::zeroed(4096); block[..7].copy_from_slice(b"moraine"); file.write_at(0, block).wait()?; // As futures,
-/// several in flight together: let reads: Vec<_> = (0..4).map(|index| file.read_at(index, 3).begin()).collect();
-/// driver.block_on(async { for (read, expected) in reads.into_iter().zip(["mor", "ora", "rai", "ain"]) {
-/// assert_eq!(&read.await?[..], expected.as_bytes()); } file.sync_data().await })?; driver.remove(&path).wait()?;
+/// let driver = Driver::new()?;
+/// let path = std::env::temp_dir().join(format!("drumlin-{:016x}", driver.backend().random()));
+/// // As blocking calls:
+/// let file = File::create(&driver, &path).wait()?;
+/// let mut block = AlignedBuffer::zeroed(4096);
+/// block[..7].copy_from_slice(b"moraine");
+/// file.write_at(0, block).wait()?;
+/// // As futures, several in flight together:
+/// let reads: Vec<_> = (0..4).map(|index| file.read_at(index, 3).begin()).collect();
+/// driver.block_on(async {
+///     for (read, expected) in reads.into_iter().zip(["mor", "ora", "rai", "ain"]) {
+///         assert_eq!(&read.await?[..], expected.as_bytes());
+///     }
+///     file.sync_data().await
+/// })?;
+/// driver.remove(&path).wait()?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone)]

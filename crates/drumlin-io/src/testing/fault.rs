@@ -2,8 +2,8 @@
 //! wait.
 //!
 //! # Invariants
-//! 1. A request that fails because of a fault leaves the file unchanged. The exception is a durable write whose *sync*
-//!    fails: its bytes have been written.
+//! 1. A request that a fault makes fail leaves the file unchanged. The exception is a durable write whose *sync* fails:
+//!    its bytes have been written.
 //! 2. A fault counts the requests that arrive after it was set, over all files, in order of arrival.
 
 use std::any::Any;
@@ -70,21 +70,21 @@ pub enum Operation {
 pub enum Event {
     /// A write, through a file or a queue. A queue's writes are always `Persist::Later`.
     Write { file: String, offset: u64, bytes: u64, persist: Persist },
-    /// [`BackendFile::sync_data`] or [`BackendFile::sync_all`].
+    /// A call of [`BackendFile::sync_data`] or [`BackendFile::sync_all`].
     Sync { file: String, method: SyncMethod },
-    /// [`BackendFile::allocate`].
+    /// A call of [`BackendFile::allocate`].
     Allocate { file: String, offset: u64, bytes: u64 },
-    /// [`BackendFile::set_len`].
+    /// A call of [`BackendFile::set_len`].
     SetLen { file: String, bytes: u64 },
-    /// [`BackendFile::punch`].
+    /// A call of [`BackendFile::punch`].
     Punch { file: String, offset: u64, bytes: u64 },
     /// The opening of a file that did not exist.
     Create { file: String },
-    /// [`Backend::rename`].
+    /// A call of [`Backend::rename`].
     Rename { from: String, to: String },
-    /// [`Backend::remove`].
+    /// A call of [`Backend::remove`].
     Remove { file: String },
-    /// [`Backend::sync_dir`].
+    /// A call of [`Backend::sync_dir`].
     SyncDir { folder: String },
 }
 
