@@ -3,7 +3,7 @@
 //! # Invariants
 //! 1. An accepted job runs even if its task no longer waits: dropping the future does not cancel it.
 //! 2. At most [`JOBS_MAX`] jobs are queued. A task with a further job waits until the queue has room.
-//! 3. Wakers are called while no lock is held.
+//! 3. No lock is held while a waker is called.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

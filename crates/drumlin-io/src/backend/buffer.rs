@@ -56,7 +56,7 @@ unsafe impl Send for AlignedBuffer {}
 // SAFETY: shared access only reads. Test: `streamed_buffers_are_stable` of `crate::tests`.
 unsafe impl Sync for AlignedBuffer {}
 
-// SAFETY: an area only owns its memory. Each byte is accessed only through the one buffer that it was given to. Test:
+// SAFETY: an area only owns its memory. Each byte is accessed only through the buffer to which it belongs. Test:
 // `grouped_buffers_are_each_their_own`.
 unsafe impl Send for Area {}
 // SAFETY: as above.
@@ -96,8 +96,8 @@ impl AlignedBuffer {
         let Some((area, first)) = area else { return (0..count).map(|_| AlignedBuffer::zeroed(length)).collect() };
         let area = Arc::new(area);
         let buffer = |index: usize| {
-            // SAFETY: the area has `bytes` bytes from `first` on, a piece of `capacity` bytes for each index. Test:
-            // `grouped_buffers_are_each_their_own`.
+            // SAFETY: the area has `bytes` bytes starting at `first`, which suffices for `capacity` bytes per index.
+            // Test: `grouped_buffers_are_each_their_own`.
             let start = unsafe { first.add(index * capacity) };
             AlignedBuffer { start, lead: 0, length, capacity, area: Some(Arc::clone(&area)) }
         };
@@ -119,7 +119,7 @@ impl AlignedBuffer {
         self.capacity
     }
 
-    /// Changes the visible length. Bytes that become visible have their last content.
+    /// Changes the visible length. Bytes that become visible still have their last content.
     ///
     /// # Panics
     /// If `length` exceeds the capacity.
@@ -176,7 +176,7 @@ impl AlignedBuffer {
         }
     }
 
-    /// Returns the index of the buffer's memory among those registered with a queue.
+    /// Returns the index of the buffer's memory among the memory areas registered with a queue.
     #[inline]
     pub(super) fn registration(&self, queue_id: u64) -> Option<u16> {
         let area = self.area.as_ref()?;
@@ -257,7 +257,7 @@ impl fmt::Debug for AlignedBuffer {
 mod tests {
     use super::*;
 
-    /// A buffer is aligned and zeroed, shares no bytes with others, and keeps its bytes when its length changes.
+    /// A buffer is aligned and zeroed, shares no bytes with other buffers, and keeps its bytes when its length changes.
     #[test]
     fn a_buffer_is_aligned_zeroed_and_its_own() {
         let sizes = (1..20).chain([63, 64, 65, 2048]);
@@ -275,7 +275,8 @@ mod tests {
         }
     }
 
-    /// Grouped buffers are aligned, zeroed, disjoint, adjacent from 1 MiB in total, and outlive their neighbours.
+    /// Grouped buffers are aligned, zeroed and disjoint, and outlive their neighbours. They are adjacent if they have
+    /// at least 1 MiB in total.
     #[test]
     fn grouped_buffers_are_each_their_own() {
         for (count, length) in [(3, 4096), (2, 512 << 10), (6, 512 << 10), (4, (512 << 10) + 1)] {

@@ -208,7 +208,7 @@ struct State {
     ring_in_flight: usize,
     /// Completions of requests that were rejected by the push, or are empty. They never enter the ring.
     settled: Vec<Completion>,
-    /// Slots whose request must be continued; kept for its capacity.
+    /// The slots whose requests must be continued. The list is reused, to keep its capacity.
     continued: Vec<usize>,
     /// Set while the ring contains an entry that interrupts a wait.
     interrupting: bool,
@@ -277,7 +277,7 @@ impl UringQueue {
         }
     }
 
-    /// Refuses to touch the ring in a fork (invariant 5).
+    /// Fails in a fork, so the caller does not touch the ring there (invariant 5).
     fn check_process(&self) -> io::Result<()> {
         if self.process.is_here() { Ok(()) } else { Err(other_process()) }
     }

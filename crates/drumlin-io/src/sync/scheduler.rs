@@ -42,7 +42,7 @@ pub struct Schedule {
     pub switch_one_in: u64,
     /// The maximum virtual time that passes at a point, in nanoseconds.
     pub step_nanos_max: u64,
-    /// The number of points after which a livelock is assumed.
+    /// The number of points after which the simulation counts as livelocked.
     pub points_max: u64,
 }
 
@@ -519,7 +519,8 @@ impl Task {
         self.scheduler.lock().wake(what);
     }
 
-    /// Makes a random one of the tasks runnable that wait for `what`. Returns `false` if no task waits for it.
+    /// Makes one of the tasks that wait for `what` runnable, chosen at random. Returns `false` if no task waits for
+    /// `what`.
     pub(crate) fn wake_one(&self, what: usize) -> bool {
         let mut state = self.scheduler.lock();
         let count = state.waiting.iter().filter(|(other, _)| *other == what).count() as u64;

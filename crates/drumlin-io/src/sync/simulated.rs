@@ -34,7 +34,7 @@ pub struct Mutex<T: ?Sized> {
 
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// `None` only while waiting for a condition.
+    /// `None` only while the task waits for a condition variable.
     inner: Option<parking_lot::MutexGuard<'a, T>>,
 }
 

@@ -203,7 +203,7 @@ impl Disk {
         self.lock().harm
     }
 
-    /// Records all changes from now on.
+    /// Starts to record all changes.
     pub fn record(&self) {
         self.lock().changes = Some(Vec::new());
     }
