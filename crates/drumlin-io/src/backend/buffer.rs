@@ -29,7 +29,7 @@ struct Area {
     queue_id: OnceLock<u64>,
 }
 
-/// The memory of a group of buffers.
+/// The address and size of a group's memory, for registering it.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 pub(super) struct GroupMemory {
     pub(super) start: NonNull<u8>,

@@ -551,8 +551,8 @@ impl Reactor {
             Wait::No => self.queue.wait(0, &mut finished),
             Wait::One => self.queue.wait(1, &mut finished),
             Wait::OneOrWaker(flags) => {
-                // The waker sets `is_woken` before it reads `is_waiting`, and this thread the other way round, so at
-                // least one of them sees the other's store.
+                // The waker sets `is_woken` before it reads `is_waiting`, and this thread sets `is_waiting` before it
+                // reads `is_woken`. So at least one of the two sees the other's store.
                 flags.is_waiting.store(true, Ordering::SeqCst);
                 let minimum = usize::from(!flags.is_woken.load(Ordering::SeqCst));
                 let waited = self.queue.wait(minimum, &mut finished);

@@ -59,7 +59,7 @@ use crate::read::{BufferHome, ReadBuffer};
 /// ```
 pub struct ReadStream {
     file: File,
-    /// The part of the range without requests so far.
+    /// The part of the range that has no requests yet.
     rest: Range<u64>,
     options: StreamOptions,
     home: Arc<BufferHome>,
@@ -97,7 +97,7 @@ impl ReadStream {
         Ok(stream)
     }
 
-    /// Begins requests up to the number in invariant 1.
+    /// Begins requests until their number is that of invariant 1.
     fn fill(&mut self) {
         while self.requests.len() < self.options.requests && !self.rest.is_empty() {
             let start = self.rest.start;
@@ -122,7 +122,7 @@ impl ReadStream {
         std::future::poll_fn(|context| self.poll_next_buffer(context)).await
     }
 
-    /// [`next_buffer`](Self::next_buffer) for hand-written futures. Wakes only the waker of the latest call.
+    /// Like [`next_buffer`](Self::next_buffer), for hand-written futures. Wakes only the waker of the latest call.
     pub fn poll_next_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<ReadBuffer>>> {
         if !self.current.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::replace(&mut self.current, ReadBuffer::empty()))));
