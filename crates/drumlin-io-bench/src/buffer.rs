@@ -1,4 +1,4 @@
-//! A buffer that all peers accept: their own would not be aligned for direct I/O.
+//! A buffer that all peers accept. Their own buffers would not be aligned for direct I/O.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
@@ -9,8 +9,7 @@ use drumlin_io::AlignedBuffer;
 pub(crate) struct Buffer(pub(crate) AlignedBuffer);
 
 impl Buffer {
-    /// Returns buffers of `bytes` each, in one group of huge pages if they are large, as drumlin-io's streams have
-    /// them.
+    /// Returns buffers of `bytes` each. Large buffers form a group in huge pages, like those of drumlin-io's streams.
     pub(crate) fn group(count: usize, bytes: usize) -> Vec<Buffer> {
         AlignedBuffer::group(count, bytes).into_iter().map(Buffer).collect()
     }
@@ -36,8 +35,8 @@ mod peers {
 
     use super::Buffer;
 
-    // SAFETY: the bytes of an aligned buffer do not move when it does, and all of them are initialised. Test: every
-    // block that a peer reads is checked.
+    // SAFETY: the bytes of an aligned buffer stay in place when the buffer moves, and all of them are initialised.
+    // Test: every block that a peer reads is checked.
     unsafe impl monoio::buf::IoBuf for Buffer {
         fn read_ptr(&self) -> *const u8 {
             self.0.as_ptr()
@@ -58,7 +57,7 @@ mod peers {
             self.0.len()
         }
 
-        // SAFETY: asks nothing of its caller: all bytes are initialised, whatever the count.
+        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
@@ -83,7 +82,7 @@ mod peers {
             self.0.as_mut_ptr()
         }
 
-        // SAFETY: asks nothing of its caller: all bytes are initialised, whatever the count.
+        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
@@ -94,14 +93,14 @@ mod peers {
     }
 
     impl compio::buf::SetLen for Buffer {
-        // SAFETY: asks nothing of its caller: all bytes are initialised, whatever the count.
+        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
         unsafe fn set_len(&mut self, _: usize) {}
     }
 
     impl compio::buf::IoBufMut for Buffer {
         fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
-            // SAFETY: initialised bytes are also valid as ones that may not be. compio writes only initialised bytes to
-            // them. Test: as above.
+            // SAFETY: initialised bytes are also valid as possibly uninitialised ones. compio writes only initialised
+            // bytes to them. Test: as above.
             unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
         }
     }

@@ -1,6 +1,6 @@
 //! Measures drumlin-io and its peers with the same reads and writes, in turns.
 //!
-//! Each measurement has a process of its own, so that its processor time can be told from that of others.
+//! Each measurement runs in its own process, which separates its processor time from that of all other measurements.
 
 mod buffer;
 mod contenders;
@@ -20,7 +20,7 @@ use work::{Measured, Row, Work};
 
 /// Measures drumlin-io and its peers with the same reads and writes, in turns, and prints tables in Markdown.
 ///
-/// The peers are in a build with `--features peers`. The files are made in the folder once, and removed at the end.
+/// The peers need a build with `--features peers`. The files are created in the folder once, and removed at the end.
 #[derive(Parser)]
 struct Arguments {
     /// The folder for two files, of 4 GiB and 1 GiB. It must be on a drive, not in memory.
@@ -41,13 +41,13 @@ struct Arguments {
     /// The contenders with these names, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
     contenders: Vec<String>,
-    /// Repeats a measurement, up to five times, if other work took more than this many processors while it ran.
+    /// Repeats a measurement, up to five times, if other processes kept more than this many processors busy.
     #[arg(long, default_value_t = 0.2)]
     others_max: f64,
     /// Writes all measurements to this file, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Keeps the files for a further run.
+    /// Keeps the files for the next run.
     #[arg(long)]
     keep: bool,
     /// Lists the rows and contenders of this build.
@@ -111,13 +111,13 @@ impl Arguments {
     }
 }
 
-/// Measures each row with each contender in turn, then all again.
+/// Measures every row with all contenders in turn, for the given number of turns.
 fn measure_all(arguments: &Arguments, rows: &[Row], contenders: &[Contender]) -> io::Result<Results> {
     let mut results = Results::new(&arguments.folder)?;
     for row in rows {
         for turn in 0..arguments.turns {
             let count = contenders.len();
-            // Each turn begins with another contender, so that none always follows the same one.
+            // Each turn begins with a different contender, so no contender is always the first.
             for contender in (0..count).map(|index| contenders[(index + turn) % count]) {
                 if !contender.has(*row) {
                     continue;

@@ -1,4 +1,4 @@
-//! Figures of the machine, and the tables.
+//! The load of the machine, and the tables of results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,28 +12,29 @@ use serde::Serialize;
 use crate::contenders::{DRUMLIN, contenders};
 use crate::work::{Measured, Row};
 
-/// The kernel counts the time of processors in this unit, in files under /proc.
+/// The unit in which the files under /proc count processor time.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Returns the processor time of this process's children that have ended, in seconds.
+/// Returns the processor time of all ended children of this process, in seconds.
 pub(crate) fn children_seconds() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
-    // After the name, which is in parentheses, the fields 16 and 17 of proc(5) are at 13 and 14.
+    // Splitting starts after the name, which is in parentheses. So fields 16 and 17 of proc(5) have the indexes 13 and
+    // 14.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     Ok(fields.iter().skip(13).take(2).filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND)
 }
 
-/// Returns the time that all processors were busy, in seconds.
+/// Returns the busy time of all processors together, in seconds.
 pub(crate) fn busy_seconds() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/stat")?;
     let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
     let ticks: Vec<f64> = fields.filter_map(|field| field.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq. The last two are left out, since the measured transfers cause
-    // most of them.
+    // The fields are user, nice, system, idle, iowait, irq, softirq. Omit irq and softirq, since the measured transfers
+    // cause most of that time.
     Ok(ticks.iter().take(3).sum::<f64>() / TICKS_PER_SECOND)
 }
 
-/// Returns the number of processors that neither this process nor its children took since then.
+/// Returns the average number of processors that other processes have kept busy since `since`.
 pub(crate) fn other_processors((since, busy, children): (Instant, f64, f64)) -> io::Result<f64> {
     let others = (busy_seconds()? - busy) - (children_seconds()? - children);
     Ok((others / since.elapsed().as_secs_f64()).max(0.0))
@@ -80,7 +81,7 @@ impl Results {
         last.contenders.entry(contender).or_default().push(measured);
     }
 
-    /// Writes a table of medians. `better` is `Ordering::Greater` if more is better.
+    /// Writes a table of medians. `better` is `Ordering::Greater` if higher values are better.
     fn table(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -143,7 +144,7 @@ impl fmt::Display for Results {
     }
 }
 
-/// Returns three significant digits.
+/// Formats a number with three significant digits.
 fn short(value: f64) -> String {
     let decimals = match value {
         value if value >= 100.0 => 0,

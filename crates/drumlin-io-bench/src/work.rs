@@ -1,7 +1,7 @@
-//! The rows of the table, and the work of each: which ranges are read or written, and which bytes they have.
+//! The rows of the table, and the work of each row: the ranges to read or write, and their bytes.
 //!
-//! Block `n` of a file begins and ends with the number `n`, mixed with a seed. So every block that is read is checked
-//! at both ends.
+//! Block `n` of a file begins and ends with the number `n`, mixed with a seed, so both ends of every block read can be
+//! checked.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const BLOCK_BYTES: usize = 4096;
-/// The size of a request of the sequential rows.
+/// The size of a request in the sequential rows, in bytes.
 pub(crate) const REQUEST_BYTES: usize = 512 << 10;
 /// The number of sequential requests in flight.
 pub(crate) const REQUESTS: usize = 5;
@@ -25,7 +25,7 @@ pub(crate) const REQUESTS: usize = 5;
 pub(crate) const RANGES: usize = 256;
 /// The number of bytes in one range of `read_many`.
 pub(crate) const RANGE_BYTES: usize = 1000;
-/// The near ranges of a call lie within this many blocks.
+/// The number of blocks within which the ranges of a near call lie.
 const WINDOW_BLOCKS: u64 = 1024;
 const WRITE_BYTES: u64 = 1 << 30;
 
@@ -36,13 +36,13 @@ const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Row {
-    /// Reads of a block, with this many in flight.
+    /// Random reads of single blocks, with this many in flight.
     Random(usize),
-    /// Calls of `read_many`: `false` for ranges all over the file, `true` for ranges that are near each other.
+    /// Calls of `read_many`: `false` for ranges scattered over the file, `true` for ranges near each other.
     Many(bool),
     /// Sequential reads.
     Read,
-    /// Sequential writes, and a sync at the end.
+    /// Sequential writes, followed by a sync.
     Write,
 }
 
@@ -77,7 +77,7 @@ impl Row {
         matches!(self, Row::Read | Row::Write)
     }
 
-    /// The number of requests in flight.
+    /// Returns the number of requests in flight.
     pub(crate) fn depth(self) -> usize {
         match self {
             Row::Random(depth) => depth,
@@ -87,7 +87,7 @@ impl Row {
     }
 }
 
-/// The work of one measurement. Shared by the tasks and threads that do it.
+/// The work of one measurement. The tasks and threads that do the work share it.
 pub(crate) struct Work {
     pub(crate) row: Row,
     pub(crate) path: PathBuf,
@@ -102,22 +102,22 @@ pub(crate) struct Work {
 /// The result of one measurement.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// Reads, ranges or bytes.
+    /// The number of reads, ranges or bytes done.
     pub(crate) units: u64,
     pub(crate) seconds: f64,
-    /// The time of processors in this process, in the system too.
+    /// The processor time of this process, in user and system mode.
     pub(crate) processor_seconds: f64,
-    /// The number of processors that other work took.
+    /// The average number of processors that other processes kept busy.
     pub(crate) other_processors: f64,
 }
 
 impl Measured {
-    /// Units per second.
+    /// Returns the number of units per second.
     pub(crate) fn rate(&self) -> f64 {
         self.units as f64 / self.seconds
     }
 
-    /// Processor seconds per unit.
+    /// Returns the processor time per unit, in seconds.
     pub(crate) fn cost(&self) -> f64 {
         self.processor_seconds / self.units as f64
     }
@@ -140,7 +140,7 @@ impl Work {
         Ok(Arc::new(Work { row, path, file_bytes, duration, next, done, is_over, started }))
     }
 
-    /// Begins the measurement: everything is ready.
+    /// Starts the measurement, once all preparations are done.
     pub(crate) fn start(&self) {
         *self.started.lock().unwrap() = Some((Instant::now(), process_seconds()));
     }
@@ -153,10 +153,10 @@ impl Work {
         Measured { units, seconds, processor_seconds, other_processors: 0.0 }
     }
 
-    /// Returns the number of the next request, or `None` if the time is over.
+    /// Returns the number of the next request, or `None` if the time is up.
     fn next(&self) -> Option<u64> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // The clock costs more than the rest.
+        // Reading the clock is the most expensive step, so random reads do that only for one request in 32.
         if self.is_over.load(Ordering::Relaxed) {
             return None;
         }
@@ -180,7 +180,7 @@ impl Work {
         self.next().map(|number| number * REQUEST_BYTES as u64 % self.file_bytes)
     }
 
-    /// Returns the ranges of the next call of `read_many`, each at the start of a block. No two are the same.
+    /// Returns the ranges of the next call of `read_many`. They are distinct, and each starts at a block boundary.
     pub(crate) fn next_ranges(&self) -> Option<Vec<Range<u64>>> {
         let Row::Many(is_near) = self.row else { unreachable!("the row has ranges") };
         let number = self.next()?;
@@ -195,16 +195,16 @@ impl Work {
             let start = block * BLOCK_BYTES as u64;
             start..start + RANGE_BYTES as u64
         };
-        // In no order.
+        // Shuffle the ranges.
         Some((0..RANGES as u64).map(|index| range(index * 101 % RANGES as u64)).collect())
     }
 
-    /// Counts finished units.
+    /// Adds to the number of finished units.
     pub(crate) fn done(&self, units: usize) {
         self.done.fetch_add(units as u64, Ordering::Relaxed);
     }
 
-    /// Checks a part of the blocks that were written.
+    /// Checks some of the written blocks.
     pub(crate) fn check_written(&self) -> io::Result<()> {
         if self.row != Row::Write {
             return Ok(());
@@ -228,7 +228,7 @@ fn mix(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// Writes their numbers to the blocks of a buffer for `offset`.
+/// Stamps each block of a buffer with its number. `offset` is the buffer's offset in the file.
 pub(crate) fn stamp_blocks(buffer: &mut [u8], offset: u64) {
     for (index, block) in buffer.chunks_mut(BLOCK_BYTES).enumerate() {
         let stamp = (SEED ^ (offset / BLOCK_BYTES as u64 + index as u64)).to_le_bytes();
@@ -237,7 +237,7 @@ pub(crate) fn stamp_blocks(buffer: &mut [u8], offset: u64) {
     }
 }
 
-/// Checks whole blocks that were read from `offset`.
+/// Checks the stamps of whole blocks that were read from `offset`.
 pub(crate) fn check_blocks(buffer: &[u8], offset: u64) {
     for (index, block) in buffer.chunks(BLOCK_BYTES).enumerate() {
         let stamp = (SEED ^ (offset / BLOCK_BYTES as u64 + index as u64)).to_le_bytes();
@@ -245,13 +245,13 @@ pub(crate) fn check_blocks(buffer: &[u8], offset: u64) {
     }
 }
 
-/// Checks a range that begins with a block.
+/// Checks the length and the first stamp of a range that starts at a block boundary.
 pub(crate) fn check_range(bytes: &[u8], offset: u64) {
     assert_eq!(bytes.len(), RANGE_BYTES, "a range of {RANGE_BYTES} bytes at {offset}");
     assert_eq!(bytes[..8], (SEED ^ (offset / BLOCK_BYTES as u64)).to_le_bytes(), "wrong bytes at {offset}");
 }
 
-/// Makes the files, unless they are there.
+/// Creates the files, unless they exist and have the right lengths.
 pub(crate) fn make_files(folder: &Path, read_bytes: u64) -> io::Result<()> {
     for (name, bytes) in [(READ_FILE, read_bytes), (WRITE_FILE, WRITE_BYTES)] {
         let path = folder.join(name);
@@ -284,7 +284,7 @@ pub(crate) fn remove_files(folder: &Path) -> io::Result<()> {
     fs::remove_file(folder.join(WRITE_FILE))
 }
 
-/// Opens the file of the work past the page cache, or in it after all of it was dropped from there.
+/// Opens the file of the work: for direct I/O, or buffered, after evicting the file from the page cache.
 pub(crate) fn open(work: &Work, is_direct: bool) -> io::Result<fs::File> {
     let flags = if is_direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
     let file = fs::OpenOptions::new().read(true).write(work.row == Row::Write).custom_flags(flags).open(&work.path)?;
@@ -297,7 +297,7 @@ pub(crate) fn open(work: &Work, is_direct: bool) -> io::Result<fs::File> {
     Ok(file)
 }
 
-/// Returns the time of processors that this process has taken, in seconds, in the system too.
+/// Returns the processor time of this process in user and system mode, in seconds.
 pub(crate) fn process_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

@@ -9,8 +9,8 @@ use crate::backend::{AlignedBuffer, Backend, Persist, SyncMethod};
 use crate::medium::{BlockDevice, Medium};
 use crate::probe::Scratch;
 
-/// The abilities of the file system and the device under a folder. [`Probe`](crate::Probe) measures how fast they make
-/// bytes durable.
+/// The abilities of the file system and the device under a folder. For the speed of their durable writes, see
+/// [`Probe`](crate::Probe).
 ///
 /// # Examples
 /// ```
@@ -31,25 +31,25 @@ pub struct Capabilities {
     pub mount_options: String,
     /// The mounted device, its number, and whether it has a volatile write cache.
     pub device: String,
-    /// Files are in memory or syncs are skipped: nothing survives a power cut, with or without a sync.
+    /// Files are in memory or syncs are skipped: no file survives a power cut, even after a sync.
     pub is_volatile: bool,
     /// Files can bypass the page cache.
     pub is_direct: bool,
     /// The alignment of direct transfers, in bytes; 1 if files are not direct.
     pub alignment: usize,
-    /// A write can be durable when it returns ([`SyncMethod::DurableWrite`]), without a sync after it.
+    /// A write can be durable on its own ([`SyncMethod::DurableWrite`]), without a following sync.
     pub has_durable_writes: bool,
     /// Parts of a file can be freed ([`File::punch`](crate::File::punch)).
     pub has_punch: bool,
-    /// The block device, if the file system is on one and the system describes it.
+    /// The block device, if the file system is on a block device and the system describes it.
     pub block_device: Option<BlockDevice>,
 }
 
 impl Capabilities {
-    /// Finds out by asking the system, and by trying in a file that is removed afterwards.
+    /// Asks the system, and tries some calls on a temporary file in the folder.
     ///
     /// # Errors
-    /// Any that the system reports: the folder is missing, full, or not writable.
+    /// Any error that the system reports: the folder is missing, full, or not writable.
     pub fn find(backend: &dyn Backend, folder: &Path) -> io::Result<Capabilities> {
         let Medium { file_system, device, mount_options, volatile } = Medium::of(backend, folder)?;
         let scratch = Scratch::create(backend, folder)?;
@@ -115,7 +115,7 @@ mod tests {
     use crate::tests::TestFolder;
     use crate::{IoBackend, in_memory};
 
-    /// The answers agree with what a file does, and nothing is left in the folder.
+    /// The capabilities agree with the behaviour of a file, and no file is left in the folder.
     #[test]
     fn a_folder_is_examined() {
         for backend in [select(IoBackend::Auto).unwrap(), select(IoBackend::Portable).unwrap(), in_memory()] {

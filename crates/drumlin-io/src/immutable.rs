@@ -1,4 +1,4 @@
-//! Files that are written once, and then only read.
+//! Files that are written once, then only read.
 
 use std::fmt;
 use std::io;
@@ -15,8 +15,8 @@ use crate::file::{File, ReadMany, ReadManyOptions};
 use crate::read::ReadBuffer;
 use crate::stream::{ReadStream, StreamOptions, WriteStream};
 
-/// A file that never changes: written once, then shared by any number of readers. Its length is known without asking
-/// the system.
+/// A file that never changes: written once, then shared by any number of readers. Its length is known without a system
+/// call.
 ///
 /// # Examples
 /// ```
@@ -43,11 +43,11 @@ pub struct ImmutableFile {
 }
 
 impl ImmutableFile {
-    /// Begins to write a file, as `<path>.partial` until it is [finished](ImmutableFileWriter::finish). A file left so
-    /// by a program that ended before is replaced.
+    /// Begins to write a file, under the name `<path>.partial` until it is [finished](ImmutableFileWriter::finish).
+    /// Replaces a partial file that an interrupted program has left.
     ///
     /// # Errors
-    /// `AlreadyExists` if there is a file at `path`, and any that the system reports.
+    /// `AlreadyExists` if a file exists at `path`, and any error that the system reports.
     pub fn create(driver: &Driver, path: impl AsRef<Path>, options: StreamOptions) -> Operation<ImmutableFileWriter> {
         let (driver, path) = (driver.clone(), path.as_ref().to_owned());
         driver.clone().run(move || {
@@ -69,10 +69,10 @@ impl ImmutableFile {
         })
     }
 
-    /// Opens a file that is complete, directly if the file system allows it.
+    /// Opens a complete file, for direct I/O if the file system allows it.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     pub fn open(driver: &Driver, path: impl AsRef<Path>) -> Operation<ImmutableFile> {
         let (driver, path) = (driver.clone(), path.as_ref().to_owned());
         driver.clone().run(move || ImmutableFile::reopen(&driver, &path))
@@ -84,28 +84,28 @@ impl ImmutableFile {
         Ok(ImmutableFile { file: File::new(file, driver.clone()), bytes })
     }
 
-    /// The path of the file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "no caller needs to know whether a file is empty")]
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Reads `bytes` bytes from `offset`: [`File::read_at`].
+    /// Reads `bytes` bytes from `offset`, like [`File::read_at`].
     ///
     /// # Errors
-    /// Those of [`File::read_at`].
+    /// The errors of [`File::read_at`].
     pub fn read_at(&self, offset: u64, bytes: usize) -> Operation<ReadBuffer> {
         self.file.read_at(offset, bytes)
     }
 
-    /// Reads many ranges at once: [`File::read_many`].
+    /// Reads many ranges concurrently, like [`File::read_many`].
     pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
         self.file.read_many(ranges, options)
     }
@@ -113,12 +113,12 @@ impl ImmutableFile {
     /// Reads a range from its start to its end.
     ///
     /// # Errors
-    /// Those of [`ReadStream::open`].
+    /// The errors of [`ReadStream::open`].
     pub fn stream(&self, range: Range<u64>, options: StreamOptions) -> io::Result<ReadStream> {
         ReadStream::open(&self.file, range, options)
     }
 
-    /// Returns the same file on another handle of its driver, for instance [`Driver::background`].
+    /// Returns the same file on the given handle of its driver, for instance [`Driver::background`].
     #[must_use]
     pub fn with_driver(&self, driver: &Driver) -> ImmutableFile {
         ImmutableFile { file: self.file.with_driver(driver), bytes: self.bytes }
@@ -131,21 +131,22 @@ impl fmt::Debug for ImmutableFile {
     }
 }
 
-/// Writes an [`ImmutableFile`] from its start to its end. If it is dropped before it has finished, nothing remains.
+/// Writes an [`ImmutableFile`] from its start to its end. Dropping the writer before it has finished removes the
+/// partial file.
 pub struct ImmutableFileWriter {
     stream: WriteStream,
-    /// The path of the file until it is complete.
+    /// The path of the partial file; `None` once the file is complete.
     partial: Option<PathBuf>,
     path: PathBuf,
     driver: Driver,
 }
 
 impl ImmutableFileWriter {
-    /// Completes the file: makes its bytes durable, gives it its name, and makes that durable. The file has its name
-    /// only when all of it is durable, also after a power cut.
+    /// Completes the file: makes its bytes durable, renames it from its partial name, and makes the new name durable.
+    /// So a file with the final name is always complete, even after a power cut.
     ///
     /// # Errors
-    /// Those of [`WriteStream::finish`] and [`Driver::rename`].
+    /// The errors of [`WriteStream::finish`] and [`Driver::rename`].
     pub async fn finish(mut self) -> io::Result<ImmutableFile> {
         self.stream.flush().await?;
         self.stream.sync_data().await?;
@@ -166,7 +167,7 @@ impl AsyncWrite for ImmutableFileWriter {
         Pin::new(&mut self.get_mut().stream).poll_flush(context)
     }
 
-    /// Flushes. The file is complete only after [`finish`](ImmutableFileWriter::finish).
+    /// Flushes the stream. The file is complete only after [`finish`](ImmutableFileWriter::finish).
     fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_close(context)
     }

@@ -1,29 +1,30 @@
 //! Direct, asynchronous file I/O that its caller drives.
 //!
-//! A [`Driver`] does the I/O of [`File`]s. What takes time is an [`Operation`]: a future for tasks of any executor, and
-//! a blocking call for threads. There are reads of [many ranges](File::read_many), [streams](ReadStream) in both
-//! [directions](WriteStream), and files that are [written once](ImmutableFile).
+//! A [`Driver`] does the I/O of [`File`]s. Every call that takes time is an [`Operation`]: a future for tasks of any
+//! executor, and a blocking call for threads. A program can read [many ranges](File::read_many) at once, read and write
+//! [streams](ReadStream) in both [directions](WriteStream), and create files that are [written once](ImmutableFile).
 //!
-//! Below that are the [`Backend`]s, through which a program reaches files, threads, time and randomness, so that a
-//! simulated backend can stand in for all of them. The backends are peers: each can do whatever another can, and the
-//! same tests run on all. [`backend()`] returns the one for the operating system's files, io_uring if the system allows
-//! it, and [`in_memory`] one without any. A backend's [`Queue`] has many requests in flight.
+//! The layer below consists of [`Backend`]s. A program reaches files, threads, time and randomness only through its
+//! backend, so a simulated backend can replace all of them. The backends are peers: they have the same abilities, and
+//! pass the same tests. [`backend()`] returns the backend for the operating system's files, which uses io_uring if the
+//! system allows it; [`in_memory`] returns one that uses no files of the system. A backend's [`Queue`] keeps many
+//! requests in flight.
 //!
-//! [`Capabilities`] says what the file system and the device under a folder can do, and [`Probe`] measures which sync
-//! method suits them best.
+//! [`Capabilities`] lists the abilities of the file system and the device under a folder, and [`Probe`] finds the sync
+//! method that suits them best.
 //!
 //! # Invariants
-//! 1. Every transfer on a direct file starts, ends and is buffered at multiples of [`BackendFile::alignment`].
-//! 2. A buffer belongs to its request while that is in flight: it is moved into the [`Queue`], and moved out with its
-//!    [`Completion`]. So a buffer in flight is never changed or freed.
+//! 1. In every transfer on a direct file, the offset, the length and the buffer's address are multiples of
+//!    [`BackendFile::alignment`].
+//! 2. A buffer belongs to its request while the request is in flight: it is moved into the [`Queue`], and moved out
+//!    with its [`Completion`]. So a buffer in flight is never changed or freed.
 //! 3. A failed write or sync is reported once and never retried here. The caller decides what it means.
 //!
 //! # Features
 //!
 //! | feature | effect |
 //! | --- | --- |
-//! | `testing` | the module `testing`: a backend that injects faults, and a simulated disk that loses what was not
-//! synced |
+//! | `testing` | the module `testing`: a backend that injects faults, and a disk that loses unsynced changes |
 //! | `sim` | a scheduler driven by a seed replaces the locks in [`sync`]; for simulations, never in a program |
 #![deny(missing_docs)]
 

@@ -5,15 +5,16 @@ use std::path::Path;
 
 use super::Backend;
 
-/// The file system and device of a folder, as far as they matter for durability.
+/// The properties of a folder's file system and device that matter for durability.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Medium {
-    /// `ext4`, `xfs`, `tmpfs`; or the backend's name if its files are not the operating system's.
+    /// The kind of the file system, such as `ext4`, `xfs` or `tmpfs`, or the backend's name if its files are not the
+    /// operating system's.
     pub(super) file_system: String,
     /// The mounted device, with its number and write cache: `/dev/nvme0n1p2 259:2, cache: write back`.
     pub(super) device: String,
     pub(super) mount_options: String,
-    /// Nothing here survives a power cut, with or without a sync.
+    /// Set if no file in the folder survives a power cut, even after a sync.
     pub(super) volatile: bool,
 }
 
@@ -31,42 +32,44 @@ impl Medium {
         })
     }
 
-    /// Returns a text that differs if measurements may no longer hold.
+    /// Returns a text that changes whenever earlier measurements may no longer hold.
     pub(super) fn fingerprint(&self) -> String {
         format!("{} on {} ({})", self.file_system, self.device, self.mount_options)
     }
 }
 
-/// A block device, as the system describes it (`/sys/dev/block/…/queue`).
+/// The properties of a block device, from `/sys/dev/block/…/queue`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each is an answer of its own")]
 pub struct BlockDevice {
     /// The smallest addressable unit, in bytes.
     pub logical_block_bytes: u64,
-    /// The unit that the device writes without reading first, in bytes.
+    /// The smallest unit that the device can write without a read-modify-write cycle, in bytes.
     pub physical_block_bytes: u64,
-    /// The largest request, in bytes. Larger ones are divided.
+    /// The largest request, in bytes. The kernel splits larger requests.
     pub request_bytes_max: u64,
     /// The largest number of separate pieces of memory in a request.
     pub request_segments_max: u64,
-    /// The number of requests that the system hands to the device at once.
+    /// The maximum number of requests that the kernel queues for the device.
     pub requests_max: u64,
-    /// The device has moving parts, or claims so: many virtual devices do.
+    /// The device has moving parts, or claims to have them, as many virtual devices do.
     pub is_rotational: bool,
-    /// Finished writes may still be in a cache that a power cut empties, until the device is flushed.
+    /// The device has a volatile write cache: until it is flushed, a power cut may lose finished writes.
     pub has_volatile_cache: bool,
     /// A single write can bypass that cache (forced unit access).
     pub has_forced_unit_access: bool,
-    /// The device can be told which blocks are no longer used.
+    /// The device accepts discards of unused blocks.
     pub has_discard: bool,
     /// The device can be polled ([`DriverOptions::polled`](crate::DriverOptions::polled)).
     pub can_be_polled: bool,
-    /// The largest aligned write that a power cut never tears, in bytes; 0 if the device makes no such promise.
+    /// The largest aligned write that is atomic, i.e. never torn by a power cut, in bytes; 0 if the device guarantees
+    /// none.
     pub atomic_write_bytes_max: u64,
 }
 
 impl BlockDevice {
-    /// Describes the device of `folder`, if `backend` serves the operating system's files and the system knows it.
+    /// Describes the device of `folder`, or returns `None` if the files are not the operating system's or the system
+    /// does not describe the device.
     pub(super) fn of(backend: &dyn Backend, folder: &Path) -> io::Result<Option<BlockDevice>> {
         use std::os::unix::fs::MetadataExt;
 
@@ -116,13 +119,13 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
     let number = std::fs::metadata(&folder)?.dev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
 
-    // A container may hide the table of mounts. The device number and the file system's kind are still known then.
+    // A container may hide the mount table. The device number and the kind of file system are known even so.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mount = mount_of(&mounts, &folder).unwrap_or_default();
     let cache = write_cache(major, minor).unwrap_or_else(|| "unknown".to_owned());
     let source = if mount.source.is_empty() { "device" } else { &mount.source };
     let file_system = if mount.file_system.is_empty() { format!("{magic:#x}") } else { mount.file_system };
-    // An overlay mounted with `volatile` skips every sync, and its options say so.
+    // An overlay with the mount option `volatile` skips every sync.
     let unsynced_overlay = file_system == "overlay" && mount.options.split(',').any(|option| option == "volatile");
     Ok(Medium {
         volatile: magic == TMPFS_MAGIC || magic == RAMFS_MAGIC || unsynced_overlay,
@@ -145,7 +148,7 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
     })
 }
 
-/// Returns what the device says about its cache: `write back` (volatile) or `write through`.
+/// Returns the device's own description of its cache: `write back` (volatile) or `write through`.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn write_cache(major: u32, minor: u32) -> Option<String> {
     let device = format!("/sys/dev/block/{major}:{minor}");
@@ -156,17 +159,18 @@ fn write_cache(major: u32, minor: u32) -> Option<String> {
     Some(text.trim().to_owned())
 }
 
-/// One line of the table of mounts.
+/// One line of the mount table.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Mount {
     file_system: String,
     source: String,
-    /// The options of the mount, then those of the file system.
+    /// The options of the mount, followed by the options of the file system.
     options: String,
 }
 
-/// Returns the mount that contains `folder`. Device numbers cannot identify it: those of btrfs differ from the table's.
+/// Returns the mount that contains `folder`. Device numbers cannot identify the mount: on btrfs, files have other
+/// device numbers than the mount table.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     let mut best: Option<(usize, Mount)> = None;
@@ -179,7 +183,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
             continue;
         };
         let point = unescaped(point);
-        // If several mounts have the same mount point, the last one hides the others.
+        // If several mounts share a mount point, the last one hides the earlier ones.
         let hides = best.as_ref().is_none_or(|(length, _)| point.len() >= *length);
         if hides && folder.starts_with(&point) {
             let mount = Mount {
@@ -193,8 +197,8 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     best.map(|(_, mount)| mount)
 }
 
-/// Undoes the escapes of the mount table, in which spaces, tabs, newlines and backslashes are written as `\040` and so
-/// on.
+/// Decodes the escapes of the mount table, which writes spaces, tabs, newlines and backslashes as octal numbers
+/// (`\040`).
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn unescaped(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
@@ -217,7 +221,7 @@ fn unescaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The innermost mount is found, escapes are undone, and a malformed line is skipped.
+    /// The innermost mount is found, escapes are decoded, and a malformed line is skipped.
     #[test]
     fn the_mount_of_a_folder_is_found() {
         let table = "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\

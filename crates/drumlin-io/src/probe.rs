@@ -1,12 +1,12 @@
 //! The probe measures the sync methods in a folder and chooses one.
 //!
-//! It measures exactly the writes of a log: single durable writes of 4 KiB over blocks that already hold written zeros,
-//! so that no write changes metadata. Each write is timed on its own, because a mean over many would hide the slow
-//! ones. The methods take turns, so that other load on the machine affects all of them alike.
+//! It measures exactly the writes of a log: single durable writes of 4 KiB over blocks that are already filled with
+//! zeros, so no write changes metadata. Each write is timed separately, because a mean over many would hide slow
+//! outliers. The methods take turns, so other load on the machine affects all of them equally.
 //!
-//! All methods are durable by contract. The probe chooses the method that demands least of the system, unless another
-//! is faster beyond the noise of the measurement: see [`choose`]. On a file system in memory, syncs and the figures
-//! mean nothing, and the probe says so.
+//! By contract, every method makes bytes durable. The probe chooses the first method of [`METHODS`], unless a later one
+//! is faster by more than the noise of the measurement: see [`choose`]. On a file system in memory, syncs and figures
+//! mean nothing, and the probe reports that.
 
 use std::fmt::Write as _;
 use std::io;
@@ -17,29 +17,31 @@ use super::medium::Medium;
 use super::{AlignedBuffer, Backend, BackendFile, FileRef, OpenOptions, Persist, SyncMethod};
 use crate::BLOCK_BYTES;
 
-/// Ordered by preference. A durable write is one request, which a drive may complete without flushing the rest of its
-/// cache. `fdatasync` flushes that cache. `fsync` first writes the file's timestamps, usually through a journal.
+/// The methods in order of preference. A durable write is one request, which a drive may complete without flushing the
+/// rest of its cache. `fdatasync` flushes the whole cache. `fsync` also writes the file's timestamps first, usually
+/// through a journal.
 const METHODS: [SyncMethod; 3] = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync];
 
-/// Enough blocks that a drive does not see the same block again and again, few enough to fill quickly.
+/// The size of the file in blocks: enough that the drive does not write the same block over and over, few enough to
+/// fill the file quickly.
 const FILE_BLOCKS: u64 = 64;
 
-/// More samples change neither the median nor the 99th percentile.
+/// The maximum number of samples. More samples would change neither the median nor the 99th percentile.
 const SAMPLES_MAX: usize = 3000;
 
-/// The fewest samples, even if the time is up. They are enough for figures, but not for a choice.
+/// The minimum number of samples, taken even if the time is up. They are enough for figures, but not for a choice.
 const SAMPLES_MIN: usize = 3;
 
-/// Writes by one method before the next takes its turn.
+/// The number of writes by one method before the next method takes its turn.
 const ROUND_WRITES: usize = 8;
 
-/// The version of the text format.
+/// The version of the text format of [`Probe::encode`].
 const TEXT_VERSION: u32 = 1;
 
 /// The measurements of one sync method.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MethodFigures {
-    /// The method.
+    /// The measured method.
     pub method: SyncMethod,
     /// Half of the durable writes of 4 KiB took at most this long, in microseconds.
     pub median_us: f64,
@@ -69,7 +71,8 @@ pub struct MethodFigures {
 pub struct Probe {
     /// The figures of each method.
     pub methods: Vec<MethodFigures>,
-    /// The method to use in this folder: a durable write, unless another method is faster beyond the noise.
+    /// The method to use in this folder: a durable write, unless that is unsupported or a different method is faster by
+    /// more than the noise.
     pub chosen: SyncMethod,
     /// The kind of the file system: `ext4`, `xfs`.
     pub file_system: String,
@@ -79,7 +82,8 @@ pub struct Probe {
     pub mount_options: String,
     /// `true` if files bypass the page cache.
     pub direct: bool,
-    /// Files are in memory (tmpfs, ramfs) or syncs are skipped: whatever the figures say, nothing survives a power cut.
+    /// Files are in memory (tmpfs, ramfs) or syncs are skipped: regardless of the figures, no file survives a power
+    /// cut.
     pub tmpfs: bool,
     fingerprint: String,
 }
@@ -88,8 +92,8 @@ impl Probe {
     /// The default duration of a probe.
     pub const DURATION: Duration = Duration::from_secs(1);
 
-    /// Measures durable writes in `folder` for about `duration`, in a file that is removed afterwards. Every method
-    /// gets at least three writes, so a very slow device may take longer.
+    /// Measures durable writes for about `duration`, in a temporary file in `folder`. Every method gets at least three
+    /// writes, so a very slow device may take longer.
     ///
     /// # Errors
     /// Any error that the system reports: the folder is missing, full, or not writable.
@@ -118,7 +122,7 @@ impl Probe {
         &self.fingerprint
     }
 
-    /// Returns `true` if `folder` is still on the device that was measured. If not, run the probe again.
+    /// Returns `true` if `folder` is still on the device that was measured. If not, rerun the probe.
     ///
     /// # Errors
     /// The operating system's error if it cannot describe the folder.
@@ -126,7 +130,7 @@ impl Probe {
         Ok(Medium::of(backend, folder)?.fingerprint() == self.fingerprint)
     }
 
-    /// Returns the text format for storing the probe: lines of `key = value`.
+    /// Encodes the probe as text for storing it: lines of `key = value`.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::new();
@@ -149,15 +153,15 @@ impl Probe {
         text
     }
 
-    /// Returns `true` if these bytes begin like the text format.
+    /// Returns `true` if `bytes` begin like an encoded probe.
     pub fn is_text(bytes: &[u8]) -> bool {
         bytes.starts_with(b"version = ")
     }
 
-    /// Parses the text format. Ignores unknown keys.
+    /// Parses an encoded probe. Ignores unknown keys.
     ///
     /// # Errors
-    /// `InvalidData`, which names what is missing or wrong. Run the probe again in this case.
+    /// `InvalidData`, which names the missing or wrong field. In this case, rerun the probe.
     pub fn decode(text: &str) -> io::Result<Probe> {
         let field = |key: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once('='));
@@ -211,7 +215,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not the text of a probe: {what}"))
 }
 
-/// A file of written zeros, which is removed when this is dropped.
+/// A temporary file of written zeros. Dropping this value removes the file.
 pub(crate) struct Scratch<'a> {
     backend: &'a dyn Backend,
     path: PathBuf,
@@ -243,7 +247,7 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Measures single durable writes by each method, and returns their durations.
+/// Measures single durable writes by each method. Returns their durations, in the order of [`METHODS`].
 fn measure(backend: &dyn Backend, file: &dyn BackendFile, duration: Duration) -> io::Result<[Vec<Duration>; 3]> {
     let mut samples = [const { Vec::new() }; 3];
     let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
@@ -279,9 +283,9 @@ fn figures(method: SyncMethod, samples: &[Duration], supported: bool) -> MethodF
     MethodFigures { method, median_us: microseconds(at(500)), p99_us: microseconds(at(990)), supported }
 }
 
-/// Chooses among methods ordered by preference, each with its sorted samples: the first, unless a later one is faster
-/// beyond the noise. Without this rule, chance would choose between methods of equal speed, and two databases in the
-/// same folder would differ.
+/// Chooses a method. `methods` are in order of preference, each with its sorted samples. The first is chosen unless a
+/// later one is faster by more than the noise. Without this rule, the choice between methods of equal speed would be
+/// random, and two databases in the same folder could differ.
 fn choose<'s>(methods: impl Iterator<Item = (SyncMethod, &'s Vec<Duration>)>) -> SyncMethod {
     let chosen = methods.reduce(|preferred, other| {
         let (expected, offered) = (median_bounds(preferred.1), median_bounds(other.1));
@@ -291,11 +295,12 @@ fn choose<'s>(methods: impl Iterator<Item = (SyncMethod, &'s Vec<Duration>)>) ->
     chosen.map_or(SyncMethod::FullSync, |(method, _)| method)
 }
 
-/// Returns the bounds between which repeated measurements would find the median of these sorted samples.
+/// Returns the confidence interval of the median of sorted samples.
 ///
-/// Each sample is below the true median with a probability of one half. So the number of samples below it has the mean
-/// n/2 and the standard deviation √n/2, and in 997 of 1,000 measurements the true median is between the samples of the
-/// ranks n/2 ± 3·√n/2. With fewer than nine samples these ranks do not exist, and there are no bounds.
+/// Each sample is below the true median with a probability of one half. So the number of samples below the true median
+/// has the mean n/2 and the standard deviation √n/2, and in 997 of 1,000 measurements the true median lies between the
+/// samples with the ranks n/2 ± 3·√n/2. With fewer than nine samples, these ranks don't exist, and the result is
+/// `None`.
 fn median_bounds(samples: &[Duration]) -> Option<(Duration, Duration)> {
     let count = samples.len() as f64;
     let lowest = ((count - 3.0 * count.sqrt()) / 2.0).floor();
@@ -312,7 +317,7 @@ mod tests {
     use super::*;
     use crate::backend::select::select;
 
-    /// A fraction of a second is enough to measure all methods and choose one. Nothing is left in the folder.
+    /// A fraction of a second is enough to measure all methods and choose one. No file is left in the folder.
     #[test]
     fn a_folder_is_probed() {
         let place = TestFolder::new(select(IoBackend::Portable).unwrap());
@@ -348,8 +353,8 @@ mod tests {
         choose(METHODS.into_iter().zip(samples))
     }
 
-    /// If medians differ by less than the noise of their samples, the preferred method is chosen, whatever their order.
-    /// These figures were measured on one drive.
+    /// If medians differ by less than the noise of their samples, the preferred method is chosen, whichever median is
+    /// lowest. These medians were measured on a single drive.
     #[test]
     fn noise_chooses_no_method() {
         let medians = [[3994, 3804, 3693], [3693, 3804, 3994], [3804, 3994, 3693], [3994, 3693, 3804]];
@@ -359,7 +364,7 @@ mod tests {
         }
     }
 
-    /// The bounds are the samples at the computed ranks.
+    /// The bounds of a median are the samples with the computed ranks.
     #[test]
     fn the_median_lies_between_its_bounds() {
         let microseconds = |from: u64, to: u64| (Duration::from_micros(from), Duration::from_micros(to));
@@ -367,13 +372,13 @@ mod tests {
         assert_eq!(median_bounds(&counted(0)), None);
         assert_eq!(median_bounds(&counted(8)), None);
         assert_eq!(median_bounds(&counted(9)), Some(microseconds(0, 8)));
-        // 100/2 ± 3·10/2.
+        // The ranks are 100/2 ± 3·10/2.
         assert_eq!(median_bounds(&counted(100)), Some(microseconds(35, 64)));
         assert_eq!(median_bounds(&counted(10_000)), Some(microseconds(4850, 5149)));
     }
 
-    /// A method is chosen if it is faster beyond the noise than each method preferred to it, and no later one is faster
-    /// still.
+    /// A method is chosen if it beats all preferred methods by more than the noise, and no later method beats it in
+    /// turn.
     #[test]
     fn a_method_that_is_surely_faster_is_chosen() {
         let of = |medians: [u64; 3], count| chosen(&medians.map(|median| samples(median, 20, count)));

@@ -1,4 +1,4 @@
-//! Reads of any range into buffers that are shared, not copied.
+//! Buffers for the bytes that were read, which users share instead of copying, and reads of any range into them.
 
 use std::fmt;
 use std::io;
@@ -11,9 +11,9 @@ use super::{AlignedBuffer, BackendFile, Queue};
 use crate::BLOCK_BYTES;
 use crate::backend::disk::end_of_file;
 
-/// Bytes that were read. The buffer is reference-counted: cloning and slicing copy nothing.
+/// A buffer of bytes that were read. It is reference-counted: cloning and slicing don't copy the bytes.
 ///
-/// When the last clone or slice is dropped, the memory is freed or goes back to the stream that read it.
+/// When the last clone or slice is dropped, the memory is freed, or returned to the stream or driver that allocated it.
 ///
 /// # Examples
 /// ```
@@ -28,14 +28,14 @@ use crate::backend::disk::end_of_file;
 /// ```
 #[derive(Clone)]
 pub struct ReadBuffer {
-    /// `None` if there are no bytes.
+    /// `None` if the buffer is empty.
     memory: Option<Arc<Memory>>,
     start: usize,
     end: usize,
 }
 
 struct Memory {
-    /// `Some` until it is dropped.
+    /// `Some` until the memory is dropped.
     buffer: Option<AlignedBuffer>,
     home: Option<Arc<BufferHome>>,
 }
@@ -48,7 +48,7 @@ impl Drop for Memory {
     }
 }
 
-/// Keeps the buffers of a stream between requests: allocating 512 KiB afresh costs as much as reading them.
+/// Keeps the buffers of a stream or driver between requests: allocating 512 KiB costs as much as reading 512 KiB.
 pub(crate) struct BufferHome {
     shelf: Mutex<Shelf>,
     buffer_bytes: usize,
@@ -57,12 +57,13 @@ pub(crate) struct BufferHome {
 
 struct Shelf {
     buffers: Vec<AlignedBuffer>,
-    /// The number of buffers that the first request allocates together; 0 afterwards.
+    /// The number of buffers that the first request will allocate as one group; 0 afterwards.
     group_count: usize,
 }
 
 impl BufferHome {
-    /// Creates a home that keeps up to `buffers_max` buffers. The first `group_count` are allocated together.
+    /// Creates a home that keeps up to `buffers_max` buffers. The first `group_count` of them are allocated as one
+    /// group.
     pub(crate) fn new(buffer_bytes: usize, buffers_max: usize, group_count: usize) -> Arc<BufferHome> {
         let shelf = Mutex::new(Shelf { buffers: Vec::new(), group_count });
         Arc::new(BufferHome { shelf, buffer_bytes, buffers_max })
@@ -83,7 +84,8 @@ impl BufferHome {
         buffer
     }
 
-    /// Allocates the buffers and registers them with `queue`. If it cannot, they are as good as others.
+    /// Allocates the buffers and registers them with `queue`. If registration fails, they are used like ordinary
+    /// buffers.
     pub(crate) fn register(&self, queue: &dyn Queue) {
         let mut shelf = self.shelf.lock();
         if shelf.group_count > 0 {
@@ -94,7 +96,7 @@ impl BufferHome {
         }
     }
 
-    /// Takes a buffer back. Those of another size are dropped.
+    /// Takes a buffer back. Drops it if it has a different size or enough buffers are kept.
     pub(crate) fn put(&self, buffer: AlignedBuffer) {
         if buffer.capacity() != self.buffer_bytes {
             return;
@@ -107,7 +109,7 @@ impl BufferHome {
 }
 
 impl ReadBuffer {
-    /// Returns the `visible` bytes of `buffer`. When the last user drops it, the buffer goes back to `home`.
+    /// Returns the `visible` bytes of `buffer`. When the last clone or slice is dropped, the buffer returns to `home`.
     pub(crate) fn of_home(buffer: AlignedBuffer, visible: Range<usize>, home: &Arc<BufferHome>) -> ReadBuffer {
         assert!(visible.start <= visible.end && visible.end <= buffer.len());
         let memory = Arc::new(Memory { buffer: Some(buffer), home: Some(Arc::clone(home)) });
@@ -119,7 +121,7 @@ impl ReadBuffer {
         ReadBuffer { memory: None, start: 0, end: 0 }
     }
 
-    /// Drops the first `bytes`, and also the memory if no bytes are left.
+    /// Removes the first `bytes` bytes. Drops the reference to the memory if no bytes are left.
     pub(crate) fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.len(), "{bytes} bytes consumed of {}", self.len());
         self.start += bytes;
@@ -185,7 +187,7 @@ pub(crate) fn read_unit_bytes(file: &dyn BackendFile) -> usize {
 }
 
 impl dyn BackendFile {
-    /// Reads `bytes` bytes at any `offset`, whatever the file's alignment, in one transfer.
+    /// Reads `bytes` bytes at any `offset` in one transfer, regardless of the file's alignment.
     ///
     /// If the file is direct, the blocks around the range are read too, but only the range is visible.
     ///

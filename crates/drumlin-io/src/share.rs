@@ -1,7 +1,7 @@
-//! The share of the requests in flight that background work may have while the foreground is active.
+//! Limits background work to a share of the requests in flight while the foreground is active.
 //!
-//! A [`Driver`](crate::Driver) counts its own requests, under its lock, and a [`Share`] counts those of any number of
-//! threads and queues. Both follow [`background_max`].
+//! A [`Driver`](crate::Driver) counts its own requests, under its lock. A [`Share`] counts the requests of any number
+//! of threads and queues. Both apply the limit of [`background_max`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use crate::backend::Backend;
 
-/// Foreground requests count as active for this long after the last one has finished.
+/// The foreground counts as active until this long after its last request has finished.
 pub(crate) const FOREGROUND_LINGER: Duration = Duration::from_millis(1);
 
-/// Returns the number of background requests that may be in flight beside this many foreground ones: at least 1, and
-/// `share` of the sum. While the foreground lingers, it counts as one request.
+/// Returns the maximum number of background requests in flight for a given number of foreground requests: `share` of
+/// the sum of both, but at least 1. A foreground that is active without requests counts as one request.
 pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
     if share >= 1.0 {
         return usize::MAX;
@@ -23,14 +23,15 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
 }
 
 /// Lets background requests of a program yield to its foreground, for programs that use [queues](crate::Queue) and
-/// blocking calls instead of a [`Driver`](crate::Driver), which has a [share of its own](crate::Driver::background).
+/// blocking calls instead of a [`Driver`](crate::Driver), which has its [own share](crate::Driver::background).
 ///
-/// While foreground requests are in flight, or were within the last millisecond, background requests are refused beyond
-/// their share. Nobody waits: a thread that is refused collects one of its own requests and tries again. So each thread
-/// may always have one background request in flight ([`background`](Self::background)), and tries for more
-/// ([`try_background`](Self::try_background)).
+/// While foreground requests are in flight, or were within the last millisecond, background requests beyond their share
+/// are refused. No call waits: a thread whose request is refused collects one of its earlier requests, then retries.
+/// Each thread may always have one background request in flight ([`background`](Self::background)), and tries to begin
+/// more ([`try_background`](Self::try_background)).
 ///
-/// The counts are atomic and without order: a request that begins meanwhile may be overlooked.
+/// The counts are atomic, but not synchronised with each other: a request that begins at the same moment may be
+/// overlooked.
 ///
 /// # Examples
 /// ```
@@ -46,16 +47,16 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
 /// ```
 #[derive(Default)]
 pub struct Share {
-    /// The share, and the clock; `None` if nothing is limited.
+    /// The share, and the backend whose clock is used; `None` if there is no limit.
     limit: Option<(f64, Arc<dyn Backend>)>,
     foreground: AtomicUsize,
     background: AtomicUsize,
     urgent: AtomicUsize,
-    /// The time when the last foreground request ended, in nanoseconds; 0 if none has.
+    /// The time at which the last foreground request ended, in nanoseconds; 0 before the first one has ended.
     foreground_ended: AtomicU64,
 }
 
-/// A request in flight, which a [`Share`] counts until this is dropped.
+/// A request in flight. Its [`Share`] counts the request until this guard is dropped.
 #[derive(Debug)]
 #[must_use = "a request is counted only as long as this lives"]
 pub struct InFlight<'s> {
@@ -63,14 +64,14 @@ pub struct InFlight<'s> {
     is_foreground: bool,
 }
 
-/// Lifts the limit of a [`Share`] until it is dropped.
+/// Lifts the limit of a [`Share`] until this guard is dropped.
 #[derive(Debug)]
 #[must_use = "the limit is lifted only as long as this lives"]
 pub struct Urgent<'s>(&'s Share);
 
 impl Share {
-    /// Returns a share (between 0 and 1) of the requests in flight. The backend provides the clock.
-    /// [`Share::default`] limits nothing.
+    /// Limits background requests to `share` (between 0 and 1) of the requests in flight. The backend provides the
+    /// clock. [`Share::default`] sets no limit.
     ///
     /// # Panics
     /// If `share` is not between 0 and 1.
@@ -86,14 +87,14 @@ impl Share {
         InFlight { share: self, is_foreground: true }
     }
 
-    /// Begins a background request of a thread that has no other in flight. It is never refused, so background work
-    /// progresses however busy the foreground is.
+    /// Begins a background request of a thread that has no other background request in flight. It is never refused, so
+    /// background work progresses however busy the foreground is.
     pub fn background(&self) -> InFlight<'_> {
         self.background.fetch_add(1, Ordering::Relaxed);
         InFlight { share: self, is_foreground: false }
     }
 
-    /// Begins a further background request, if the share has room for it.
+    /// Begins one more background request, or returns `None` if that would exceed the share.
     pub fn try_background(&self) -> Option<InFlight<'_>> {
         let count_max = self.background_max();
         let add = |count: usize| (count < count_max).then_some(count + 1);
@@ -101,13 +102,13 @@ impl Share {
         Some(InFlight { share: self, is_foreground: false })
     }
 
-    /// Lifts the limit, for a foreground that waits for background work to be done.
+    /// Lifts the limit while a foreground thread waits for background work.
     pub fn urgent(&self) -> Urgent<'_> {
         self.urgent.fetch_add(1, Ordering::Relaxed);
         Urgent(self)
     }
 
-    /// Returns the number of foreground requests in flight, and that of background requests.
+    /// Returns the numbers of foreground and background requests in flight.
     pub fn in_flight(&self) -> (usize, usize) {
         (self.foreground.load(Ordering::Relaxed), self.background.load(Ordering::Relaxed))
     }
@@ -134,7 +135,7 @@ impl Drop for InFlight<'_> {
             background.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        // Store the time first: between the two steps, a thread must not see an idle foreground.
+        // Store the time before decrementing the count: between the two steps, no thread may see an idle foreground.
         if let Some((_, backend)) = limit {
             foreground_ended.store(backend.now().as_nanos() as u64, Ordering::Relaxed);
         }
@@ -159,8 +160,8 @@ impl fmt::Debug for Share {
 mod tests {
     use super::*;
 
-    /// The background has its share while the foreground is active or was lately, all when it is idle or waits, and
-    /// always one request for a thread that has none.
+    /// Background requests are limited to their share while the foreground is active or was recently, and unlimited
+    /// while it is idle or waits for them. A thread without a background request may always begin one.
     #[test]
     fn the_background_has_its_share() {
         let clock = crate::in_memory();

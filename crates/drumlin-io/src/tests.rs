@@ -1,4 +1,4 @@
-//! Tests the contract of a backend on each of the backends.
+//! Tests of the contract that all backends share, run on each of them.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::backend::select::select;
 const BLOCK: usize = AlignedBuffer::ALIGNMENT;
 const CREATE: OpenOptions = OpenOptions { write: true, create: true, create_new: false, direct: true };
 
-/// A backend, with a folder that is removed when this is dropped.
+/// A backend with a temporary folder, which is removed on drop.
 pub(super) struct TestFolder {
     pub(super) backend: Arc<dyn Backend>,
     folder: tempfile::TempDir,
@@ -48,7 +48,7 @@ impl TestFolder {
     }
 }
 
-/// Defines the content of a patterned file: no two blocks are alike.
+/// Returns the byte at a position of a patterned file, in which no two blocks are alike.
 pub(super) fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
@@ -223,7 +223,7 @@ fn a_queue_that_moves(place: &TestFolder) {
     }
 }
 
-/// While one thread waits for requests, another pushes more.
+/// While one thread waits for requests, a second thread pushes more.
 fn one_thread_pushes_while_another_waits(place: &TestFolder) {
     const COUNT: u64 = 2000;
     let file = place.patterned("pushed", 64 * BLOCK, true);
@@ -253,7 +253,7 @@ fn one_thread_pushes_while_another_waits(place: &TestFolder) {
     assert_eq!(queue.in_flight(), 0);
 }
 
-/// An interrupt loses no request, whether a wait is running or not.
+/// An interrupt loses no request, during a wait or before it.
 fn an_interrupt_ends_a_wait(place: &TestFolder) {
     let file = place.patterned("interrupted", 8 * BLOCK, true);
     let queue = place.backend.queue_with(QueueOptions { depth: 8, shared: true, polled: false }).unwrap();
@@ -274,7 +274,8 @@ fn an_interrupt_ends_a_wait(place: &TestFolder) {
     });
 }
 
-/// A group can be registered once. Its buffers hold the right bytes, also while others are in flight.
+/// A queue registers a single group. Reads into the group's buffers get the right bytes, through this queue or any
+/// other.
 fn registered_buffers(place: &TestFolder) {
     let file = place.patterned("registered", 300 * BLOCK, true);
     let queue = place.backend.queue(64).unwrap();
@@ -490,7 +491,7 @@ fn many_threads(place: &TestFolder) {
     });
 }
 
-/// Ranges that begin and end on both sides of block and file boundaries.
+/// Ranges that begin and end on either side of block and file boundaries.
 const RANGES: [(u64, u64); 9] = [
     (0, 100_001),
     (1, 100_000),
@@ -549,7 +550,7 @@ fn streams(place: &TestFolder) {
     }
 }
 
-/// Returned buffers keep their content while the stream reads into others.
+/// Returned buffers keep their content while the stream reads into further buffers.
 fn streamed_buffers_are_stable(place: &TestFolder) {
     let driver = place.driver();
     let file = File::new(place.patterned("stable", 40 * BLOCK, true), driver.clone());
@@ -584,7 +585,7 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Tasks of another executor read streams, by buffers and by copies.
+/// Tasks of a foreign executor read streams, by taking buffers and by copying.
 fn asynchronous_streams(place: &TestFolder) {
     use futures_io::AsyncRead;
     use std::pin::Pin;
@@ -620,7 +621,8 @@ fn asynchronous_streams(place: &TestFolder) {
     }
 }
 
-/// Many streams of many threads share a driver, some collect for themselves, and some are dropped halfway.
+/// Streams of many threads share a driver. Some threads collect their own requests, and some streams are dropped
+/// halfway.
 fn many_asynchronous_streams(place: &TestFolder) {
     let driver = place.driver();
     let file = File::new(place.patterned("many", 300_001, true), driver.clone());
@@ -682,7 +684,7 @@ macro_rules! on_each_backend {
         mod memory {
             $(#[test] fn $test() { super::$test(&super::TestFolder::new(super::in_memory())); })*
         }
-        /// The fault-injecting wrapper passes everything on.
+        /// Without faults, the fault-injecting wrapper passes all calls on.
         mod faulty {
             $(#[test] fn $test() {
                 let inner = super::select(super::IoBackend::Portable).unwrap();
@@ -694,7 +696,7 @@ macro_rules! on_each_backend {
                 super::$test(&super::TestFolder::new(super::select(super::IoBackend::Portable).unwrap()));
             })*
         }
-        /// The same tests on the backend that a program gets if io_uring is forbidden.
+        /// The same tests on io_uring, or on the portable backend if io_uring is forbidden.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         mod uring {
             $(#[test] fn $test() {

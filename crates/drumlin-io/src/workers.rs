@@ -1,9 +1,9 @@
-//! A few threads that do what only blocking calls can do, on behalf of tasks.
+//! A few threads that make blocking calls on behalf of tasks.
 //!
 //! # Invariants
-//! 1. An accepted job is done even if its task no longer waits: dropping the future does not cancel it.
-//! 2. At most [`JOBS_MAX`] jobs are queued. A task that brings another waits until there is room.
-//! 3. Wakers are called while no lock is held.
+//! 1. An accepted job runs even if its task no longer waits: dropping the future does not cancel it.
+//! 2. At most [`JOBS_MAX`] jobs are queued. A task with a further job waits until the queue has room.
+//! 3. No lock is held while a waker is called.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,14 +15,14 @@ use std::thread::JoinHandle;
 use crate::backend::Backend;
 use crate::sync::{Condvar, Mutex};
 
-/// The maximum number of jobs that wait for a thread. A task with another job waits.
+/// The maximum number of jobs that wait for a thread. A task with a further job waits.
 const JOBS_MAX: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A pool of threads for what only blocking calls can do. They start with the first jobs.
+/// A pool of threads for blocking calls. It starts them when the first jobs arrive.
 ///
-/// A job may wait for running jobs of the same pool, but never for a queued job: if all threads waited like this, the
+/// A job may wait for running jobs of the same pool, but never for a queued one: if the jobs on all threads did so, the
 /// queued job would never start.
 ///
 /// # Examples
@@ -52,7 +52,7 @@ struct WorkerPool {
 #[derive(Default)]
 struct JobQueue {
     jobs: VecDeque<Job>,
-    /// Tasks that wait for room in the queue.
+    /// The tasks that wait for room in the queue.
     crowd: Vec<Waker>,
     threads: Vec<JoinHandle<()>>,
     idle_count: usize,
@@ -78,7 +78,8 @@ impl Workers {
         Workers { backend, threads_max, shared: Arc::default() }
     }
 
-    /// Runs `body` on one of the threads and returns its result. If no thread can be started, runs it here.
+    /// Runs `body` on one of the threads and returns its result. If no thread can be started, runs it on the calling
+    /// thread.
     ///
     /// # Panics
     /// If `body` panics.
@@ -119,7 +120,7 @@ impl Workers {
         let mut state = self.shared.state.lock();
         if state.stop {
             drop(state);
-            // No other thread is left to run the job.
+            // The pool's threads have been stopped, so run the job on this thread.
             (job.take().expect("accepted once"))();
             return Poll::Ready(());
         }
@@ -132,7 +133,7 @@ impl Workers {
             let shared = Arc::clone(&self.shared);
             match self.backend.spawn("drumlin-work", Box::new(move || shared.serve())) {
                 Ok(thread) => state.threads.push(thread),
-                // If no thread can be started at all, run the jobs here and now.
+                // If the pool has no thread and cannot start one, run the jobs on this thread.
                 Err(_) if state.threads.is_empty() => {
                     let jobs = std::mem::take(&mut state.jobs);
                     drop(state);
@@ -147,7 +148,7 @@ impl Workers {
         Poll::Ready(())
     }
 
-    /// Stops the threads after they have done all accepted jobs.
+    /// Stops the threads after they have finished all accepted jobs.
     pub fn stop(&self) {
         let threads = {
             let mut state = self.shared.state.lock();
@@ -156,7 +157,8 @@ impl Workers {
         };
         self.shared.arrived.notify_all();
         for thread in threads {
-            // One of these threads may be the one that drops the database's last handle, and it must not join itself.
+            // The calling thread may itself be a worker, if its job dropped the database's last handle. It cannot join
+            // itself.
             if thread.thread().id() != crate::sync::current().id() {
                 let _ = crate::sync::join(thread);
             }

@@ -1,4 +1,4 @@
-//! compio, with its default settings but for a ring that holds all requests.
+//! compio, with its default settings except for a ring that is large enough for all requests.
 
 use std::io;
 use std::sync::Arc;

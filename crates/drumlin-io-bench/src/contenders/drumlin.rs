@@ -1,4 +1,4 @@
-//! drumlin-io: its driver in `block_on`, and in a runtime of another library.
+//! drumlin-io: its driver in `block_on`, and in the runtime of a different library.
 
 use std::io;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ fn open(work: &Work, options: DriverOptions) -> io::Result<File> {
     File::open(&driver, &work.path, options).wait()
 }
 
-/// Runs all tasks on one thread, which collects their requests itself.
+/// Runs all tasks on one thread, which itself collects their requests.
 pub(crate) fn block_on(work: &Arc<Work>) -> io::Result<Measured> {
     on_one_thread(work, &open(work, DriverOptions::default())?)
 }
 
-/// The same, with a driver that only this thread uses.
+/// Like [`block_on`], with a driver that only this thread uses.
 pub(crate) fn one_thread(work: &Arc<Work>) -> io::Result<Measured> {
     on_one_thread(work, &open(work, DriverOptions { one_thread: true, ..DriverOptions::default() })?)
 }
 
-/// The same, with registered buffers.
+/// Like [`one_thread`], with registered buffers.
 pub(crate) fn registered(work: &Arc<Work>) -> io::Result<Measured> {
     let options = DriverOptions { one_thread: true, registered: true, ..DriverOptions::default() };
     on_one_thread(work, &open(work, options)?)
@@ -94,7 +94,7 @@ async fn finish(work: &Work, file: &File) -> io::Result<Measured> {
     Ok(work.finish())
 }
 
-/// Returns an item for each task, with its own buffer if it writes.
+/// Returns one item per task: its own buffer if the task writes, otherwise `None`.
 fn buffers(work: &Work) -> Vec<Option<Buffer>> {
     match work.row {
         Row::Random(depth) => (0..depth).map(|_| None).collect(),

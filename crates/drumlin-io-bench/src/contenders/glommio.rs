@@ -1,4 +1,4 @@
-//! glommio. Its files have buffers of their own, which it registers with its ring.
+//! glommio. Its files allocate their own buffers, which it registers with its ring.
 
 use std::io;
 use std::rc::Rc;
@@ -54,7 +54,7 @@ async fn read(work: &Work, file: &DmaFile) -> io::Result<()> {
 
 async fn read_many(work: &Work, file: &Rc<DmaFile>) -> io::Result<()> {
     while let Some(ranges) = work.next_ranges() {
-        // It merges neighbours only in the order in which they come.
+        // glommio merges neighbours only if they are adjacent in the list, so sort the ranges.
         let mut ranges: Vec<_> =
             ranges.into_iter().map(|range| (range.start, (range.end - range.start) as usize)).collect();
         ranges.sort_unstable();

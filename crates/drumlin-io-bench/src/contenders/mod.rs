@@ -1,4 +1,4 @@
-//! The contenders: drumlin-io, its peers, and the ways of a program without either.
+//! The contenders: drumlin-io, its peers, and plain code that uses no such library.
 
 #[cfg(feature = "peers")]
 mod compio;
@@ -18,14 +18,14 @@ use std::sync::Arc;
 
 use crate::work::{Measured, Row, Work};
 
-/// The contender whose figures are compared with the best of the peers.
+/// The contender that is compared with the best of the peers.
 pub(crate) const DRUMLIN: &str = "drumlin-io";
 
 /// One column of the table.
 #[derive(Clone, Copy)]
 pub(crate) struct Contender {
     pub(crate) name: &'static str,
-    /// It is another library's interface, which drumlin-io is compared with.
+    /// Set for the interfaces of other libraries, with which drumlin-io is compared.
     pub(crate) is_peer: bool,
     has: fn(Row) -> bool,
     pub(crate) run: fn(&Arc<Work>) -> io::Result<Measured>,

@@ -1,4 +1,4 @@
-//! The least that these reads and writes cost: calls that block, and a queue without tasks.
+//! The lower bounds for the cost of these reads and writes: blocking calls, and a queue without tasks.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,7 @@ use drumlin_io::{IoBackend, OpenOptions, Queue};
 use crate::buffer::Buffer;
 use crate::work::{self, BLOCK_BYTES, Measured, RANGE_BYTES, REQUEST_BYTES, Row, Work};
 
-/// A thread for each request in flight, with `pread` and `pwrite`.
+/// Runs one thread per request in flight, with `pread` and `pwrite`.
 pub(crate) fn threads(work: &Arc<Work>) -> io::Result<Measured> {
     let file = &work::open(work, true)?;
     let bytes = if work.row.is_sequential() { REQUEST_BYTES } else { BLOCK_BYTES };
@@ -42,7 +42,7 @@ pub(crate) fn threads(work: &Arc<Work>) -> io::Result<Measured> {
     Ok(work.finish())
 }
 
-/// drumlin-io's own queue, which this thread fills and empties.
+/// Fills and empties drumlin-io's own queue on this thread.
 pub(crate) fn queue(work: &Arc<Work>) -> io::Result<Measured> {
     let backend = drumlin_io::backend(IoBackend::Uring)?;
     let options = OpenOptions { write: work.row == Row::Write, direct: true, ..OpenOptions::default() };
@@ -55,7 +55,7 @@ pub(crate) fn queue(work: &Arc<Work>) -> io::Result<Measured> {
     let mut is_over = false;
     work.start();
     loop {
-        // The next ranges are read when all of the last ones have been.
+        // The ranges of the next call begin only after all ranges of the previous call have been read.
         while !free.is_empty() && !is_over {
             if offsets.is_empty() {
                 if matches!(work.row, Row::Many(_)) && queue.in_flight() > 0 {
@@ -94,7 +94,7 @@ pub(crate) fn queue(work: &Arc<Work>) -> io::Result<Measured> {
     Ok(work.finish())
 }
 
-/// Returns the offsets of the next request, or those of the next call of `read_many`.
+/// Returns the offset of the next request, or the offsets of the next call of `read_many`.
 fn next_offsets(work: &Work) -> Option<Vec<u64>> {
     match work.row {
         Row::Random(_) => work.next_block().map(|block| vec![block * BLOCK_BYTES as u64]),

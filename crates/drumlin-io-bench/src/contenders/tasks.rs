@@ -1,4 +1,4 @@
-//! The work as tasks of a runtime, of which each has one request in flight. For interfaces that take a buffer and
+//! Does the work in tasks of a runtime, with one request in flight per task. For interfaces that take a buffer and
 //! return it.
 
 use std::io;
@@ -10,14 +10,14 @@ use futures_util::future::join_all;
 use crate::buffer::Buffer;
 use crate::work::{self, BLOCK_BYTES, RANGE_BYTES, REQUEST_BYTES, Row, Work};
 
-/// A file of a runtime.
+/// A file that is opened by a runtime.
 pub(crate) trait Disk: 'static {
     async fn read(&self, offset: u64, buffer: Buffer) -> io::Result<Buffer>;
     async fn write(&self, offset: u64, buffer: Buffer) -> io::Result<Buffer>;
     async fn sync(&self) -> io::Result<()>;
 }
 
-/// Starts the tasks of the row by `spawn`, whose results wait for their end.
+/// Starts the tasks of the row with `spawn`, and awaits the futures that it returns until the tasks have ended.
 pub(crate) async fn run<D: Disk, S: Future>(
     work: &Arc<Work>,
     disk: D,

@@ -1,4 +1,4 @@
-//! tokio, whose files go through a pool of threads.
+//! tokio, which does file I/O on a pool of threads.
 
 use std::fs::File;
 use std::io::{self, SeekFrom};
@@ -13,14 +13,14 @@ use super::tasks::{self, Disk};
 use crate::buffer::Buffer;
 use crate::work::{self, BLOCK_BYTES, Measured, RANGE_BYTES, REQUEST_BYTES, Row, Work};
 
-/// The threads for calls that block. With more, rates fell here.
+/// The maximum number of threads for blocking calls. With more threads, throughput fell in these measurements.
 const THREADS_MAX: usize = 256;
 
 pub(crate) fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().max_blocking_threads(THREADS_MAX).build()
 }
 
-/// Direct reads and writes on tokio's threads.
+/// A file for direct reads and writes on tokio's threads.
 struct BlockingFile(Arc<File>);
 
 impl Disk for BlockingFile {
@@ -47,8 +47,8 @@ pub(crate) fn direct(work: &Arc<Work>) -> io::Result<Measured> {
     LocalSet::new().block_on(&runtime()?, tasks::run(work, file, spawn_local))
 }
 
-/// `tokio::fs::File`. Its buffers are not aligned, so it reads and writes through the page cache, which is empty at
-/// first. It has a cursor, so each task has a file of its own.
+/// `tokio::fs::File`. Its buffers are not aligned, so it reads and writes through the page cache, which initially has
+/// no pages of the file. A file has a cursor, so each task opens its own.
 pub(crate) fn buffered(work: &Arc<Work>) -> io::Result<Measured> {
     let count = if work.row.is_sequential() { 1 } else { work.row.depth() };
     let files = (0..count).map(|_| Ok(tokio::fs::File::from_std(work::open(work, false)?)));

@@ -1,4 +1,4 @@
-//! tokio-uring.
+//! tokio-uring, on its own runtime.
 
 use std::io;
 use std::sync::Arc;

@@ -7,29 +7,29 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-/// The unit of direct I/O, in bytes: a multiple of the alignment that any device asks for.
+/// The unit of direct I/O, in bytes: a multiple of the alignment that any device requires.
 pub const BLOCK_BYTES: usize = 4096;
 
 /// An owned, zero-initialised buffer whose address is a multiple of 4,096.
 pub struct AlignedBuffer {
     start: NonNull<u8>,
-    /// Bytes of the allocation before the start.
+    /// The number of bytes between the start of the allocation and the start of the buffer.
     lead: usize,
     length: usize,
     capacity: usize,
-    /// The memory that the buffer is a part of, unless it has an allocation of its own.
+    /// The memory of the buffer's group, or `None` if the buffer has its own allocation.
     area: Option<Arc<Area>>,
 }
 
-/// Memory for several buffers, in huge pages if the system has them.
+/// The memory of a group of buffers, in huge pages if the system provides them.
 struct Area {
     mapped: NonNull<u8>,
     mapped_bytes: usize,
-    /// The queue that the memory is registered with.
+    /// The identity of the queue with which the memory is registered.
     queue_id: OnceLock<u64>,
 }
 
-/// The memory of a group of buffers.
+/// The address and size of a group's memory, for registering it.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 pub(super) struct GroupMemory {
     pub(super) start: NonNull<u8>,
@@ -39,13 +39,13 @@ pub(super) struct GroupMemory {
 /// The size of a huge page on every processor with pages of 4 KiB.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A group of buffers with fewer bytes would leave most of a huge page unused.
+/// The minimum size of a group. A smaller group would leave most of a huge page unused.
 const GROUP_BYTES_MIN: usize = HUGE_PAGE_BYTES / 2;
 
-/// From this capacity on, a buffer is allocated one block larger and with less alignment than it needs. An allocator
-/// returns zeroed memory of this size without touching it, but writes the zeros itself if it has to align them. The two
-/// 8 MiB buffers of a log took 4 ms of every opening.
-/// Measured: the figure above is the effect; where between 4 KiB and 8 MiB it begins was not measured.
+/// A buffer of at least this capacity is allocated one block larger and with less alignment than it needs. An allocator
+/// gets zeroed memory of this size from the system without touching it, but writes the zeros itself if it has to align
+/// the memory. Without this, the two 8 MiB buffers of a log took 4 ms of every opening.
+/// Measured: the figure above; the threshold, between 4 KiB and 8 MiB, was not measured.
 const UNTOUCHED_BYTES_MIN: usize = 256 << 10;
 
 /// The alignment that allocators provide by default.
@@ -56,14 +56,14 @@ unsafe impl Send for AlignedBuffer {}
 // SAFETY: shared access only reads. Test: `streamed_buffers_are_stable` of `crate::tests`.
 unsafe impl Sync for AlignedBuffer {}
 
-// SAFETY: an area only owns its memory. Each byte is accessed only through the one buffer that it was given to. Test:
+// SAFETY: an area only owns its memory. Each byte is accessed only through the buffer to which it belongs. Test:
 // `grouped_buffers_are_each_their_own`.
 unsafe impl Send for Area {}
 // SAFETY: as above.
 unsafe impl Sync for Area {}
 
 impl AlignedBuffer {
-    /// Address and capacity are multiples of this many bytes.
+    /// A buffer's address and capacity are multiples of this number of bytes.
     pub const ALIGNMENT: usize = BLOCK_BYTES;
 
     /// Returns a buffer of `length` zeros. Its capacity is the next multiple of [`ALIGNMENT`](Self::ALIGNMENT).
@@ -81,13 +81,13 @@ impl AlignedBuffer {
         AlignedBuffer { start, lead, length, capacity, area: None }
     }
 
-    /// Returns `count` buffers of `length` zeros each, for requests that are in flight together. From 1 MiB in total,
-    /// they are adjacent, in memory of whole huge pages (2 MiB) if the system has them. The last buffer frees that
-    /// memory.
+    /// Returns `count` buffers of `length` zeros each, for requests that are in flight together. Buffers of at least 1
+    /// MiB in total are adjacent, in whole huge pages (2 MiB) if the system provides them. Dropping the last buffer
+    /// frees their memory.
     ///
-    /// A drive takes a request as a list of contiguous pieces of memory. In 4 KiB pages that is one piece for each
-    /// page, and the list is full at about 1 MiB. In huge pages it is one piece for each request. On a virtual drive,
-    /// streams of 512 KiB requests into huge pages had twice the rate at a fifth of the processor time (docs/lab).
+    /// A drive receives a request as a list of contiguous pieces of memory. In 4 KiB pages, the list has one piece per
+    /// page, and is full at about 1 MiB. In huge pages, a request is a single piece. On a virtual drive, huge pages
+    /// doubled the rate of streams of 512 KiB requests, at a fifth of the processor time (docs/lab).
     #[must_use]
     pub fn group(count: usize, length: usize) -> Vec<AlignedBuffer> {
         let capacity = length.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT);
@@ -96,8 +96,8 @@ impl AlignedBuffer {
         let Some((area, first)) = area else { return (0..count).map(|_| AlignedBuffer::zeroed(length)).collect() };
         let area = Arc::new(area);
         let buffer = |index: usize| {
-            // SAFETY: the area has `bytes` bytes from `first` on, a piece of `capacity` bytes for each index. Test:
-            // `grouped_buffers_are_each_their_own`.
+            // SAFETY: the area has `bytes` bytes starting at `first`, which suffices for `capacity` bytes per index.
+            // Test: `grouped_buffers_are_each_their_own`.
             let start = unsafe { first.add(index * capacity) };
             AlignedBuffer { start, lead: 0, length, capacity, area: Some(Arc::clone(&area)) }
         };
@@ -119,7 +119,7 @@ impl AlignedBuffer {
         self.capacity
     }
 
-    /// Changes the visible length. Bytes that become visible again keep what they last held.
+    /// Changes the visible length. Bytes that become visible still have their last content.
     ///
     /// # Panics
     /// If `length` exceeds the capacity.
@@ -147,7 +147,7 @@ impl<const N: usize> From<&[u8; N]> for AlignedBuffer {
 }
 
 impl From<Vec<u8>> for AlignedBuffer {
-    /// Copies the bytes, since a vector's memory need not be aligned.
+    /// Copies the bytes, since a vector's memory may be unaligned.
     fn from(bytes: Vec<u8>) -> AlignedBuffer {
         AlignedBuffer::from(&bytes[..])
     }
@@ -168,14 +168,15 @@ impl AlignedBuffer {
         Some(GroupMemory { start, bytes: end - start.addr().get() })
     }
 
-    /// Records that the group of `buffers` is registered, as the only memory, with the queue of this identity.
+    /// Records that the memory of `buffers` is registered with the queue of this identity, which has no other
+    /// registered memory.
     pub(super) fn set_registration(buffers: &[AlignedBuffer], queue_id: u64) {
         if let Some(area) = buffers.first().and_then(|buffer| buffer.area.as_ref()) {
             let _ = area.queue_id.set(queue_id);
         }
     }
 
-    /// Returns the index of the buffer's memory among those registered with a queue.
+    /// Returns the index of the buffer's memory among the memory areas registered with a queue.
     #[inline]
     pub(super) fn registration(&self, queue_id: u64) -> Option<u16> {
         let area = self.area.as_ref()?;
@@ -184,10 +185,11 @@ impl AlignedBuffer {
 }
 
 impl Area {
-    /// Maps memory for `bytes` and returns it with the address of its first byte, or `None` if the system refuses.
+    /// Maps memory for `bytes` and returns it with the address of its first byte, or `None` if the system has no
+    /// memory.
     fn new(bytes: usize) -> Option<(Area, NonNull<u8>)> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        // Map whole huge pages: the rest of a mapping would consist of small pages.
+        // Map whole huge pages: a partial huge page at the end of a mapping would consist of small pages.
         let bytes = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
         // The part before the first huge page is never touched, so it takes no memory.
         let mapped_bytes = bytes.checked_add(HUGE_PAGE_BYTES)?;
@@ -200,7 +202,7 @@ impl Area {
         assert!(lead + bytes <= mapped_bytes, "{bytes} bytes do not fit behind {lead}");
         // SAFETY: `lead` is within the mapping, as was just asserted. Test: as above.
         let first = unsafe { mapped.add(lead) };
-        // SAFETY: the range is within the mapping just made. No test can fail: the system may ignore the advice.
+        // SAFETY: the range is within the new mapping. No test depends on the call: the system may ignore the advice.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
         Some((area, first))
@@ -209,8 +211,8 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`; every buffer in it holds a reference to this area, so none is left. Test:
-        // `grouped_buffers_are_each_their_own`, which writes to a buffer whose neighbours are gone.
+        // SAFETY: mapped in `new`. Every buffer in this area holds a reference to it, so no buffer is left. Test:
+        // `grouped_buffers_are_each_their_own`, which writes to a buffer whose neighbours were dropped.
         let _ = unsafe { rustix::mm::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }
@@ -220,8 +222,8 @@ impl Drop for AlignedBuffer {
         if self.area.is_some() {
             return;
         }
-        // SAFETY: allocated in `zeroed` with this same layout, `lead` bytes before the start. Test: as there, under a
-        // checking allocator.
+        // SAFETY: allocated in `zeroed` with the same layout, `lead` bytes before the start. Test: as in `zeroed`,
+        // under a checking allocator.
         unsafe { dealloc(self.start.as_ptr().sub(self.lead), Self::layout(self.capacity)) }
     }
 }
@@ -240,7 +242,7 @@ impl Deref for AlignedBuffer {
 impl DerefMut for AlignedBuffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`, and `&mut self` makes the access exclusive. Test: as there.
+        // SAFETY: as in `deref`, and `&mut self` makes the access exclusive. Test: as in `deref`.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 }
@@ -255,7 +257,7 @@ impl fmt::Debug for AlignedBuffer {
 mod tests {
     use super::*;
 
-    /// A buffer is aligned and zeroed, shares no bytes with others, and keeps its bytes when its length changes.
+    /// A buffer is aligned and zeroed, shares no bytes with other buffers, and keeps its bytes when its length changes.
     #[test]
     fn a_buffer_is_aligned_zeroed_and_its_own() {
         let sizes = (1..20).chain([63, 64, 65, 2048]);
@@ -273,7 +275,8 @@ mod tests {
         }
     }
 
-    /// Grouped buffers are aligned, zeroed, disjoint, adjacent from 1 MiB in total, and outlive their neighbours.
+    /// Grouped buffers are aligned, zeroed and disjoint, and outlive their neighbours. They are adjacent if they have
+    /// at least 1 MiB in total.
     #[test]
     fn grouped_buffers_are_each_their_own() {
         for (count, length) in [(3, 4096), (2, 512 << 10), (6, 512 << 10), (4, (512 << 10) + 1)] {

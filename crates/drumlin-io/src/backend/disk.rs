@@ -2,12 +2,12 @@
 //! only in their queues.
 //!
 //! # Invariants
-//! 1. A request that breaks the file's alignment is refused here with a clear message, whatever the kernel would do:
-//!    some kernels accept it on one device and refuse it on another.
-//! 2. `O_DIRECT` is set after opening, never while opening: a file system that refuses it would first create an empty
-//!    file and leave it behind.
-//! 3. An interrupted or short transfer is continued. Any other error is final, and how many bytes were transferred
-//!    before it is not reported.
+//! 1. A misaligned request is rejected here with a clear message, even if the kernel would accept it: some kernels
+//!    accept such a request on one device and reject it on another.
+//! 2. `O_DIRECT` is set after a file is opened, never by the opening call: a file system that rejects the flag would
+//!    first create an empty file and leave it behind.
+//! 3. An interrupted or short transfer is continued. Any other error is final, and the number of bytes transferred
+//!    before the error is not reported.
 
 use std::fmt;
 use std::fs;
@@ -30,7 +30,8 @@ use super::{
     Backend, BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist, Queue, QueueOptions, SyncMethod,
 };
 
-/// The smallest logical block of any device. Some file systems report a smaller alignment for memory.
+/// The smallest logical block of any device, in bytes. Some file systems report a smaller alignment for the buffer in
+/// memory.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 const ALIGNMENT_BYTES_MIN: usize = 512;
 
@@ -38,12 +39,12 @@ const ALIGNMENT_BYTES_MIN: usize = 512;
 pub(crate) struct DiskFile {
     path: PathBuf,
     handle: fs::File,
-    /// 1 for a buffered file.
+    /// The alignment of transfers, in bytes; 1 for a buffered file.
     alignment: usize,
     direct: bool,
-    /// The file opened a second time, without `O_DIRECT`, for writes of any alignment.
+    /// A second handle of the file, without `O_DIRECT`, for unaligned writes.
     cached: OnceLock<fs::File>,
-    /// The kernel or file system refused `RWF_DSYNC` on this file, so it is not tried again.
+    /// The kernel or file system has rejected `RWF_DSYNC` on this file, so later writes don't try it.
     durable_write_refused: AtomicBool,
 }
 
@@ -70,8 +71,9 @@ impl DiskFile {
         })
     }
 
-    /// Opens the file again, through the page cache. The path may lead to another file by now, so the open file is
-    /// looked up first, which needs a mounted `/proc`.
+    /// Opens a second handle of the file, which uses the page cache. The path may lead to a different file by now, so
+    /// this opens the descriptor's entry in `/proc`. If `/proc` is not mounted, it opens the path, and fails if that
+    /// leads to a different file.
     fn open_cached(&self) -> io::Result<fs::File> {
         let options = || fs::OpenOptions::new().write(true).to_owned();
         let by_descriptor = options().open(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));
@@ -87,7 +89,7 @@ impl DiskFile {
         Err(io::Error::new(io::ErrorKind::NotFound, text))
     }
 
-    /// The operating system's handle, for io_uring.
+    /// Returns the operating system's handle, for io_uring.
     #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     pub(crate) fn handle(&self) -> &fs::File {
         &self.handle
@@ -112,7 +114,7 @@ impl DiskFile {
         self.write_with(buffer, offset, |rest, position| self.handle.write_at(rest, position))
     }
 
-    /// Writes all of `buffer`, calling `write` as often as necessary.
+    /// Writes all of `buffer`, calling `write` repeatedly if a transfer is short.
     fn write_with(
         &self,
         buffer: &[u8],
@@ -123,7 +125,7 @@ impl DiskFile {
         while written < buffer.len() {
             match write(&buffer[written..], offset + written as u64) {
                 Ok(count) => {
-                    // A direct write continues at a block boundary, and writes the bytes of the partial block again.
+                    // A direct write continues at a block boundary, so it rewrites the bytes of the partial block.
                     let progress = count - (written + count) % self.alignment;
                     if count == 0 || progress == 0 {
                         return Err(io::ErrorKind::WriteZero.into());
@@ -137,7 +139,8 @@ impl DiskFile {
         Ok(())
     }
 
-    /// Does one durable write, or a write and an `fdatasync` if the kernel or file system does not support it.
+    /// Does a single durable write, or a write and an `fdatasync` if the kernel or file system does not support durable
+    /// writes.
     #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         use rustix::io::{ReadWriteFlags, pwritev2};
@@ -149,7 +152,8 @@ impl DiskFile {
             });
             let refused = match &result {
                 Ok(()) => false,
-                // Kernels before 4.6 lack the call, and kernels before 4.7 the flag. Some file systems refuse the flag.
+                // Kernels before 4.6 lack the system call, and kernels before 4.7 the flag. Some file systems reject
+                // the flag.
                 Err(error) => {
                     matches!(Errno::from_io_error(error), Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL))
                 }
@@ -169,7 +173,7 @@ impl DiskFile {
         self.sync_data()
     }
 
-    /// The fallback for file systems that cannot allocate: writes zeros from the end of the file. Holes before the end
+    /// Allocates by writing zeros from the end of the file, on file systems that cannot allocate. Holes before the end
     /// remain.
     fn extend_with_zeros(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let zeros = super::AlignedBuffer::zeroed(1 << 20);
@@ -196,7 +200,7 @@ impl BackendFile for DiskFile {
 
     fn len(&self) -> io::Result<u64> {
         let metadata = self.handle.metadata()?;
-        // The metadata of a block device do not contain its length.
+        // The metadata of a block device don't contain its length, but seeking to its end returns the length.
         if metadata.is_file() { Ok(metadata.len()) } else { (&self.handle).seek(SeekFrom::End(0)) }
     }
 
@@ -285,8 +289,8 @@ impl BackendFile for DiskFile {
         retry_on_intr(|| fallocate(&self.handle, flags, offset, bytes)).map_err(space_error)
     }
 
-    // The standard library repeats both calls when a signal interrupts them. That loses no report of a failed write,
-    // because an interrupted sync has not reported one. On macOS both are F_FULLFSYNC.
+    // The standard library retries both calls if a signal interrupts them. The retry loses no report of a failed write,
+    // because an interrupted sync has not reported any failure. On macOS both calls are F_FULLFSYNC.
     fn sync_data(&self) -> io::Result<()> {
         self.handle.sync_data().map_err(space_error)
     }
@@ -327,13 +331,14 @@ impl fmt::Debug for DiskFile {
     }
 }
 
-/// Switches the page cache off for `handle` and returns the alignment that transfers then need. Returns `None` if
-/// direct I/O is not possible (tmpfs, encrypted files, blocks larger than ours).
+/// Makes `handle` bypass the page cache, and returns the alignment that its transfers need from now on. Returns `None`
+/// if direct I/O is impossible (tmpfs, encrypted files, blocks larger than ours).
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
     use rustix::fs::{StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 
-    // Supported since Linux 6.1. An offset alignment of zero says that this particular file cannot be read directly.
+    // Linux 6.1 and later report the alignment. An offset alignment of zero means that this particular file cannot be
+    // read directly.
     let alignment = match statx(handle, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
             if found.stx_dio_offset_align == 0 {
@@ -360,13 +365,14 @@ fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
                 fcntl_setfl(handle, flags)?;
                 return Ok(None);
             }
-            // An unreadable first block says nothing about direct reads. Its next reader will report it.
+            // A failed read of the first block says nothing about direct I/O. The next reader of the block will report
+            // the error.
             _ => return Ok(Some(alignment)),
         }
     }
 }
 
-/// `F_NOCACHE` accepts transfers of any alignment.
+/// Makes `handle` bypass the page cache. `F_NOCACHE` accepts transfers of any alignment, so the alignment is 1.
 #[cfg(target_vendor = "apple")]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
     Ok(rustix::fs::fcntl_nocache(handle, true).ok().map(|()| 1))
@@ -377,7 +383,7 @@ fn try_direct(_: &fs::File) -> io::Result<Option<usize>> {
     Ok(None)
 }
 
-/// Returns the error of a request that breaks the alignment of the file at `path`.
+/// Returns the error for a misaligned request to the file at `path`.
 #[cold]
 fn misaligned(path: &Path, unit: usize, buffer: &[u8], offset: u64) -> io::Error {
     let text = format!(
@@ -389,13 +395,13 @@ fn misaligned(path: &Path, unit: usize, buffer: &[u8], offset: u64) -> io::Error
     io::Error::new(io::ErrorKind::InvalidInput, text)
 }
 
-/// Returns the error of a read that the end of the file cuts short.
+/// Returns the error for a read that reaches the end of the file too early.
 #[cold]
 pub(crate) fn end_of_file() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the requested bytes")
 }
 
-/// Reports an exhausted quota as a full disk: the caller can do the same about either.
+/// Turns the error of an exhausted quota into that of a full disk, since the remedy is the same.
 pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     if error.kind() == io::ErrorKind::QuotaExceeded {
@@ -404,7 +410,7 @@ pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
     error
 }
 
-/// Creates queues. This is all that distinguishes the disk backends.
+/// Creates queues. Only these differ between the disk backends.
 type QueueSource = Box<dyn Fn(QueueOptions) -> io::Result<Box<dyn Queue>> + Send + Sync>;
 
 /// The operating system's files with one kind of queue.
@@ -513,7 +519,7 @@ impl Folder for DiskFolder {
     }
 
     fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef> {
-        // `NONBLOCK`, because opening a pipe would wait for its other end.
+        // `NONBLOCK`, because opening a pipe without it would wait for a process to open the other end.
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
         flags |= if options.write { OFlags::RDWR } else { OFlags::RDONLY };
         if options.create || options.create_new {
@@ -609,14 +615,14 @@ impl Folder for DiskFolder {
 
 fn sync_folder(handle: &fs::File) -> io::Result<()> {
     match handle.sync_all() {
-        // A file system that returns this error needs no sync of its folders; PostgreSQL treats it the same way.
+        // A file system that returns this error doesn't need its folders synced; PostgreSQL ignores the error too.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         result => result,
     }
 }
 
-/// Locks with `flock`, whose locks belong to the open file description. fcntl's record locks belong to the process: two
-/// handles in one process would both get the lock, and closing any handle of the file would release it.
+/// Locks with `flock`, whose locks belong to the open file description. The record locks of `fcntl` belong to the
+/// process: two handles in one process would both get the lock, and closing either handle would release it.
 fn lock_handle(handle: &fs::File, lock: Lock) -> io::Result<bool> {
     let locked = match lock {
         Lock::Exclusive => handle.try_lock(),

@@ -1,4 +1,4 @@
-//! Opening a folder on any backend: names are looked up in the folder itself if the backend has handles of folders,
+//! Opens folders on any backend. If the backend has handles of folders, names are looked up relative to the handle,
 //! otherwise by path.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use super::{Backend, FileRef, Folder, FolderRef, OpenOptions};
 /// Opens a folder: by a handle if the backend has handles, otherwise by its path.
 ///
 /// # Errors
-/// The operating system's error, if there is no folder at the path or it may not be entered.
+/// The operating system's error if there is no folder at the path, or the process lacks permission to enter it.
 pub fn open_folder(backend: &Arc<dyn Backend>, path: &Path) -> io::Result<FolderRef> {
     Ok(match backend.folder_handle(path)? {
         Some(folder) => folder,

@@ -5,7 +5,7 @@
 pub enum Lock {
     /// Held by one handle while no other handle has a lock.
     Exclusive,
-    /// Held by any number of handles while none has the exclusive lock.
+    /// Held by any number of handles while no handle has the exclusive lock.
     Shared,
 }
 
@@ -17,8 +17,8 @@ pub(crate) struct Locks {
 }
 
 impl Locks {
-    /// Takes a lock, replacing the one that the handle holds. If another handle's lock conflicts, returns `false`, and
-    /// the handle keeps its lock.
+    /// Takes a lock, replacing the lock that the handle holds. Returns `false` if the lock of a different handle
+    /// conflicts; the handle then keeps its old lock.
     pub(crate) fn try_take(&mut self, held: &mut Option<Lock>, wanted: Lock) -> bool {
         let mut others = *self;
         let mut own = *held;

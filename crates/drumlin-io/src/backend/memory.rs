@@ -1,6 +1,8 @@
-//! The `memory` backend: files that exist only as long as the backend, for databases that need no files.
+//! The `memory` backend: its files live only as long as the backend itself. For databases that don't have to survive
+//! the process.
 //!
-//! Files are sparse: a chunk takes memory once something is written to it. There is nothing to sync and no alignment.
+//! Files are sparse: a chunk takes memory only after the first write to it. Syncs do nothing, and requests may have any
+//! alignment.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +19,12 @@ use super::disk::{end_of_file, random};
 use super::lock::Locks;
 use super::{AlignedBuffer, Backend, BackendFile, Completion, FileRef, Lock, OpenOptions, Persist, Queue};
 
-/// Large enough that finding a chunk costs little compared with copying it, small enough that a short file stays small.
+/// The size of a chunk: large enough that finding a chunk costs little compared with copying it, small enough that a
+/// short file takes little memory.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Creates a backend that keeps its files in memory. Each backend has its own files, which end with its last handle.
+/// Creates a backend that keeps its files in memory. Each backend has its own files, which are freed with its last
+/// handle.
 ///
 /// # Examples
 /// ```
@@ -50,8 +54,8 @@ struct Names {
 }
 
 impl Names {
-    /// Returns `true` for a folder that exists. Roots and the empty path, which is the folder of a relative name,
-    /// always do.
+    /// Returns `true` if the folder exists. Roots always exist, and so does the empty path, which is the folder of a
+    /// relative name.
     fn has_folder(&self, path: &Path) -> bool {
         path.parent().is_none() || self.folders.contains(path)
     }
@@ -69,7 +73,8 @@ struct Bytes {
     chunks: BTreeMap<u64, Box<[u8]>>,
 }
 
-/// Splits a range into parts that are within one chunk each. Yields the chunk, the offset in it, and the part's range.
+/// Splits a range at chunk boundaries. Yields each part's chunk, its offset in the chunk, and its range relative to the
+/// start of the whole range.
 fn parts(offset: u64, bytes: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -107,7 +112,7 @@ impl Bytes {
         self.length = self.length.max(offset + buffer.len() as u64);
     }
 
-    /// Fills a range with zeros. The length stays.
+    /// Fills a range with zeros. The file's length does not change.
     fn punch(&mut self, offset: u64, bytes: u64) {
         let bytes = bytes.min(self.length.saturating_sub(offset)) as usize;
         for (chunk, inside, part) in parts(offset, bytes) {
@@ -122,7 +127,7 @@ impl Bytes {
         }
     }
 
-    /// Sets the length. Bytes that are cut off must read as zeros if the file grows again.
+    /// Sets the length. Bytes that are cut off must read as zeros if the file grows later.
     fn set_len(&mut self, length: u64) {
         self.length = length;
         drop(self.chunks.split_off(&length.div_ceil(CHUNK_BYTES as u64)));
@@ -240,7 +245,7 @@ impl fmt::Debug for MemoryFile {
     }
 }
 
-/// A queue whose requests finish as they are pushed.
+/// A queue whose requests finish as soon as they are pushed.
 struct MemoryQueue {
     depth: usize,
     finished: Mutex<Vec<Completion>>,

@@ -37,17 +37,16 @@ pub struct OpenOptions {
     pub create: bool,
     /// Create the file, and fail if it exists already.
     pub create_new: bool,
-    /// Bypass the page cache if the file system allows it, which is found out by trying. See
-    /// [`BackendFile::is_direct`].
+    /// Bypass the page cache if the file system allows it; opening tries. See [`BackendFile::is_direct`].
     pub direct: bool,
 }
 
-/// The guarantee that holds when a write returns.
+/// The durability of the written bytes when a write returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persist {
-    /// Nothing: a later sync makes the bytes durable.
+    /// Not durable: a later sync makes the bytes durable.
     Later,
-    /// The bytes are durable, made so by the given method.
+    /// Durable, by the given method.
     Now(SyncMethod),
 }
 
@@ -64,7 +63,7 @@ pub enum SyncMethod {
 }
 
 impl SyncMethod {
-    /// The name that reports use: `durable-write`, `data-sync`, `full-sync`.
+    /// Returns the name for reports: `durable-write`, `data-sync`, `full-sync`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,20 +80,20 @@ impl fmt::Display for SyncMethod {
     }
 }
 
-/// An open file. Positional: there is no cursor, and any number of threads may use it at once.
+/// An open file. All I/O is positional: there is no cursor, and any number of threads may use the file concurrently.
 #[allow(clippy::len_without_is_empty, reason = "no caller needs to know whether a file is empty")]
 pub trait BackendFile: Send + Sync + fmt::Debug {
-    /// The path that the file was opened by.
+    /// Returns the path with which the file was opened.
     fn path(&self) -> &Path;
     /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Truncates or extends the file. The added range reads as zeros and may have no disk space yet.
+    /// Truncates or extends the file. An added range reads as zeros, and may take no disk space yet.
     fn set_len(&self, bytes: u64) -> io::Result<()>;
-    /// Allocates disk space for a range, extending the file if necessary. Fails with `StorageFull` if there is none.
+    /// Allocates disk space for a range, extending the file if necessary. Fails with `StorageFull` if the disk is full.
     fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()>;
-    /// Fills `buffer` from `offset`. Fails with `UnexpectedEof` if the file ends before.
+    /// Fills `buffer` from `offset`. Fails with `UnexpectedEof` if the file ends before the buffer is full.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Fills as much of `buffer` from `offset` as the file has, and returns the number of bytes.
+    /// Fills `buffer` from `offset` up to the end of the file, and returns the number of bytes read.
     fn read_up_to(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let available = self.len()?.saturating_sub(offset).min(buffer.len() as u64) as usize;
         self.read_at(&mut buffer[..available], offset)?;
@@ -102,36 +101,37 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     }
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
-    /// Writes all of `buffer` at `offset`, whatever the alignment of either. A direct file writes through the page
-    /// cache then, which costs a copy, and a read of each block that is written only in part.
+    /// Writes all of `buffer` at `offset`; neither has to be aligned. A direct file writes the bytes through the page
+    /// cache, which costs a copy, and a read of each block that is only partly overwritten.
     fn write_unaligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(buffer, offset, Persist::Later)
     }
-    /// Frees the disk space of a range, which reads as zeros then. The length stays. Fails with `Unsupported` if the
-    /// file system cannot.
+    /// Frees the disk space of a range, which reads as zeros afterwards. The file's length does not change. Fails with
+    /// `Unsupported` if the file system cannot free parts of a file.
     fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let _ = (offset, bytes);
         Err(io::Error::new(io::ErrorKind::Unsupported, "the file system cannot free a part of a file"))
     }
-    /// Makes everything written, and the length, durable (`fdatasync`).
+    /// Makes all written bytes, and the file's length, durable (`fdatasync`).
     fn sync_data(&self) -> io::Result<()>;
     /// Makes data and all metadata durable (`fsync`; `F_FULLFSYNC` on macOS).
     fn sync_all(&self) -> io::Result<()>;
-    /// Returns `true` unless the method was found missing. If it is missing, writes use [`SyncMethod::DataSync`].
+    /// Returns `false` if an earlier write found that the system lacks this method. Writes then use
+    /// [`SyncMethod::DataSync`] instead.
     fn supports(&self, method: SyncMethod) -> bool {
         let _ = method;
         true
     }
-    /// The alignment of offsets, lengths and buffer addresses, in bytes: 1 for a buffered file.
+    /// Returns the alignment of offsets, lengths and buffer addresses, in bytes: 1 for a buffered file.
     fn alignment(&self) -> usize;
     /// Returns `true` if the file bypasses the page cache.
     fn is_direct(&self) -> bool;
     /// Takes the file's lock, replacing any lock that this handle has. The lock is held until this handle is dropped.
-    /// Returns `false` if another handle, in this process or another, holds a conflicting lock. A shared lock needs no
-    /// permission to write.
+    /// Returns `false` if a different handle, in this process or any other, holds a conflicting lock. A shared lock
+    /// does not require write permission.
     fn try_lock(&self, lock: Lock) -> io::Result<bool>;
-    /// Releases the lock, even if a fork of the process has a copy of the handle; in that case, dropping the handle
-    /// would not release it.
+    /// Releases the lock. Unlike dropping the handle, this works even if a fork of the process has a copy of the
+    /// handle.
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }
@@ -142,16 +142,16 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
 /// A shared handle of an open folder.
 pub type FolderRef = Arc<dyn Folder>;
 
-/// An open folder. Names refer to files directly in it.
+/// An open folder. Names refer to files directly inside the folder.
 pub trait Folder: Send + Sync + fmt::Debug {
-    /// Returns the path that the folder was opened by, for messages: the folder may have been moved since.
+    /// Returns the path with which the folder was opened, for messages only: the folder may have been moved since.
     fn path(&self) -> &Path;
-    /// Opens a file. Anything else of that name is an error. With [`OpenOptions::create`] a symbolic link is an error
-    /// too, so that a file created in this folder is really in this folder.
+    /// Opens a file. Fails if the name refers to anything but a file. With [`OpenOptions::create`], fails for a
+    /// symbolic link too, so a file created in this folder is really inside it.
     fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef>;
     /// Opens a folder in this folder.
     fn folder(&self, name: &str) -> io::Result<FolderRef>;
-    /// Creates a folder in this folder. An existing folder is no error.
+    /// Creates a folder in this folder, if it does not exist yet.
     fn create_folder(&self, name: &str) -> io::Result<()>;
     /// Returns the names of the files and folders in this folder, in no particular order. In a name that is not UTF-8,
     /// replacement characters stand for the invalid bytes.
@@ -162,10 +162,10 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Makes the names that were created, renamed or removed in this folder durable.
+    /// Makes all creations, renames and removals of files in this folder durable.
     fn sync(&self) -> io::Result<()>;
-    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`, since it can
-    /// lock files.
+    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`; its callers
+    /// rely on the locks of files.
     fn try_lock(&self, lock: Lock) -> io::Result<bool> {
         let _ = lock;
         Ok(true)
@@ -174,11 +174,11 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn unlock(&self) -> io::Result<()> {
         Ok(())
     }
-    /// Returns the size of the file system that the folder is on, in bytes, or `u64::MAX` if there is none.
+    /// Returns the size of the folder's file system in bytes, or `u64::MAX` if the size is unlimited.
     fn capacity_bytes(&self) -> io::Result<u64> {
         Ok(u64::MAX)
     }
-    /// Returns `true` if the name still refers to `file`. A backend that cannot find out returns `true`.
+    /// Returns `true` if the name still refers to `file`. A backend that cannot tell returns `true`.
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let _ = (name, file);
         Ok(true)
@@ -188,39 +188,40 @@ pub trait Folder: Send + Sync + fmt::Debug {
 /// A finished request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The token that the request was pushed with.
+    /// The token passed with the request.
     pub token: u64,
-    /// The buffer that the request was pushed with.
+    /// The buffer passed with the request.
     pub buffer: AlignedBuffer,
     /// `Ok` means that every requested byte was transferred.
     pub result: io::Result<()>,
-    /// The bytes transferred from the start of the buffer. Fewer than requested if a read met the end of the file
-    /// (`UnexpectedEof`); unspecified after any other error.
+    /// The number of bytes transferred, from the start of the buffer: fewer than requested if a read reached the end of
+    /// the file (`UnexpectedEof`), unspecified after any other error.
     pub transferred: usize,
 }
 
 /// The properties of a [`Queue`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueOptions {
-    /// The number of requests that may be in flight at once, at least 1.
+    /// The maximum number of requests in flight, at least 1.
     pub depth: usize,
-    /// Some threads push requests while another waits for them. Otherwise one thread at a time does both, and a request
-    /// may finish unnoticed while the thread that submitted it computes.
+    /// Several threads use the queue: some push requests while one waits. If `false`, only one thread at a time does
+    /// both, and a request that finishes while this thread computes is noticed only when the thread next waits.
     pub shared: bool,
-    /// The device is polled for finished requests instead of interrupting the processor (`IORING_SETUP_IOPOLL`). Only
-    /// direct files can be read and written, and only on a driver with queues for polling: NVMe with the module
-    /// parameter `poll_queues`.
+    /// The device is polled for finished requests instead of interrupting the processor (`IORING_SETUP_IOPOLL`). This
+    /// works only for direct files, on a kernel driver with polled queues: NVMe with the module parameter
+    /// `poll_queues`.
     pub polled: bool,
 }
 
 /// A queue of requests: many in flight, submitted together, completed in any order.
 ///
-/// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait at once,
-/// one may get what another waits for. Dropping a queue submits the pushed requests and waits for those in flight.
+/// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait
+/// concurrently, a thread may receive a request that a different thread is waiting for. Dropping a queue submits the
+/// pushed requests and waits for those in flight.
 pub trait Queue: Send + Sync {
-    /// The number of requests that may be in flight at once.
+    /// Returns the maximum number of requests in flight.
     fn depth(&self) -> usize;
-    /// The number of requests pushed and not yet returned by [`wait`](Queue::wait).
+    /// Returns the number of requests pushed but not yet returned by [`wait`](Queue::wait).
     fn in_flight(&self) -> usize;
     /// Prepares a read of `buffer.len()` bytes. The caller must keep `in_flight` below `depth`.
     fn push_read(&self, file: &FileRef, offset: u64, buffer: AlignedBuffer, token: u64);
@@ -231,16 +232,16 @@ pub trait Queue: Send + Sync {
     /// Submits, waits until at least `minimum` requests have finished (0 only polls), and appends all finished
     /// requests.
     fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
-    /// Makes one call of [`wait`](Queue::wait), running now or the next, return early. A queue that cannot does
-    /// nothing: its calls return when a request finishes.
+    /// Makes the current call of [`wait`](Queue::wait), or the next one if none is running, return early. A queue
+    /// without this ability does nothing: its calls return when a request finishes.
     fn interrupt(&self) {}
-    /// Returns the descriptor that is readable when a request has finished, if the queue has one.
+    /// Returns a descriptor that becomes readable when a request has finished, if the queue has such a descriptor.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Registers the memory of `buffers`, which must be one group ([`AlignedBuffer::group`]), with the device.
-    /// Transfers of this queue to and from it are cheaper. Returns `false` if the queue or the system cannot, which
-    /// costs nothing but the gain.
+    /// Registers the memory of `buffers`, which must be one group ([`AlignedBuffer::group`]), with the device. This
+    /// queue's transfers to and from registered memory are cheaper. Returns `false` if the queue or the system cannot
+    /// register memory; the buffers work all the same.
     fn register(&self, buffers: &[AlignedBuffer]) -> bool {
         let _ = buffers;
         false
@@ -249,7 +250,7 @@ pub trait Queue: Send + Sync {
 
 /// An implementation of I/O: files, folders, queues, threads and the clock.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// `uring`, `portable`, `memory` or `sim`.
+    /// Returns the name of the backend: `uring`, `portable`, `memory` or `sim`.
     fn name(&self) -> &'static str;
     /// Opens a file.
     fn open(&self, path: &Path, options: OpenOptions) -> io::Result<FileRef>;
@@ -273,19 +274,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Makes the names that were created, renamed or removed in a folder durable.
+    /// Makes all creations, renames and removals of files in a folder durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Returns the absolute path, which stays valid if the working directory changes.
+    /// Returns the absolute form of a path, which stays valid if the working directory changes.
     fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
         Ok(path.to_path_buf())
     }
-    /// Returns a handle of a folder, or `None` if the backend has no handles and knows folders only by path. See
+    /// Returns a handle of a folder, or `None` if the backend has no handles of folders, only paths. See
     /// [`open_folder`].
     fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
         let _ = path;
         Ok(None)
     }
-    /// Returns the time since some fixed moment. Never goes back.
+    /// Returns the time since an arbitrary fixed moment. It never goes backwards.
     fn now(&self) -> Duration;
     /// Returns random bits, for names and identities.
     fn random(&self) -> u64;
@@ -293,6 +294,6 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn process_id(&self) -> u32 {
         std::process::id()
     }
-    /// Runs a long-lived body on a thread of its own.
+    /// Runs a long-lived `body` on its own thread.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<std::thread::JoinHandle<()>>;
 }

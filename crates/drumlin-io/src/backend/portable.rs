@@ -1,9 +1,9 @@
 //! The `portable` backend: positional reads and writes on a small pool of threads. It runs on any Unix, including
 //! systems that forbid io_uring, as many containers do.
 //!
-//! A queue gathers requests, hands them to the pool together and collects what has finished. All queues of a backend
-//! share its threads. The pool starts a thread when there is more work than idle threads. The threads end with the last
-//! queue or handle of the backend.
+//! A queue gathers requests, hands them to the pool in a batch, and collects the finished ones. All queues of a backend
+//! share its threads. The pool starts a thread if more requests are waiting than threads are idle. The threads end when
+//! the last queue or handle of the backend is dropped.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,9 +18,9 @@ use super::disk::DiskBackend;
 use super::disk::end_of_file;
 use super::{AlignedBuffer, Completion, FileRef, Persist, Queue, QueueOptions};
 
-/// The most threads. A drive serves more requests at once than there are processors, and each thread has one request in
-/// flight. With 64 direct 4 KiB reads in flight, 8 threads did 53 k/s at 12 µs of processor time each, 16 did 62 k/s at
-/// 10.4 µs, 32 did 67 k/s at 9.9 µs, and 64 did 64 k/s at 13 µs.
+/// The maximum number of threads. A drive serves more requests in parallel than the machine has processors, and each
+/// thread has only one request in flight. With 64 direct 4 KiB reads in flight, 8 threads did 53 k/s at 12 µs of
+/// processor time each, 16 did 62 k/s at 10.4 µs, 32 did 67 k/s at 9.9 µs, and 64 did 64 k/s at 13 µs.
 /// Measured: the figures above.
 const POOL_THREADS_MAX: usize = 32;
 
@@ -65,8 +65,8 @@ impl Request {
             Ok(count) => (Ok(()), count),
             Err(error) => (Err(error), 0),
         };
-        // Drop the file before the request counts as finished: a caller that has got everything back may rely on being
-        // the file's last owner.
+        // Drop the file before the request counts as finished: once all its requests have been returned, a caller may
+        // rely on being the file's last owner.
         drop(self.file);
         let completion = Completion { token: self.token, buffer: self.buffer, result, transferred };
         self.finished.state.lock().completions.push(completion);
@@ -74,7 +74,7 @@ impl Request {
     }
 }
 
-/// The completions of one queue that the threads have produced.
+/// The completions that the threads have produced for one queue.
 #[derive(Default)]
 struct Finished {
     state: Mutex<FinishedState>,
@@ -114,11 +114,12 @@ impl Drop for PoolHandle {
 }
 
 impl PoolHandle {
-    /// Queues `requests` and makes sure that there are threads for them.
+    /// Queues `requests` and starts threads for them if too few are idle.
     fn run(&self, requests: &mut Vec<Request>) -> io::Result<()> {
         let mut work = self.shared.work.lock();
         let waking = requests.len();
-        // Start threads first: if none can be started at all, the requests stay with the caller.
+        // Start threads before queueing: if the pool has no thread and cannot start one, the requests stay with the
+        // caller.
         while work.threads_idle < work.requests.len() + waking && work.threads < POOL_THREADS_MAX {
             let pool = Arc::clone(&self.shared);
             let started =
@@ -142,8 +143,8 @@ impl PoolHandle {
 }
 
 impl Pool {
-    /// The body of a thread. A thread counts as idle from its start, so that a burst does not start two for one
-    /// request.
+    /// The body of a thread. A thread counts as idle as soon as it is started, so a burst of requests does not start
+    /// two threads for one request.
     fn serve(&self) {
         let mut work = self.work.lock();
         loop {
@@ -242,7 +243,7 @@ impl Queue for PortableQueue {
 impl Drop for PortableQueue {
     fn drop(&mut self) {
         while self.in_flight() > 0 {
-            // If no thread was ever started, no request was begun, and there is nothing to wait for.
+            // The wait fails only if no thread was ever started. In that case no request has begun.
             if self.wait(self.in_flight(), &mut Vec::new()).is_err() {
                 let count = self.pushed.lock().len();
                 log::error!("{count} requests of a dropped queue were not begun: no thread could be started");

@@ -1,5 +1,5 @@
 //! Identifies the process. A fork has copies of its parent's database handles, and shares the parent's files, rings and
-//! locks. If it used them, it would change the parent's database without the parent's knowledge.
+//! locks. By using these handles, the fork would change the parent's database without the parent's knowledge.
 
 #![expect(unsafe_code, reason = "only a C function reports forks")]
 
@@ -7,19 +7,19 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of forks between the process that first opened a database and this one. Reading it costs almost nothing,
-/// unlike asking the system for the process id.
+/// The number of forks between the process that first opened a database and this process. Reading this number costs
+/// almost nothing, unlike asking the system for the process id.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// The process that this value was created in.
+/// Identifies the process in which this value was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process(u64);
 
 impl Process {
-    /// Begins to count forks. Forks before this call go unnoticed.
+    /// Starts counting forks. Forks before the first call go unnoticed.
     ///
     /// # Errors
-    /// The system has no memory to register the handler.
+    /// `OutOfMemory` if the system has no memory for registering the handler of forks.
     pub fn watch() -> io::Result<()> {
         static WATCHED: OnceLock<i32> = OnceLock::new();
         match WATCHED.get_or_init(watch_forks) {
@@ -34,33 +34,34 @@ impl Process {
         Process(GENERATION.load(Ordering::Relaxed))
     }
 
-    /// Returns `true` if the caller is that process and not a fork of it.
+    /// Returns `true` if the caller runs in this process, not in a fork of it.
     #[inline]
     pub fn is_here(self) -> bool {
         self == Process::here()
     }
 }
 
-/// The process in which something is open, until it is closed there. One comparison checks both.
+/// The process in which a database is open, until it is closed there. A single comparison checks both the process and
+/// whether the database is still open.
 #[derive(Debug)]
 pub struct OpenIn(AtomicU64);
 
 impl OpenIn {
-    /// The value that no process has.
+    /// A generation that no process reaches.
     const CLOSED: u64 = u64::MAX;
 
-    /// Open in the calling process.
+    /// Returns the mark of a database that is open in the calling process.
     pub fn here() -> OpenIn {
         OpenIn(AtomicU64::new(GENERATION.load(Ordering::Relaxed)))
     }
 
-    /// Returns `true` if it is open and the caller is that process.
+    /// Returns `true` if the database is still open and the caller runs in the process that opened it.
     #[inline]
     pub fn is_here(&self) -> bool {
         self.0.load(Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed)
     }
 
-    /// Marks it as closed: from now on [`is_here`](Self::is_here) returns `false` in every process.
+    /// Marks the database as closed: afterwards [`is_here`](Self::is_here) returns `false` in every process.
     #[inline]
     pub fn close(&self) {
         self.0.store(OpenIn::CLOSED, Ordering::Relaxed);
@@ -75,8 +76,8 @@ impl Default for Process {
 
 /// Registers [`note_fork`] to be called in every fork. Returns the system's error code, or 0.
 fn watch_forks() -> i32 {
-    // SAFETY: the function lives as long as the process, and does only what is allowed between a fork and the return of
-    // the call that forked: it increments an atomic number. `a_fork_touches_nothing` fails without it.
+    // SAFETY: the function lives as long as the process, and does only what is allowed in a handler that runs inside
+    // `fork`: it increments an atomic number. The test `a_fork_touches_nothing` fails without this call.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) }
 }
 

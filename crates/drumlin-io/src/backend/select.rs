@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::uring;
 use super::{Backend, portable};
 
-/// The environment variable that forces a backend: `uring` or `portable`. It overrides the program's choice, so that an
-/// operator can try another backend without a new build.
+/// The environment variable that forces a backend: `uring` or `portable`. It overrides the program's choice, so an
+/// operator can try a different backend without a new build.
 pub const BACKEND_VARIABLE: &str = "DRUMLIN_IO_BACKEND";
 
 /// The kind of I/O backend.
@@ -23,10 +23,10 @@ pub const BACKEND_VARIABLE: &str = "DRUMLIN_IO_BACKEND";
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum IoBackend {
-    /// `Uring` if the system allows it; otherwise `Portable`, and a warning in the log that says why.
+    /// `Uring` if the system allows it; otherwise `Portable`, with a warning in the log that gives the reason.
     #[default]
     Auto,
-    /// Linux's io_uring, or an error that says what forbids it.
+    /// Linux's io_uring, or an error that names the reason why it is unavailable.
     Uring,
     /// Positional reads and writes on a small pool of threads.
     Portable,
@@ -35,8 +35,8 @@ pub enum IoBackend {
 /// Returns the backend of the given kind for the operating system's files.
 ///
 /// # Errors
-/// `Unsupported` if [`IoBackend::Uring`] is requested and refused: the text names the system call, its error and how to
-/// allow it. `InvalidInput` if `DRUMLIN_IO_BACKEND` is set to anything but `uring` or `portable`.
+/// `Unsupported` if [`IoBackend::Uring`] is requested but unavailable: the text names the system call, its error and a
+/// remedy. `InvalidInput` if `DRUMLIN_IO_BACKEND` is set to anything but `uring` or `portable`.
 ///
 /// # Examples
 /// ```
@@ -100,7 +100,7 @@ fn read_setting(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Advises how to allow io_uring, given the error and the setting `kernel.io_uring_disabled`.
+/// Returns advice on how to allow io_uring, given the error and the setting `kernel.io_uring_disabled`.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn advice(code: Option<i32>, disabled: &str) -> String {
     match (code, disabled) {

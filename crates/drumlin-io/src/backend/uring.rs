@@ -1,32 +1,32 @@
 //! The `uring` backend: one Linux io_uring per queue. A single system call submits and reaps many requests.
 //!
-//! Single blocking reads and writes are plain positional calls, which cost less than handing a request to a ring and
-//! back.
+//! Single blocking reads and writes are plain positional calls, which cost less than a round trip through a ring.
 //!
 //! # Invariants
-//! 1. A buffer and its file belong to their slot from push until their completion has been reaped. Only in between does
-//!    the kernel write to the buffer.
-//! 2. A queue is dropped only after every request it submitted has been reaped. If the kernel refuses even to wait, the
-//!    slots are leaked. That loses memory, but the kernel never writes to memory that already belongs to another owner.
-//! 3. A slot has at most one entry in the submission ring, which has an entry for each slot and one for an interrupt.
-//!    So a push never finds it full, and the completion ring, which is twice as large, never overflows.
-//! 4. Both rings are changed only under the lock of `state`. The kernel is entered without it, so that one thread can
-//!    push while another waits.
-//! 5. A fork of the process has a copy of the queue, but shares the rings with its parent. It never touches them: its
-//!    requests fail, and it leaks the copy.
+//! 1. A buffer and its file belong to their slot from the push until the completion has been reaped. The kernel writes
+//!    to the buffer only in between.
+//! 2. A queue frees its slots only after all its submitted requests have been reaped. If even the wait for them fails,
+//!    the slots are leaked. The leak wastes memory, but the kernel never writes to memory that has a new owner.
+//! 3. A slot has at most one entry in the submission ring, which has room for an entry of each slot and one interrupt.
+//!    So a push never finds the ring full, and the completion ring, which is twice as large, never overflows.
+//! 4. Both rings are changed only under the lock of `state`. The kernel is entered without the lock, so one thread can
+//!    push while a second one waits.
+//! 5. A fork of the process has a copy of the queue, but shares the rings with its parent. The fork never touches the
+//!    rings: its requests fail, and it leaks its copy of the queue.
 //!
 //! # Rings shared by threads
-//! The completion of a request passes through the thread that submitted it. In the queue of one thread it waits until
-//! that thread enters the kernel (`COOP_TASKRUN`), which saves an interrupt. In a shared queue the thread that waits is
-//! another one, so the submitting thread is interrupted.
+//! The kernel posts the completion of a request in the thread that submitted it. If only one thread uses the queue, the
+//! completion can wait until that thread enters the kernel (`COOP_TASKRUN`), which saves an interrupt. In a shared
+//! queue, a different thread may be waiting for the completion, so the kernel interrupts the submitting thread.
 //!
-//! # Features not used, and what they would save
-//! Measured on 4 KiB direct reads, 64 in flight, reaped by halves, at 3.2 µs of processor time each:
-//! - Rings bound to one thread (`SINGLE_ISSUER` with `DEFER_TASKRUN`) save 12 %. But a queue may move to another thread
-//!   with requests in flight, which such a ring refuses.
-//! - Registered files save 5 %. But a ring keeps its files open, and so locked, after their last handle was dropped.
+//! # Unused features, and the time that they would save
+//! Measured on 4 KiB direct reads with 64 in flight, reaped 32 at a time, at 3.2 µs of processor time each:
+//! - Rings bound to one thread (`SINGLE_ISSUER` with `DEFER_TASKRUN`) save 12 %. But a queue may move to a different
+//!   thread while requests are in flight, and such a ring would reject that thread's calls.
+//! - Registered files save 5 %. But the ring would keep them open, and thus locked, after their last handle was
+//!   dropped.
 //!
-//! Registered buffers save 12 %. They pin memory, so only a caller that asks for them has them ([`Queue::register`]).
+//! Registered buffers save 12 %. They pin memory, so callers have to ask for them ([`Queue::register`]).
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -41,13 +41,14 @@ use super::disk::{DiskBackend, DiskFile, end_of_file, space_error};
 use super::{AlignedBuffer, BackendFile, Completion, FileRef, Process, Queue, QueueOptions};
 use crate::sync::Mutex;
 
-/// The kernel's limit of 32,768 submissions in a ring, less one for an interrupt.
+/// The kernel's limit of 32,768 submissions in a ring, minus one for an interrupt.
 const DEPTH_MAX: usize = 32_767;
 
-/// The kernel transfers less than 2 GiB at once. Longer requests are continued.
+/// The maximum size of a single transfer. The kernel transfers less than 2 GiB per request, so a longer request is
+/// continued.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
-/// The maximum number of tries, 1 ms apart, of a submission that the kernel refuses for lack of memory.
+/// The maximum number of retries, 1 ms apart, of a submission that the kernel rejects for lack of memory.
 const BUSY_TRIES_MAX: u32 = 1000;
 
 /// Creates the backend if this process may use io_uring: sets up a ring and sends a real read through it.
@@ -67,13 +68,13 @@ pub(crate) struct Refusal {
 fn trial() -> Result<(), Refusal> {
     let mut ring = IoUring::new(2).map_err(|error| Refusal { call: "io_uring_setup", error })?;
     let refused = |error| Refusal { call: "io_uring_enter", error };
-    // This file always exists, and reading it never waits for a device.
+    // `/dev/zero` always exists, and reading it never waits for a device.
     let zero = std::fs::File::open("/dev/zero").map_err(|error| Refusal { call: "open of /dev/zero", error })?;
     let mut buffer = AlignedBuffer::zeroed(AlignedBuffer::ALIGNMENT);
     buffer.fill(1);
     let read = opcode::Read::new(types::Fd(zero.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).build();
-    // SAFETY: buffer and file outlive the request: if its completion cannot be awaited, they are leaked, unless the
-    // kernel has not taken the entry at all. Test: `a_refused_ring_is_told_and_replaced`.
+    // SAFETY: buffer and file outlive the request: if waiting for its completion fails, they are leaked, unless the
+    // kernel never accepted the entry. Test: `a_refused_ring_is_told_and_replaced`.
     unsafe { ring.submission().push(&read) }.expect("an empty ring has room");
     let entered = loop {
         match ring.submit_and_wait(1) {
@@ -88,7 +89,7 @@ fn trial() -> Result<(), Refusal> {
         let nothing = || io::Error::other("it returned without the completion it was asked to wait for");
         return Err(refused(entered.err().unwrap_or_else(nothing)));
     };
-    // Linux before 5.6 has rings, but not this request.
+    // Linux before 5.6 has rings, but no plain read requests.
     if completion.result() < 0 {
         return Err(refused(io::Error::from_raw_os_error(-completion.result())));
     }
@@ -99,7 +100,7 @@ fn trial() -> Result<(), Refusal> {
     }
 }
 
-/// Creates a ring, with the flags that avoid interrupts if the kernel has them (5.19 and later).
+/// Creates a ring, with flags that avoid interrupts if the kernel supports them (5.19 and later).
 fn ring(options: QueueOptions) -> io::Result<IoUring> {
     let entries = options.depth as u32 + 1;
     let builder = || {
@@ -124,7 +125,7 @@ enum Direction {
     Write,
 }
 
-/// A request that is in flight, in its slot.
+/// A request in flight. It occupies a slot.
 struct Request {
     direction: Direction,
     file: FileRef,
@@ -143,7 +144,7 @@ enum Outcome {
 }
 
 impl Request {
-    /// Returns the ring entry for the bytes that are still to be transferred.
+    /// Returns the ring entry for the bytes that remain to be transferred.
     fn entry(&mut self, slot: usize, queue_id: u64) -> squeue::Entry {
         let registration = self.buffer.registration(queue_id);
         let rest = &mut self.buffer[self.transferred..];
@@ -164,7 +165,7 @@ impl Request {
     fn advance(&mut self, result: i32) -> Outcome {
         if result < 0 {
             return match -result {
-                // Interrupted, or cancelled because the thread that submitted it has ended. Nothing has failed.
+                // Interrupted, or cancelled because the submitting thread has ended. This is no failure.
                 libc::EINTR | libc::EAGAIN | libc::ECANCELED => Outcome::Continue,
                 code => Outcome::Finished(Err(space_error(io::Error::from_raw_os_error(code)))),
             };
@@ -192,10 +193,10 @@ struct UringQueue {
     ring: IoUring,
     state: Mutex<State>,
     depth: usize,
-    /// The requests of `state`, readable without its lock. Changes only under it.
+    /// The number of requests in `state`. It is read without the lock of `state`, but changed only under that lock.
     in_flight: AtomicUsize,
     polled: bool,
-    /// Tells the buffers that were registered with this queue from those of others.
+    /// Distinguishes buffers registered with this queue from those of other queues.
     id: u64,
     process: Process,
 }
@@ -205,11 +206,11 @@ struct State {
     slots: Vec<Option<Request>>,
     slots_free: Vec<usize>,
     ring_in_flight: usize,
-    /// Requests that were refused at push, or are empty: there is nothing to wait for.
+    /// Completions of requests that were rejected by the push, or are empty. They never enter the ring.
     settled: Vec<Completion>,
-    /// Slots whose request must be continued; kept for its capacity.
+    /// The slots whose requests must be continued. The list is reused, to keep its capacity.
     continued: Vec<usize>,
-    /// An entry that interrupts a wait is in the ring.
+    /// Set while the ring contains an entry that interrupts a wait.
     interrupting: bool,
     has_registered: bool,
 }
@@ -276,7 +277,7 @@ impl UringQueue {
         }
     }
 
-    /// Refuses to touch the ring in a fork (invariant 5).
+    /// Fails in a fork, so the caller does not touch the ring there (invariant 5).
     fn check_process(&self) -> io::Result<()> {
         if self.process.is_here() { Ok(()) } else { Err(other_process()) }
     }
@@ -285,12 +286,13 @@ impl UringQueue {
         let request = state.slots[slot].as_mut().expect("the slot is in use");
         let entry = request.entry(slot, self.id);
         // SAFETY: the lock of `state` is held (invariant 4). The slot keeps buffer and file until the entry's
-        // completion has been reaped, and `drop` waits for that or leaks them (invariants 1 and 2). The buffer's bytes
-        // do not move when the slot does. Tests: `dropping_a_queue_in_flight`, `a_queue_that_moves` of `crate::tests`.
+        // completion has been reaped; `drop` waits for the completion or leaks both (invariants 1 and 2). The buffer's
+        // bytes don't move when the slot does. Tests: `dropping_a_queue_in_flight`, `a_queue_that_moves` of
+        // `crate::tests`.
         unsafe { self.ring.submission_shared().push(&entry) }.expect("the ring has an entry for each slot");
     }
 
-    /// Returns `true` if requests are waiting for submission, and whether the kernel must be entered to post or get
+    /// Returns two flags: requests are waiting for submission, and the kernel must be entered so that it posts
     /// completions.
     fn pending(&self, _: &State) -> (bool, bool) {
         // SAFETY: the caller has the lock of `state` (invariant 4). Test: `one_thread_pushes_while_another_waits` of
@@ -302,11 +304,11 @@ impl UringQueue {
     /// Returns `true` if no completion can be reaped.
     fn has_nothing_to_reap(&self) -> bool {
         let _state = self.state.lock();
-        // SAFETY: the lock of `state` is held (invariant 4). Test: as above.
+        // SAFETY: the lock of `state` is held (invariant 4). Test: `one_thread_pushes_while_another_waits`.
         unsafe { self.ring.completion_shared() }.is_empty()
     }
 
-    /// Submits the pushed requests and waits until `count` completions can be reaped.
+    /// Submits the pushed requests, and waits until at least `count` completions can be reaped.
     fn enter(&self, count: usize) -> io::Result<()> {
         self.check_process()?;
         let mut tries = 0;
@@ -315,7 +317,7 @@ impl UringQueue {
                 Ok(_) => return Ok(()),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => return Ok(()),
-                    // The kernel lacks memory for requests, or completions are waiting to be reaped.
+                    // The kernel lacks memory for requests, or wants completions to be reaped first.
                     Some(libc::EAGAIN | libc::EBUSY) if !self.has_nothing_to_reap() => return Ok(()),
                     Some(libc::EAGAIN | libc::EBUSY) if tries < BUSY_TRIES_MAX => {
                         tries += 1;
@@ -364,13 +366,13 @@ impl UringQueue {
     }
 }
 
-/// The error of a queue that is used in a fork of its process.
+/// Returns the error for a queue that is used in a fork of its process.
 #[cold]
 fn other_process() -> io::Error {
     io::Error::other("the queue belongs to the process that this one was forked from; make another one here")
 }
 
-/// Explains the error of a device that cannot be polled.
+/// Adds an explanation to the error of a device that cannot be polled.
 fn polling_error(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => {
@@ -414,8 +416,8 @@ impl Queue for UringQueue {
         let mut state = self.state.lock();
         let target = minimum.min(self.in_flight());
         let (mut found, mut interrupted) = self.reap(&mut state, finished);
-        // The kernel sets a flag for completions that it posts only when it is entered. Entering once is enough: the
-        // flag may stay set if a thread ended before requests that it had submitted.
+        // The kernel sets a flag if it can post completions only when it is entered. Enter it just once: the flag may
+        // stay set if a thread has ended before the requests that it submitted.
         let (mut has_pushed, mut flagged) = self.pending(&state);
         loop {
             let missing = if interrupted { 0 } else { target.saturating_sub(found) };
@@ -434,7 +436,7 @@ impl Queue for UringQueue {
     }
 
     fn interrupt(&self) {
-        // A polled ring takes only reads and writes, and its waits are short.
+        // A polled ring accepts no entries but reads and writes, and its waits are short anyway.
         if self.polled || !self.process.is_here() {
             return;
         }
@@ -466,7 +468,7 @@ impl Queue for UringQueue {
         let Some(memory) = AlignedBuffer::group_memory(buffers) else { return false };
         let vector = libc::iovec { iov_base: memory.start.as_ptr().cast(), iov_len: memory.bytes };
         // SAFETY: the memory is mapped, since `buffers` are borrowed. The kernel keeps its pages until the ring is
-        // closed, even if the process unmaps them before. Test: `registered_buffers` of `crate::tests`.
+        // closed, even if the process unmaps them earlier. Test: `registered_buffers` of `crate::tests`.
         if unsafe { self.ring.submitter().register_buffers(&[vector]) }.is_err() {
             return false;
         }
@@ -498,7 +500,8 @@ mod tests {
     use super::super::{Backend, IoBackend, OpenOptions};
     use super::*;
 
-    /// Completions are interpreted correctly, including short and interrupted ones that a healthy drive never produces.
+    /// Completions are interpreted correctly, including short and interrupted transfers, which a healthy drive never
+    /// produces.
     #[test]
     fn short_and_interrupted_transfers_go_on() {
         let folder = tempfile::tempdir().unwrap();
@@ -559,7 +562,8 @@ mod tests {
         assert_eq!(results, (0, 0), "{}", std::io::Error::last_os_error());
     }
 
-    /// If a system call is forbidden, `Auto` falls back, and the error of `Uring` names the call and the remedy.
+    /// If a system call is forbidden, `Auto` falls back to the portable backend, and the error of `Uring` names the
+    /// call and the remedy.
     #[test]
     fn a_refused_ring_is_told_and_replaced() {
         for (number, call) in

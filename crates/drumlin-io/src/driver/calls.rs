@@ -1,4 +1,5 @@
-//! Calls that only block, as operations: names of files, and whatever else a backend does at once.
+//! Operations for calls that can only block: renaming and removing files, syncing folders, and other calls of a
+//! backend.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,12 +10,12 @@ use super::operation::Operation;
 use crate::backend::Backend;
 
 impl Driver {
-    /// Renames a file within its folder or to another one, replacing any file of that name, and makes the names durable
-    /// in both.
+    /// Renames a file, within its folder or into a different one, replacing any file of that name. Makes the names
+    /// durable in both folders.
     ///
     /// # Errors
-    /// Any that the system reports. If only a sync of a folder fails, the file has been renamed, but a power cut may
-    /// undo that.
+    /// Any error that the system reports. If only the sync of a folder fails, the file has been renamed, but a power
+    /// cut may undo the renaming.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Operation<()> {
         let (from, to) = (from.as_ref().to_owned(), to.as_ref().to_owned());
         self.on_backend(move |backend| {
@@ -25,10 +26,10 @@ impl Driver {
         })
     }
 
-    /// Removes a file and makes that durable. Open handles of the file stay valid.
+    /// Removes a file and makes the removal durable. Open handles of the file stay valid.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     pub fn remove(&self, path: impl AsRef<Path>) -> Operation<()> {
         let path = path.as_ref().to_owned();
         self.on_backend(move |backend| {
@@ -37,11 +38,11 @@ impl Driver {
         })
     }
 
-    /// Makes the names of the files in a folder durable: those created, renamed and removed before. A new file survives
-    /// a power cut only after its own sync and this one.
+    /// Makes all files created, renamed and removed in a folder so far durable under their names. A new file survives a
+    /// power cut only after both its own sync and a sync of its folder.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     pub fn sync_folder(&self, path: impl AsRef<Path>) -> Operation<()> {
         let path = path.as_ref().to_owned();
         self.on_backend(move |backend| backend.sync_dir(&path))
@@ -55,13 +56,14 @@ impl Driver {
         self.run(move || body(backend.as_ref()))
     }
 
-    /// Returns the operation that calls `body`: on the thread that waits for it, or on a worker for a task.
+    /// Returns an operation that calls `body`: on the calling thread if a thread waits for it, on a worker if a task
+    /// does.
     pub(crate) fn run<T: Send + 'static>(&self, body: impl FnOnce() -> io::Result<T> + Send + 'static) -> Operation<T> {
         Operation::call(self.clone(), Box::new(body))
     }
 }
 
-/// Returns the folder that a path leads to. Empty is the current one.
+/// Returns the folder that contains the file at `path`. The empty path is the current folder.
 pub(crate) fn folder_of(path: &Path) -> PathBuf {
     path.parent().unwrap_or(Path::new("")).to_owned()
 }

@@ -1,8 +1,9 @@
-//! Drives requests on behalf of tasks and threads.
+//! The driver: submits and collects requests on behalf of tasks and threads.
 //!
-//! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). A thread that waits collects what has finished,
-//! for all: a thread in [`Driver::block_on`], or a thread of the driver's own, which starts when a task of another
-//! executor waits, and sleeps while nothing is in flight that anybody waits for. See [`reactor`] for how they agree.
+//! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). One waiting thread collects the finished
+//! requests of all threads and tasks. It is either a thread in [`Driver::block_on`], or the driver's own thread, which
+//! starts when a task of another executor waits, and sleeps while no task or parked thread depends on it. See
+//! [`reactor`] for how the threads take turns.
 
 mod calls;
 mod operation;
@@ -28,7 +29,7 @@ use reactor::Class;
 pub(crate) use reactor::Direction;
 use reactor::{DrivingThread, Reactor, WaitFlags};
 
-/// The threads for calls that only block: opening, syncing, allocating.
+/// The maximum number of threads for calls that can only block: opening, syncing, allocating.
 const WORKER_THREADS_MAX: usize = 4;
 
 /// The settings of a [`Driver`].
@@ -36,24 +37,24 @@ const WORKER_THREADS_MAX: usize = 4;
 pub struct DriverOptions {
     /// The kind of backend.
     pub backend: IoBackend,
-    /// The number of requests in flight at once; default 256. Further ones wait in the order in which they came.
+    /// The maximum number of requests in flight; default 256. Further requests wait in order of arrival.
     pub depth: usize,
-    /// The size of the buffers that reads take from the driver, in bytes; default 4,096. A larger read allocates a
-    /// buffer of its own.
+    /// The size of the buffers that the driver keeps for reads, in bytes; default 4,096. A larger read allocates its
+    /// own buffer.
     pub buffer_bytes: usize,
-    /// The number of these buffers that are kept for further reads; default 256.
+    /// The maximum number of these buffers that the driver keeps for reuse; default 256.
     pub buffers: usize,
-    /// Registers these buffers with the device, if it can: reads into them take 12 % less processor time (4 KiB,
-    /// direct, io_uring). They are pinned in memory, which counts against `RLIMIT_MEMLOCK` for a process without
-    /// privileges. Default `false`.
+    /// Registers these buffers with the kernel if the backend can: reads into them take 12 % less processor time (4
+    /// KiB, direct, io_uring). The kernel pins them in memory, and counts them against the `RLIMIT_MEMLOCK` of an
+    /// unprivileged process. Default `false`.
     pub registered: bool,
     /// Polls the device instead of waiting for interrupts. See [`QueueOptions::polled`]. Default `false`.
     pub polled: bool,
-    /// Only one thread uses the driver, and waits in [`Driver::block_on`]. Finished requests need not interrupt it
-    /// then: it notices them when it waits next. A task of another executor may wait longer than necessary. Default
-    /// `false`.
+    /// Promises that only one thread uses the driver, and waits in [`Driver::block_on`]. Finished requests then don't
+    /// interrupt it: it notices them when it next waits. A task of another executor may wait longer than necessary.
+    /// Default `false`.
     pub one_thread: bool,
-    /// Lets the driver start a thread when a task of another executor waits. Without it, the program must call
+    /// Lets the driver start a thread when a task of another executor waits. If `false`, the program must call
     /// [`Driver::turn`] itself, for instance whenever [`Driver::as_fd`] is readable. Default `true`.
     pub thread: bool,
 }
@@ -73,10 +74,10 @@ impl Default for DriverOptions {
     }
 }
 
-/// Does the I/O of [`File`](crate::File)s, for threads that block and for tasks of any executor.
+/// Does the I/O of [`File`](crate::File)s, for blocking threads and for tasks of any executor.
 ///
-/// Clones share one queue. A program usually has one driver. A program that pins work to threads has one for each, and
-/// calls [`block_on`](Self::block_on) there: then no other thread takes part in its I/O.
+/// Clones share one queue. A program usually has one driver. A thread-per-core program has one driver on each thread,
+/// and calls [`block_on`](Self::block_on) there, so no thread handles the I/O of a different one.
 ///
 /// # Examples
 /// ```
@@ -114,7 +115,8 @@ impl Drop for Shared {
         if self.reactor.is_here() {
             self.workers.stop();
         } else {
-            // The threads that the queue may need are in the other process, so it cannot be dropped here.
+            // This is a fork: the threads that the queue may need exist only in the parent process, so dropping the
+            // queue here could hang.
             std::mem::forget(Arc::clone(&self.reactor));
         }
     }
@@ -124,7 +126,7 @@ impl Driver {
     /// Creates a driver with the default settings: io_uring if the system allows it, otherwise a pool of threads.
     ///
     /// # Errors
-    /// Those of [`with_options`](Self::with_options).
+    /// The errors of [`with_options`](Self::with_options).
     pub fn new() -> io::Result<Driver> {
         Driver::with_options(DriverOptions::default())
     }
@@ -132,17 +134,17 @@ impl Driver {
     /// Creates a driver for the operating system's files.
     ///
     /// # Errors
-    /// Those of [`backend`](crate::backend()); `Unsupported` if the device must be polled and the backend cannot;
+    /// The errors of [`backend`](crate::backend()); `Unsupported` if polling is requested and the backend cannot poll;
     /// `InvalidInput` if the depth is 0 or more than 32,767.
     pub fn with_options(options: DriverOptions) -> io::Result<Driver> {
         Driver::on(backend::backend(options.backend)?, options)
     }
 
-    /// Creates a driver on this backend, whatever kind the options name: files in memory, or a disk that a test has
-    /// made.
+    /// Creates a driver on the given backend, for instance files in memory or a test's simulated disk. Ignores the kind
+    /// of backend that the options name.
     ///
     /// # Errors
-    /// Those of [`Backend::queue_with`].
+    /// The errors of [`Backend::queue_with`].
     pub fn on(backend: Arc<dyn Backend>, options: DriverOptions) -> io::Result<Driver> {
         let DriverOptions { depth, polled, one_thread, .. } = options;
         let queue = backend.queue_with(QueueOptions { depth, shared: !one_thread, polled })?;
@@ -162,10 +164,11 @@ impl Driver {
         self.shared.reactor.backend()
     }
 
-    /// Returns a handle for work that yields: of the requests in flight, its share is at most `share` (between 0 and 1)
-    /// while other requests are in flight or were within the last millisecond. At least one of its requests is always
-    /// in flight, so it progresses however busy the device is, and it has the whole device to itself if no other
-    /// request uses it. All background handles of a driver have one share, the last one given.
+    /// Returns a handle for background work, which yields to other requests: while foreground requests are in flight,
+    /// or were within the last millisecond, background requests are at most `share` (between 0 and 1) of all requests
+    /// in flight. One background request may always be in flight, so background work progresses however busy the device
+    /// is; without foreground requests, it may use the whole device. All background handles of a driver have the same
+    /// share: the one given last.
     ///
     /// # Panics
     /// If `share` is not between 0 and 1.
@@ -176,10 +179,10 @@ impl Driver {
         Driver { shared: Arc::clone(&self.shared), class: Class::Background }
     }
 
-    /// Runs a future on the calling thread. While it waits, the thread collects finished requests itself, so that they
-    /// need not pass through another thread: a read then costs what it costs in a runtime built on io_uring.
+    /// Runs a future on the calling thread. While the future waits, the thread collects finished requests itself
+    /// instead of receiving them from another thread, so a read costs no more than in a runtime built on io_uring.
     ///
-    /// Requests that the future begins are submitted together when it waits next.
+    /// Requests that the future begins are submitted together when it next waits.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let reactor = &self.shared.reactor;
         let mut future = pin!(future);
@@ -205,23 +208,23 @@ impl Driver {
         }
     }
 
-    /// Collects what has finished, wakes the tasks that wait for it, and returns without waiting. Returns the number of
-    /// finished requests. For programs that drive the I/O in a loop of their own; see [`DriverOptions::thread`].
+    /// Collects the finished requests, wakes the tasks that wait for them, and returns their number, without waiting.
+    /// For programs that drive the I/O from their own event loop; see [`DriverOptions::thread`].
     ///
     /// # Errors
-    /// The queue has failed. All requests in flight fail then, and no further one can begin.
+    /// The queue has failed. All requests in flight fail, and no further request can begin.
     pub fn turn(&self) -> io::Result<usize> {
         self.shared.reactor.turn()
     }
 
-    /// Returns the descriptor that is readable when a request has finished, for `epoll` and the like; `None` if the
-    /// backend has none (only io_uring has one).
+    /// Returns a descriptor that becomes readable when a request has finished, for `epoll` and the like, or `None` if
+    /// the backend has no such descriptor (only io_uring has one).
     #[must_use]
     pub fn as_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.shared.reactor.as_fd()
     }
 
-    /// Returns the number of requests that have begun and not finished.
+    /// Returns the number of requests that have begun but not finished.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.shared.reactor.in_flight()
@@ -239,7 +242,7 @@ impl Driver {
         &self.shared.workers
     }
 
-    /// Returns the home of the buffers for reads of `bytes`, or `None` if they are larger than its buffers.
+    /// Returns the driver's buffers, or `None` if a read of `bytes` is larger than one of them.
     pub(crate) fn home(&self, bytes: usize) -> Option<&Arc<BufferHome>> {
         (bytes <= self.shared.buffer_bytes).then_some(&self.shared.home)
     }
@@ -251,7 +254,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Wakes a thread in [`Driver::block_on`], whether it is parked or collects requests.
+/// The waker of a thread in [`Driver::block_on`], which may be parked or collecting requests.
 struct Signal {
     reactor: Arc<Reactor>,
     flags: WaitFlags,

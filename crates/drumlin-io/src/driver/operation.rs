@@ -1,4 +1,4 @@
-//! Operations: futures that can also be waited for by blocking.
+//! Operations: futures on which a thread can also block.
 
 use std::fmt;
 use std::future::Future;
@@ -14,14 +14,14 @@ use crate::backend::disk::end_of_file;
 use crate::backend::{AlignedBuffer, FileRef, Persist};
 use crate::read::{BufferHome, ReadBuffer};
 
-/// Something to be done with a file, which begins when it is first waited for.
+/// A pending call on a file or folder. It begins when a task first polls it or a thread waits for it.
 ///
-/// It is a future, for tasks of any executor; [`wait`](Self::wait) blocks the calling thread instead. A task is never
-/// blocked: transfers go through the driver's queue, and calls that only block (opening, syncing) run on another
-/// thread.
+/// An operation is a future, for tasks of any executor; [`wait`](Self::wait) blocks the calling thread instead. Polling
+/// never blocks: transfers go through the driver's queue, and calls that can only block (opening, syncing) run on a
+/// worker thread.
 ///
-/// Dropping an operation that has begun does not stop it: a write may still happen, or may already have. Its memory
-/// stays untouched until it has finished.
+/// Dropping an operation that has begun does not cancel it: its write may still happen, or may have happened already.
+/// Its buffer is kept until the transfer has finished.
 #[must_use = "an operation does nothing until it is awaited, waited for or begun"]
 pub struct Operation<T> {
     driver: Driver,
@@ -36,11 +36,11 @@ enum Step<T> {
     InFlight(Key, Outcome<T>),
     /// A call that has not begun.
     Call(Call<T>),
-    /// A call that runs on another thread.
+    /// A call that runs on a worker thread.
     Calling(Pin<Box<dyn Future<Output = io::Result<T>> + Send>>),
     /// The result is known.
     Ready(io::Result<T>),
-    /// The result was returned.
+    /// The result has been returned.
     Over,
 }
 
@@ -53,11 +53,12 @@ pub(crate) struct Transfer<T> {
     pub(crate) outcome: Outcome<T>,
 }
 
-/// Makes the result of an operation from that of its transfer.
+/// Turns the result of a transfer into the result of its operation.
 pub(crate) struct Outcome<T> {
-    /// The bytes that the caller has asked for, in the buffer. The rest of its blocks may lie beyond the file's end.
+    /// The range of the buffer that the caller has asked for. The rest of the buffer's blocks may lie beyond the file's
+    /// end.
     pub(crate) visible: Range<usize>,
-    /// The end of the file may cut the visible bytes short.
+    /// Set if the end of the file may cut the visible bytes short; otherwise that is an error.
     pub(crate) is_up_to: bool,
     pub(crate) home: Option<Arc<BufferHome>>,
     pub(crate) finish: fn(AlignedBuffer, Range<usize>, Option<Arc<BufferHome>>) -> T,
@@ -105,7 +106,7 @@ impl<T: Send + 'static> Operation<T> {
         Operation { driver, step: Step::Ready(result) }
     }
 
-    /// Begins a read or write now, instead of when it is first waited for. Other operations begin as before.
+    /// Begins a read or write now, instead of at its first poll. Has no effect on other operations.
     pub fn begin(mut self) -> Operation<T> {
         self.step = match std::mem::replace(&mut self.step, Step::Over) {
             Step::Transfer(transfer) => begin(&self.driver, transfer, None).0,
@@ -114,11 +115,11 @@ impl<T: Send + 'static> Operation<T> {
         self
     }
 
-    /// Blocks the calling thread until the operation is done. If it has not begun, no other thread takes part: a read
-    /// is then a single system call.
+    /// Blocks the calling thread until the operation is done. If it has not begun, it runs entirely on the calling
+    /// thread: a read is then a single system call.
     ///
     /// # Errors
-    /// Those of the operation.
+    /// The errors of the operation.
     pub fn wait(mut self) -> io::Result<T> {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Transfer(transfer) => transfer.run(),
@@ -131,7 +132,7 @@ impl<T: Send + 'static> Operation<T> {
     }
 }
 
-/// Begins a transfer. Returns `true` if the waker was stored.
+/// Begins a transfer. Returns its step, and `true` if the waker was stored.
 fn begin<T>(driver: &Driver, transfer: Transfer<T>, waker: Option<&Waker>) -> (Step<T>, bool) {
     let Transfer { direction, file, offset, buffer, outcome } = transfer;
     match driver.reactor().begin(Request { direction, file, offset, buffer }, driver.class(), waker) {
@@ -162,7 +163,7 @@ impl<T: Send + 'static> Future for Operation<T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         let this = &mut *self;
         loop {
-            // Steps that last are polled in place.
+            // Steps that can be pending are polled in place.
             match &mut this.step {
                 Step::InFlight(key, _) => {
                     let answer = ready!(this.driver.reactor().poll(*key, context.waker()));
@@ -198,7 +199,7 @@ impl<T: Send + 'static> Future for Operation<T> {
     }
 }
 
-// No part of an operation refers to another part.
+// An operation has no references into itself, so it may be moved.
 impl<T> Unpin for Operation<T> {}
 
 impl<T> Drop for Operation<T> {

@@ -1,25 +1,28 @@
-//! The requests of a driver, and who collects them.
+//! The requests of a driver, and the threads that collect them.
 //!
 //! # Roles
-//! At any time at most one thread is the *collector*: it waits in the queue, takes what has finished, begins requests
-//! that had to wait for a free place, and calls wakers. Candidates are the threads in `Driver::block_on`, and
-//! the driver's own thread. A thread that polls its future is not the collector: it may compute for long.
+//! At any time at most one thread is the *collector*: it waits in the queue, takes the finished requests, begins
+//! requests that had to wait for a free slot in the queue, and calls wakers. The collector is a thread in
+//! `Driver::block_on`, or the driver's own thread. A thread that is polling its future is never the collector, since it
+//! may compute for a long time.
 //!
-//! The driver's thread is needed only for requests that a task outside of `block_on` waits for, that were dropped, or
-//! that a parked thread waits for because another thread was the collector. `State::outside` and `State::parked` count
-//! these. Other requests are collected when their owner waits.
+//! The driver's thread is needed only for requests whose owner is a task outside of `block_on`, was dropped, or is a
+//! thread that parked because a different thread was the collector. `State::outside` counts the first two kinds of
+//! request, and `State::parked` the parked threads. All other requests are collected when their owner waits.
 //!
 //! # Submission
-//! The collector submits what was pushed each time it waits. So a thread that is about to wait, and any thread while
-//! the collector is awake, need not submit what it pushes. Otherwise it must: `State::is_collector_awake` and the
-//! pushes are under one lock, and the collector gives up the mark before it enters the queue.
+//! Each time the collector waits, it first submits the pushed requests. So a thread can leave its requests unsubmitted
+//! if it is about to wait, or if the collector is awake. Otherwise it submits them itself. No request is overlooked:
+//! `State::is_collector_awake` and the pushes are guarded by the same lock, and the collector clears that flag before
+//! it enters the queue.
 //!
 //! # Invariants
-//! 1. Every request that has begun is answered once, even if the queue fails. So no task or thread waits for ever.
-//! 2. A slot is freed by its owner after the answer, or by the collector if the owner was dropped before. The buffer of
-//!    a request in flight belongs to the queue.
-//! 3. A waker is called, and a buffer or file is dropped, while no lock is held.
-//! 4. Neither class starves: if both have requests, one of each is in flight, or they take turns in a queue of depth 1.
+//! 1. Every request that has begun is answered once, even if the queue fails. So no task or thread waits forever.
+//! 2. The owner of a slot frees it after the answer. If the owner was dropped earlier, the collector frees the slot.
+//!    The buffer of a request in flight belongs to the queue.
+//! 3. No lock is held while a waker is called, or a buffer or file is dropped.
+//! 4. Neither class starves: if both have requests, at least one of each is in flight. In a queue of depth 1, the
+//!    classes alternate.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -40,7 +43,7 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// The precedence of a request.
+/// The priority class of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) enum Class {
     #[default]
@@ -59,7 +62,7 @@ impl Class {
 
 const CLASSES: [Class; 2] = [Class::Foreground, Class::Background];
 
-/// A request that has not been pushed.
+/// A request that has not been pushed to the queue yet.
 pub(crate) struct Request {
     pub(crate) direction: Direction,
     pub(crate) file: FileRef,
@@ -67,7 +70,8 @@ pub(crate) struct Request {
     pub(crate) buffer: AlignedBuffer,
 }
 
-/// The answer to a request: the buffer and the bytes transferred; an error also if the end of the file was met.
+/// The answer to a request: the buffer, the number of bytes transferred, and an error if the request failed or reached
+/// the end of the file.
 pub(crate) struct Answer {
     pub(crate) buffer: AlignedBuffer,
     pub(crate) transferred: usize,
@@ -75,7 +79,7 @@ pub(crate) struct Answer {
 }
 
 enum Phase {
-    /// Waits for a free place in the queue.
+    /// Waits for a free slot in the queue.
     Pending(Request),
     InFlight,
     Finished(io::Result<Answer>),
@@ -85,9 +89,9 @@ struct Slot {
     phase: Phase,
     class: Class,
     waker: Option<Waker>,
-    /// Counted in `State::outside`.
+    /// Set if the request is counted in `State::outside`.
     is_outside: bool,
-    /// The owner is gone: the answer is dropped.
+    /// The owner was dropped, so the answer will be dropped too.
     is_dropped: bool,
 }
 
@@ -101,25 +105,25 @@ struct State {
     slots_free: Vec<usize>,
     /// The keys of the pending requests of each class, in the order of `CLASSES`.
     pending: [VecDeque<usize>; 2],
-    /// The requests in the queue, of each class.
+    /// The number of requests of each class in the queue.
     in_queue: [usize; 2],
     outside: usize,
     parked: usize,
     has_collector: bool,
     is_collector_awake: bool,
-    /// The class that the last request pushed was not of.
+    /// The class opposite to that of the request pushed last.
     other_than_last: Class,
-    /// The share of background requests while others are active.
+    /// The share of background requests while foreground requests are active.
     share: f64,
     foreground_seen: Option<Duration>,
     thread: ThreadState,
     is_closed: bool,
-    /// The queue failed with this error.
+    /// The error with which the queue has failed, if it has.
     failure: Option<String>,
-    /// The collector's lists, kept for their capacity.
+    /// The collector's lists. They are reused, to keep their capacity.
     finished: Vec<Completion>,
     aftermath: Aftermath,
-    /// Requests were pushed that the queue has not submitted.
+    /// The queue has pushed requests that are not submitted yet.
     has_unsubmitted: bool,
 }
 
@@ -142,11 +146,11 @@ pub(crate) struct Reactor {
 }
 
 thread_local! {
-    /// The address of the reactor whose `block_on` polls on this thread; 0 if none does.
+    /// The address of the reactor whose `block_on` is polling a future on this thread; 0 if no reactor is.
     static DRIVING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Marks the calling thread as one that will collect its requests itself.
+/// Marks the calling thread as one that will collect its own requests.
 pub(super) struct DrivingThread {
     before: usize,
 }
@@ -173,15 +177,15 @@ pub(super) struct WaitFlags {
 /// The event that a collector waits for.
 #[derive(Clone, Copy)]
 enum Wait<'w> {
-    /// For nothing: it takes what has finished.
+    /// No event: it takes the requests that have already finished.
     No,
-    /// For one request.
+    /// One finished request.
     One,
-    /// For one request or the waker with these flags.
+    /// One finished request, or a call of the waker with these flags.
     OneOrWaker(&'w WaitFlags),
 }
 
-/// A thread that waits while another one is the collector.
+/// Counts a thread that waits while a different thread is the collector.
 pub(super) struct Parked<'r>(&'r Reactor);
 
 impl Drop for Parked<'_> {
@@ -190,7 +194,7 @@ impl Drop for Parked<'_> {
     }
 }
 
-/// The wakers and buffers that the collector handles after it has given up the lock (invariant 3).
+/// The wakers that the collector calls, and the buffers that it drops, after releasing the lock (invariant 3).
 #[derive(Default)]
 struct Aftermath {
     wakers: Vec<Waker>,
@@ -198,7 +202,7 @@ struct Aftermath {
 }
 
 impl Aftermath {
-    /// Leaves both lists empty, with their capacity.
+    /// Drops the buffers and calls the wakers. Both lists keep their capacity.
     fn run(&mut self) {
         self.dropped.clear();
         for waker in self.wakers.drain(..) {
@@ -268,7 +272,7 @@ impl Reactor {
         self.queue.as_fd()
     }
 
-    /// Returns `true` if the caller is not a fork of the process that made the driver.
+    /// Returns `true` if the calling process created the driver, `false` if it is a fork of that process.
     pub(super) fn is_here(&self) -> bool {
         self.process.is_here()
     }
@@ -282,9 +286,10 @@ impl Reactor {
         self.state.lock().share = share;
     }
 
-    /// Ends the driver's thread. No handle and no operation of the driver is left.
+    /// Ends the driver's thread. Called when the last handle or operation of the driver is dropped.
     pub(super) fn close(&self) {
-        // In a fork, another thread may have held the lock when the process was copied.
+        // In a fork, the lock may stay locked forever: a thread of the parent may have held it when the process was
+        // copied.
         if self.is_here() {
             self.state.lock().is_closed = true;
             self.needed.notify_one();
@@ -295,8 +300,8 @@ impl Reactor {
         DRIVING.get() == std::ptr::from_ref(self).addr()
     }
 
-    /// Begins a request. If the calling thread will collect it, stores the waker, as [`poll`](Self::poll) does, and
-    /// returns `true` besides the key.
+    /// Begins a request. If the calling thread will collect it, stores the waker, as [`poll`](Self::poll) does. Returns
+    /// the request's key, and `true` if the waker was stored.
     ///
     /// # Errors
     /// The queue has failed, or the process is a fork.
@@ -326,7 +331,7 @@ impl Reactor {
         Err(io::Error::other("the driver belongs to the process that this one was forked from; make another one here"))
     }
 
-    /// Submits what was pushed, after it has given up the lock.
+    /// Releases the lock, then submits the pushed requests.
     fn submit(&self, mut state: MutexGuard<'_, State>) {
         let must_submit = std::mem::take(&mut state.has_unsubmitted);
         drop(state);
@@ -335,7 +340,7 @@ impl Reactor {
         }
     }
 
-    /// Pushes pending requests while there is room for them.
+    /// Pushes pending requests while the queue has room for them.
     fn fill(&self, state: &mut State) {
         while state.in_queue() < self.queue.depth()
             && let Some(class) = self.next_class(state)
@@ -376,8 +381,8 @@ impl Reactor {
         if is_active { background_max(state.share, foreground) } else { usize::MAX }
     }
 
-    /// Returns the answer, or stores the waker that is called when there is one. If the caller will not collect it
-    /// itself, another thread will.
+    /// Returns the answer, or stores the waker, which is called when the request is answered. If the calling thread
+    /// will not collect the request, makes sure that a different thread will.
     pub(crate) fn poll(self: &Arc<Self>, key: Key, waker: &Waker) -> Poll<io::Result<Answer>> {
         if let Err(error) = self.check_process() {
             return Poll::Ready(Err(error));
@@ -388,7 +393,7 @@ impl Reactor {
             if let Phase::Finished(_) = slot.phase {
                 let Phase::Finished(answer) = state.remove(key.0).phase else { unreachable!("matched above") };
                 if is_retry {
-                    // Others may have relied on this thread while it was the collector.
+                    // Other threads may have relied on this one while it was the collector.
                     self.hand_over(state);
                 }
                 return Poll::Ready(answer);
@@ -403,7 +408,7 @@ impl Reactor {
             if is_retry || state.has_collector {
                 break;
             }
-            // It may have finished at once, in memory or in the page cache.
+            // The request may have finished immediately, if the backend is in memory or the page cache had the bytes.
             state.slot(key.0).waker = None;
             state = match self.collect(state, Wait::No) {
                 Ok((state, _)) => state,
@@ -421,7 +426,7 @@ impl Reactor {
         }
     }
 
-    /// Lets the driver's thread collect, if no other thread does and it is needed.
+    /// Makes the driver's thread collect if it is needed and no other thread is collecting.
     fn call_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
         if !state.needs_thread() || !self.may_start_thread {
             return Ok(());
@@ -435,7 +440,8 @@ impl Reactor {
         Ok(())
     }
 
-    /// Gives up a request. If it is in flight, its buffer is dropped when it has finished; if it is pending, now.
+    /// Abandons a request. If it is in flight, its buffer is dropped when the request has finished; otherwise
+    /// immediately.
     pub(crate) fn release(self: &Arc<Self>, key: Key) {
         if !self.is_here() {
             return;
@@ -482,8 +488,8 @@ impl Reactor {
         }
     }
 
-    /// Collects as the thread in `block_on` with these flags, unless there is nothing to collect or another thread does
-    /// it. Returns `false` if it did not.
+    /// Collects on behalf of the thread in `block_on` with these flags. Returns `false` without collecting if no
+    /// request is in the queue or a different thread is the collector.
     pub(super) fn drive(self: &Arc<Self>, flags: &WaitFlags) -> bool {
         if !self.is_here() {
             return false;
@@ -501,7 +507,7 @@ impl Reactor {
         }
     }
 
-    /// Collects without waiting.
+    /// Collects the finished requests without waiting, and returns their number.
     pub(super) fn turn(self: &Arc<Self>) -> io::Result<usize> {
         self.check_process()?;
         let state = self.state.lock();
@@ -520,7 +526,7 @@ impl Reactor {
         }
     }
 
-    /// Lets the driver's thread collect for those who still wait, and submits what was pushed.
+    /// Passes the role of collector to the driver's thread if it is needed, and submits the pushed requests.
     fn hand_over(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let called = self.call_thread(&mut state);
         self.submit(state);
@@ -529,8 +535,8 @@ impl Reactor {
         }
     }
 
-    /// Collects once, and answers the requests that have finished. Returns the lock again, and the number of
-    /// finished requests, or nothing if the queue has failed.
+    /// Collects once, and answers the finished requests. Returns the reacquired lock and the number of finished
+    /// requests, or an error, without the lock, if the queue has failed.
     fn collect<'r>(
         &'r self,
         mut state: MutexGuard<'r, State>,
@@ -545,7 +551,8 @@ impl Reactor {
             Wait::No => self.queue.wait(0, &mut finished),
             Wait::One => self.queue.wait(1, &mut finished),
             Wait::OneOrWaker(flags) => {
-                // The waker sets its flag before it looks at this one, so one of the two sees the other's store.
+                // The waker sets `is_woken` before it reads `is_waiting`, and this thread sets `is_waiting` before it
+                // reads `is_woken`. So at least one of the two sees the other's store.
                 flags.is_waiting.store(true, Ordering::SeqCst);
                 let minimum = usize::from(!flags.is_woken.load(Ordering::SeqCst));
                 let waited = self.queue.wait(minimum, &mut finished);
@@ -566,7 +573,7 @@ impl Reactor {
             self.fail(&error);
             return Err(());
         }
-        // While the tasks that are woken push more, they need not submit.
+        // While this flag is set, the woken tasks don't submit the requests that they push.
         state.is_collector_awake = true;
         drop(state);
         aftermath.run();
@@ -579,7 +586,7 @@ impl Reactor {
 
     fn answer(&self, state: &mut State, finished: &mut Vec<Completion>, aftermath: &mut Aftermath) {
         let has_background = state.share < 1.0;
-        // Another thread may have seen the queue fail while this one waited. All requests were answered then.
+        // A different thread may have seen the queue fail while this one waited. It has then answered all requests.
         if state.failure.is_some() {
             aftermath.dropped.extend(finished.drain(..).map(|completion| completion.buffer));
             return;
@@ -613,7 +620,7 @@ impl Reactor {
         }
     }
 
-    /// Counts the calling thread as one that waits for another collector, and makes sure that there is one.
+    /// Counts the calling thread as waiting for a collector, and makes sure that there is a collector.
     pub(super) fn parked(self: &Arc<Self>) -> Parked<'_> {
         let mut state = self.state.lock();
         state.parked += 1;
@@ -621,13 +628,13 @@ impl Reactor {
         Parked(self)
     }
 
-    /// Returns the number of threads that wait for another collector.
+    /// Returns the number of threads that wait for a collector.
     #[cfg(test)]
     pub(super) fn parked_count(&self) -> usize {
         self.state.lock().parked
     }
 
-    /// Makes the collector return to its caller.
+    /// Interrupts the collector's wait in the queue.
     pub(super) fn interrupt(&self) {
         self.queue.interrupt();
     }
@@ -641,7 +648,7 @@ impl Reactor {
             let mut state = self.state.lock();
             state.failure = Some(text.clone());
             state.pending.iter_mut().for_each(VecDeque::clear);
-            // What is still in the queue is never collected. The queue waits for it when it is dropped.
+            // Requests still in the queue will never be collected. The queue waits for them when it is dropped.
             (state.in_queue, state.outside) = ([0, 0], 0);
             for slot in state.slots.iter_mut().flatten() {
                 slot.is_outside = false;

@@ -13,19 +13,18 @@ use crate::driver::{Direction, Driver, Operation, Outcome, Transfer, into_buffer
 use crate::read::{BufferHome, ReadBuffer, read_unit_bytes};
 pub use read_many::{ReadMany, ReadManyOptions};
 
-/// The system's offsets are signed, and a range may grow to whole blocks.
+/// The highest offset of a range's end: the system's offsets are signed, and a range may be extended to whole blocks.
 const OFFSET_MAX: u64 = i64::MAX as u64 - BLOCK_BYTES as u64;
 
-/// An open file. Positional: there is no cursor, and any number of tasks and threads may use it at once. Clones share
-/// the file, which is closed with the last of them.
+/// An open file. All I/O is positional: there is no cursor, and any number of tasks and threads may use the file
+/// concurrently. Clones share the file; dropping the last clone closes it.
 ///
-/// Ranges may have any alignment. What that costs in a direct file:
-/// - A read reads the whole blocks of 4 KiB around its range, in one request.
-/// - A write of whole blocks goes straight to the device. The rest goes through the page cache, which copies it, and
-///   reads the block first that it changes in part. Write whole blocks where it matters.
+/// Ranges may have any alignment. In a direct file, an unaligned range has a cost:
+/// - A read transfers the whole blocks of 4 KiB around its range, in one request.
+/// - A write of whole blocks goes straight to the device. Any other part goes through the page cache, which copies it
+///   and must first read every block that is only partly overwritten. Write whole blocks where speed matters.
 ///
-/// Two writes at once to overlapping ranges leave a mixture of both. Writes to separate ranges never disturb each
-/// other.
+/// Concurrent writes to overlapping ranges leave a mixture of both. Writes to disjoint ranges never affect each other.
 ///
 /// # Examples
 /// ```
@@ -38,7 +37,7 @@ const OFFSET_MAX: u64 = i64::MAX as u64 - BLOCK_BYTES as u64;
 /// let mut block = AlignedBuffer::zeroed(4096);
 /// block[..7].copy_from_slice(b"moraine");
 /// file.write_at(0, block).wait()?;
-/// // As futures, several at once:
+/// // As futures, several in flight together:
 /// let reads: Vec<_> = (0..4).map(|index| file.read_at(index, 3).begin()).collect();
 /// driver.block_on(async {
 ///     for (read, expected) in reads.into_iter().zip(["mor", "ora", "rai", "ain"]) {
@@ -65,32 +64,32 @@ impl File {
     /// Opens a file.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     pub fn open(driver: &Driver, path: impl AsRef<Path>, options: OpenOptions) -> Operation<File> {
         let (driver, path) = (driver.clone(), path.as_ref().to_owned());
         driver.clone().run(move || Ok(File::new(driver.backend().open(&path, options)?, driver)))
     }
 
-    /// Creates a file for reading and writing, direct if the file system allows it. Its name is durable after
-    /// [`Driver::sync_folder`].
+    /// Creates a file for reading and writing, direct if the file system allows it. Its name becomes durable with the
+    /// next [`Driver::sync_folder`].
     ///
     /// # Errors
-    /// `AlreadyExists` if there is a file of that name, and any that the system reports.
+    /// `AlreadyExists` if a file with that name exists, and any error that the system reports.
     pub fn create(driver: &Driver, path: impl AsRef<Path>) -> Operation<File> {
         let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
         File::open(driver, path, options)
     }
 
-    /// The path that the file was opened by.
+    /// Returns the path with which the file was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Returns the length in bytes. The system knows it without asking the device.
+    /// Returns the length in bytes. The system knows the length without a request to the device.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     #[allow(clippy::len_without_is_empty, reason = "no caller needs to know whether a file is empty")]
     pub fn len(&self) -> io::Result<u64> {
         self.file.len()
@@ -102,14 +101,14 @@ impl File {
         self.file.is_direct()
     }
 
-    /// Returns the alignment that the device needs, in bytes; 1 for a buffered file. Ranges of other alignments work
-    /// too, at a cost (see [`File`]).
+    /// Returns the alignment that the device needs, in bytes; 1 for a buffered file. Unaligned ranges work too, at a
+    /// cost (see [`File`]).
     #[must_use]
     pub fn alignment(&self) -> usize {
         self.file.alignment()
     }
 
-    /// Returns the file of the backend.
+    /// Returns the backend's handle of the file.
     #[must_use]
     pub fn backend_file(&self) -> &FileRef {
         &self.file
@@ -121,17 +120,18 @@ impl File {
         &self.driver
     }
 
-    /// Returns the same file on another handle of its driver, for instance [`Driver::background`].
+    /// Returns the same file on the given handle of its driver, for instance [`Driver::background`].
     #[must_use]
     pub fn with_driver(&self, driver: &Driver) -> File {
         File { driver: driver.clone(), file: FileRef::clone(&self.file) }
     }
 
-    /// Reads `bytes` bytes from `offset` into a buffer of the driver, which takes it back when the result is dropped.
+    /// Reads `bytes` bytes from `offset` into one of the driver's buffers. Dropping the result returns the buffer to
+    /// the driver.
     ///
     /// # Errors
     /// `UnexpectedEof` if the file ends before the range does, `InvalidInput` if the range exceeds 2^63 bytes, and any
-    /// that the system reports.
+    /// error that the system reports.
     pub fn read_at(&self, offset: u64, bytes: usize) -> Operation<ReadBuffer> {
         self.read(offset, bytes, false)
     }
@@ -139,7 +139,7 @@ impl File {
     /// Like [`read_at`](Self::read_at), but if the file ends before the range does, reads the bytes up to there.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     pub fn read_up_to(&self, offset: u64, bytes: usize) -> Operation<ReadBuffer> {
         self.read(offset, bytes, true)
     }
@@ -148,7 +148,8 @@ impl File {
         self.read_with_home(offset, bytes, is_up_to, |bytes| self.driver.home(bytes).cloned())
     }
 
-    /// Reads a range into a buffer of the home that `home` returns for the number of bytes to transfer.
+    /// Reads a range. Calls `home` with the number of bytes to transfer, and takes the buffer from the [`BufferHome`]
+    /// that it returns, or allocates one if it returns `None`.
     pub(crate) fn read_with_home(
         &self,
         offset: u64,
@@ -177,17 +178,17 @@ impl File {
     /// [`alignment`](Self::alignment). Returns the buffer.
     ///
     /// # Errors
-    /// `InvalidInput` if offset or length is not aligned, otherwise those of [`read_at`](Self::read_at). The buffer is
-    /// dropped then.
+    /// `InvalidInput` if offset or length is not aligned, and the errors of [`read_at`](Self::read_at). On an error,
+    /// the buffer is dropped.
     pub fn read_into(&self, offset: u64, buffer: AlignedBuffer) -> Operation<AlignedBuffer> {
         self.transfer(Direction::Read, offset, buffer)
     }
 
-    /// Fills `target` from `offset`, blocking. If `target` is not aligned and the file is direct, the bytes are read
-    /// into a buffer and copied.
+    /// Fills `target` from `offset`, blocking the thread. If the file is direct and `target` is not aligned, reads the
+    /// bytes into a buffer and copies them.
     ///
     /// # Errors
-    /// Those of [`read_at`](Self::read_at).
+    /// The errors of [`read_at`](Self::read_at).
     pub fn read_exact_at(&self, target: &mut [u8], offset: u64) -> io::Result<()> {
         if is_aligned(target, offset, self.file.alignment()) {
             return self.file.read_at(target, offset);
@@ -196,12 +197,12 @@ impl File {
         Ok(())
     }
 
-    /// Writes all bytes of a buffer at `offset`, and returns the buffer. Anything else that can be turned into an
-    /// [`AlignedBuffer`] is copied first. The bytes are durable after [`sync_data`](Self::sync_data).
+    /// Writes all bytes of a buffer at `offset`, and returns the buffer. Bytes of any other type are first copied into
+    /// an [`AlignedBuffer`]. They become durable with the next [`sync_data`](Self::sync_data).
     ///
     /// # Errors
-    /// `StorageFull` if the disk or a quota is full, and any that the system reports. Some of the bytes may have been
-    /// written then.
+    /// `StorageFull` if the disk or a quota is full, and any error that the system reports. Some of the bytes may have
+    /// been written even so.
     pub fn write_at(&self, offset: u64, bytes: impl Into<AlignedBuffer>) -> Operation<AlignedBuffer> {
         let buffer = bytes.into();
         if offset.checked_add(buffer.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
@@ -218,10 +219,10 @@ impl File {
         })
     }
 
-    /// Writes the bytes at `offset`, blocking. Aligned bytes are not copied.
+    /// Writes the bytes at `offset`, blocking the thread. Aligned bytes are not copied.
     ///
     /// # Errors
-    /// Those of [`write_at`](Self::write_at).
+    /// The errors of [`write_at`](Self::write_at).
     pub fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         if is_aligned(bytes, offset, read_unit_bytes(self.file.as_ref())) {
             return self.file.write_at(bytes, offset, Persist::Later);
@@ -232,12 +233,13 @@ impl File {
         self.file.write_unaligned(bytes, offset)
     }
 
-    /// Writes a buffer at `offset` so that it is durable when the operation is done, by this method; see
-    /// [`Probe`](crate::Probe) for which one suits. Offset and length must be aligned.
+    /// Writes a buffer at `offset` and makes it durable with the given method before the operation finishes.
+    /// [`Probe`](crate::Probe) finds the best method for a device. Offset and length must be aligned.
     ///
     /// # Errors
-    /// Those of [`write_at`](Self::write_at), and `InvalidInput` if offset or length is not aligned. If the sync fails,
-    /// it is unknown what is durable: don't repeat it, the system may report success although the bytes are lost.
+    /// The errors of [`write_at`](Self::write_at), and `InvalidInput` if offset or length is not aligned. If the sync
+    /// fails, it is unknown which bytes are durable. Don't retry it: the system may then report success although the
+    /// bytes are lost.
     pub fn write_durable(
         &self,
         offset: u64,
@@ -257,19 +259,19 @@ impl File {
         Operation::transfer(self.driver.clone(), Transfer { direction, file, offset, buffer, outcome })
     }
 
-    /// Makes all bytes written before, and the length, durable (`fdatasync`).
+    /// Makes all bytes written so far, and the file's length, durable (`fdatasync`).
     ///
     /// # Errors
-    /// Any that the system reports. It is unknown then what is durable: don't repeat the call, the system may report
-    /// success although the bytes are lost.
+    /// Any error that the system reports. After an error, it is unknown which bytes are durable. Don't retry the call:
+    /// the system may then report success although the bytes are lost.
     pub fn sync_data(&self) -> Operation<()> {
         self.on_file(|file| file.sync_data())
     }
 
-    /// Makes all bytes written before and all metadata durable (`fsync`; `F_FULLFSYNC` on macOS).
+    /// Makes all bytes written so far and all metadata durable (`fsync`; `F_FULLFSYNC` on macOS).
     ///
     /// # Errors
-    /// Those of [`sync_data`](Self::sync_data).
+    /// The errors of [`sync_data`](Self::sync_data).
     pub fn sync_all(&self) -> Operation<()> {
         self.on_file(|file| file.sync_all())
     }
@@ -277,29 +279,29 @@ impl File {
     /// Allocates disk space for a range, extending the file if necessary.
     ///
     /// # Errors
-    /// `StorageFull` if there is not enough, and any that the system reports.
+    /// `StorageFull` if the disk has too little free space, and any error that the system reports.
     pub fn allocate(&self, offset: u64, bytes: u64) -> Operation<()> {
         self.on_file(move |file| file.allocate(offset, bytes))
     }
 
-    /// Truncates or extends the file to `bytes`. The added range reads as zeros and has no disk space yet.
+    /// Truncates or extends the file to `bytes`. An added range reads as zeros and takes no disk space yet.
     ///
     /// # Errors
-    /// Any that the system reports.
+    /// Any error that the system reports.
     pub fn truncate(&self, bytes: u64) -> Operation<()> {
         self.on_file(move |file| file.set_len(bytes))
     }
 
-    /// Frees the disk space of a range, which reads as zeros then. The length stays.
+    /// Frees the disk space of a range, which reads as zeros afterwards. The file's length does not change.
     ///
     /// # Errors
-    /// `Unsupported` if the file system cannot do that, and any that the system reports.
+    /// `Unsupported` if the file system cannot free parts of a file, and any error that the system reports.
     pub fn punch(&self, offset: u64, bytes: u64) -> Operation<()> {
         self.on_file(move |file| file.punch(offset, bytes))
     }
 
-    /// Drops this handle. Closing the last handle of a file can block (a removed file is freed then), so a task should
-    /// await this. It syncs nothing.
+    /// Drops this handle, without a sync. Closing the last handle can block (if the file was removed, the system frees
+    /// its space at that point), so a task should await this instead of dropping the handle.
     ///
     /// # Errors
     /// None.
@@ -324,8 +326,8 @@ fn is_aligned(bytes: &[u8], offset: u64, unit: usize) -> bool {
     offset.is_multiple_of(unit as u64) && bytes.len().is_multiple_of(unit) && bytes.as_ptr().addr().is_multiple_of(unit)
 }
 
-/// Writes a range that is not aligned: whole blocks directly if it begins with one, and the rest through the page
-/// cache.
+/// Writes a range that is not aligned. If it starts at a block boundary, its whole blocks bypass the page cache; the
+/// rest goes through it.
 fn write_parts(file: &FileRef, offset: u64, buffer: &[u8], unit: usize) -> io::Result<()> {
     let whole_bytes = if offset.is_multiple_of(unit as u64) { buffer.len() / unit * unit } else { 0 };
     let (whole, rest) = buffer.split_at(whole_bytes);

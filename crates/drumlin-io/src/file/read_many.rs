@@ -1,7 +1,7 @@
-//! Reads of many ranges, merged where they are close.
+//! Reads many ranges of a file, merging ranges that are close to each other.
 //!
-//! The ranges are sorted by offset. Neighbours become one request if the bytes between them are few. A constant number
-//! of requests is in flight; whichever finishes first is returned first.
+//! The ranges are sorted by offset, and neighbours with few bytes between them become one request. The number of
+//! requests in flight is kept constant, and results are returned in the order in which the requests finish.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,10 +22,11 @@ use crate::sync::Mutex;
 /// The settings of [`File::read_many`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadManyOptions {
-    /// Two ranges become one request if at most this many bytes between them are read for nothing. Default 4,096: one
-    /// request of twice the size costs a drive less than two requests. 0 merges only ranges whose blocks touch.
+    /// Two ranges become one request if it reads at most this many unneeded bytes between them. Default 4,096: a drive
+    /// needs less time for one request of twice the size than for two requests. With 0, only ranges whose blocks touch
+    /// are merged.
     pub gap_bytes_max: usize,
-    /// The size to which ranges are merged, in bytes; default 128 KiB. A single range may be larger.
+    /// The maximum size of a merged request, in bytes; default 128 KiB. A single range may be larger.
     pub request_bytes_max: usize,
     /// The number of requests in flight; default 32.
     pub requests: usize,
@@ -38,17 +39,17 @@ impl Default for ReadManyOptions {
 }
 
 impl File {
-    /// Reads many ranges at once, in any order. Ranges that are close to each other are read by one request. See
-    /// [`ReadMany`].
+    /// Reads many ranges concurrently. They may be given in any order. One request reads ranges that are close to each
+    /// other. See [`ReadMany`].
     pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
         ReadMany::new(self.clone(), ranges.into_iter().collect(), options)
     }
 }
 
-/// Many reads of a file. A [`Stream`] whose items are the index of a range and its bytes, in the order in which the
-/// requests finish. Several ranges that were read by one request share its buffer.
+/// A [`Stream`] that reads many ranges of a file. Its items are the index of a range and its bytes, in the order in
+/// which the requests finish. Ranges that one request has read share its buffer.
 ///
-/// It begins when it is first polled. An error ends it.
+/// The first poll begins the requests. An error ends the stream.
 ///
 /// # Examples
 /// ```
@@ -75,14 +76,14 @@ pub struct ReadMany {
     file: File,
     options: ReadManyOptions,
     unit: u64,
-    /// The ranges by offset, each with its index.
+    /// The ranges, sorted by offset, each with its index in the caller's list.
     ranges: Vec<(usize, Range<u64>)>,
-    /// The first range that has no request.
+    /// The index of the first range without a request.
     next: usize,
     slots: Vec<Slot>,
     slots_free: Vec<usize>,
     woken: Arc<Woken>,
-    /// Ranges that were read and not returned.
+    /// Ranges that were read but not returned yet.
     items: VecDeque<(usize, ReadBuffer)>,
     requests: u64,
     bytes: u64,
@@ -93,7 +94,7 @@ struct Slot {
     waker: Waker,
 }
 
-/// The slots whose requests may have finished, and the task that waits for them.
+/// The slots whose requests may have finished, and the waiting task.
 #[derive(Default)]
 struct Woken {
     state: Mutex<WokenState>,
@@ -143,17 +144,17 @@ impl ReadMany {
         ReadMany { file, options, unit, ranges, next: 0, slots, slots_free, woken, items, requests: 0, bytes: 0 }
     }
 
-    /// Returns the index of a range and its bytes, or `None` if all were returned. If the future is dropped, nothing is
-    /// lost.
+    /// Returns the index of a range and its bytes, or `None` if all ranges were returned. Dropping the future loses no
+    /// range.
     ///
     /// # Errors
     /// `UnexpectedEof` if the file ends before a range does, `InvalidInput` if a range ends before it starts, and any
-    /// that the system reports.
+    /// error that the system reports.
     pub async fn next_range(&mut self) -> io::Result<Option<(usize, ReadBuffer)>> {
         std::future::poll_fn(|context| self.poll_next_range(context)).await
     }
 
-    /// [`next_range`](Self::next_range) for hand-written futures.
+    /// Like [`next_range`](Self::next_range), for hand-written futures.
     pub fn poll_next_range(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<(usize, ReadBuffer)>>> {
         loop {
             if let Some(item) = self.items.pop_front() {
@@ -180,19 +181,19 @@ impl ReadMany {
         }
     }
 
-    /// The number of requests begun so far.
+    /// Returns the number of requests begun so far.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// The bytes of these requests, with those that are read for nothing.
+    /// Returns the number of bytes in these requests, including unneeded bytes between ranges.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Begins requests while there are slots for them.
+    /// Begins requests while slots are free.
     fn begin(&mut self) {
         while self.next < self.ranges.len()
             && let Some(slot) = self.slots_free.pop()
@@ -203,12 +204,12 @@ impl ReadMany {
             self.requests += 1;
             self.bytes += bytes as u64;
             self.slots[slot].request = Some((self.file.read_at(span.start, bytes).begin(), ranges));
-            // Its first poll tells its waker.
+            // Queue the slot for its first poll, which registers its waker.
             self.woken.state.lock().slots.push(slot);
         }
     }
 
-    /// Returns the ranges of the next request, and the blocks that it reads.
+    /// Returns the ranges of the next request, and the span of bytes that it reads.
     fn next_request(&self) -> (Range<usize>, Range<u64>) {
         let span_of = |range: &Range<u64>| {
             let end = range.end.checked_next_multiple_of(self.unit).unwrap_or(range.end);
@@ -228,7 +229,7 @@ impl ReadMany {
             visible_end = visible_end.max(range.end);
             (span, end) = (merged, end + 1);
         }
-        // The last block may be the file's last one, which ends early.
+        // End at the last requested byte: the block around it may be cut short by the end of the file.
         (self.next..end, span.start.min(first.start)..visible_end)
     }
 
@@ -252,7 +253,7 @@ impl ReadMany {
         Ok(())
     }
 
-    /// Begins and returns nothing more.
+    /// Drops all requests and results. No further ones will begin or be returned.
     fn end(&mut self) {
         self.next = self.ranges.len();
         self.items.clear();

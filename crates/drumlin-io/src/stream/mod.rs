@@ -1,4 +1,4 @@
-//! Streams: a range of a file from its start to its end, with several requests in flight.
+//! Streams: they read or write a range of a file sequentially, with several requests in flight.
 
 mod read;
 mod write;
@@ -8,14 +8,15 @@ pub use write::WriteStream;
 
 use crate::BLOCK_BYTES;
 
-/// The settings of a stream. A stream takes `request_bytes` × `requests` of memory, plus the buffers that are still in
-/// use.
+/// The settings of a stream. A stream takes `request_bytes` × `requests` of memory, plus the buffers that the caller
+/// still uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamOptions {
-    /// Bytes of one request, rounded up to a multiple of 4,096. Default 512 KiB: a drive's rate does not rise with
-    /// larger requests.
+    /// The size of a request in bytes, rounded up to a multiple of 4,096. Default 512 KiB: larger requests don't
+    /// increase a drive's throughput.
     pub request_bytes: usize,
-    /// Requests in flight, at least 1. Default 5: enough to keep a drive busy while one buffer is processed.
+    /// The maximum number of requests in flight, at least 1. Default 5: enough to keep a drive busy while the caller
+    /// processes a buffer.
     pub requests: usize,
 }
 

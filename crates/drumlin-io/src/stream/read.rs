@@ -1,10 +1,10 @@
 //! Reads a range of a file sequentially, with a constant number of requests in flight ahead of the reader.
 //!
 //! # Invariants
-//! 1. Until the end of the range is near, there are always `StreamOptions::requests` requests that are in flight or
-//!    finished but not taken. Each buffer taken makes room for the next request, which begins before the buffer is
-//!    returned. So a slow reader holds no more memory than a fast one.
-//! 2. Buffers are returned in the order of the range, whatever the order in which they finish.
+//! 1. Until the end of the range is near, exactly `StreamOptions::requests` requests are in flight, or finished but not
+//!    yet taken by the reader. When the reader takes a buffer, the next request begins before the buffer is returned.
+//!    So a slow reader holds no more memory than a fast one.
+//! 2. Buffers are returned in the order of the range, regardless of the order in which their requests finish.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,14 +23,14 @@ use crate::driver::Operation;
 use crate::file::File;
 use crate::read::{BufferHome, ReadBuffer};
 
-/// Reads a range of a file sequentially, a constant number of requests ahead.
+/// Reads a range of a file sequentially, prefetching with a constant number of requests.
 ///
-/// [`next_buffer`](Self::next_buffer) returns what was read without copying it. It is also a [`Stream`] of buffers, and
-/// implements [`AsyncRead`] and [`AsyncBufRead`]; for threads that block, [`Read`] and [`BufRead`]. It begins to read
-/// when it is opened. The range need not be aligned, even in a direct file. After an error the stream is at its end.
+/// [`next_buffer`](Self::next_buffer) returns the bytes without copying them. A `ReadStream` is also a [`Stream`] of
+/// buffers, and implements [`AsyncRead`] and [`AsyncBufRead`], and for blocking threads [`Read`] and [`BufRead`]. It
+/// begins to read when it is opened. The range may have any alignment, even in a direct file. An error ends the stream.
 ///
-/// For a long range, the first `requests` + 1 buffers are allocated together, in huge pages of 2 MiB if they fill at
-/// least half of one. That memory is kept while any of these buffers is in use.
+/// For a long range, the first `requests` + 1 buffers are allocated as a group, in huge pages of 2 MiB if they fill at
+/// least half of a huge page. The group's memory is freed when its last buffer is dropped.
 ///
 /// # Examples
 /// ```
@@ -59,22 +59,22 @@ use crate::read::{BufferHome, ReadBuffer};
 /// ```
 pub struct ReadStream {
     file: File,
-    /// The part of the range that no request has begun to read.
+    /// The part of the range that has no requests yet.
     rest: Range<u64>,
     options: StreamOptions,
     home: Arc<BufferHome>,
-    /// Oldest first.
+    /// The requests that have begun, oldest first.
     requests: VecDeque<Operation<ReadBuffer>>,
-    /// The rest of the buffer that [`Read`] copies from.
+    /// The unread rest of the buffer from which [`Read`] copies.
     current: ReadBuffer,
 }
 
 impl ReadStream {
-    /// Begins to read `range`, given in bytes.
+    /// Begins to read `range`, which is in bytes.
     ///
     /// # Errors
     /// `UnexpectedEof` if the file ends before the range does, `InvalidInput` if the range ends before it starts, and
-    /// any that the system reports.
+    /// any error that the system reports.
     pub fn open(file: &File, range: Range<u64>, options: StreamOptions) -> io::Result<ReadStream> {
         let options = options.checked();
         let file_bytes = file.len()?;
@@ -86,7 +86,7 @@ impl ReadStream {
             let text = format!("the range ends at {}, {} at {file_bytes}", range.end, file.path().display());
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, text));
         }
-        // The buffers of the requests in flight, and the one that the reader holds. A short range needs fewer.
+        // One buffer for each request in flight, and one that the reader holds. A short range needs fewer buffers.
         let count = options.requests.saturating_add(1);
         let is_long = range.end - range.start >= (options.request_bytes as u64).saturating_mul(count as u64);
         let home = BufferHome::new(options.request_bytes, options.requests, if is_long { count } else { 0 });
@@ -97,11 +97,11 @@ impl ReadStream {
         Ok(stream)
     }
 
-    /// Begins requests until there are enough (invariant 1).
+    /// Begins requests until their number is that of invariant 1.
     fn fill(&mut self) {
         while self.requests.len() < self.options.requests && !self.rest.is_empty() {
             let start = self.rest.start;
-            // All but the first begin with a block.
+            // All requests but the first start at a block boundary.
             let block_start = start - start % BLOCK_BYTES as u64;
             let end = block_start.saturating_add(self.options.request_bytes as u64).min(self.rest.end);
             let home = |_| Some(Arc::clone(&self.home));
@@ -111,16 +111,18 @@ impl ReadStream {
         }
     }
 
-    /// Returns the next bytes of the range: one request's worth, or the rest of the range, or `None` at its end. If the
-    /// future is dropped, no bytes are lost: the next call returns them.
+    /// Returns the next bytes of the range: those of one request, or the rest of the current buffer if some of it was
+    /// read, or `None` at the end of the range. If the future is dropped, no bytes are lost: the next call returns
+    /// them.
     ///
     /// # Errors
-    /// Any that the system reports; `UnexpectedEof` if the file was truncated in the meantime. The stream then ends.
+    /// Any error that the system reports; `UnexpectedEof` if the file was truncated in the meantime. An error ends the
+    /// stream.
     pub async fn next_buffer(&mut self) -> io::Result<Option<ReadBuffer>> {
         std::future::poll_fn(|context| self.poll_next_buffer(context)).await
     }
 
-    /// [`next_buffer`](Self::next_buffer) for hand-written futures. Wakes the `context` of the last call.
+    /// Like [`next_buffer`](Self::next_buffer), for hand-written futures. Wakes only the waker of the latest call.
     pub fn poll_next_buffer(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<ReadBuffer>>> {
         if !self.current.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::replace(&mut self.current, ReadBuffer::empty()))));

@@ -1,11 +1,11 @@
 //! Writes a file sequentially. Several requests are in flight while the writer fills the next buffer.
 //!
 //! # Invariants
-//! 1. `requests` cover the bytes up to `position`, and `buffer` holds those from there on. All are in order, but the
-//!    requests may finish in any order.
-//! 2. Each request but the first starts at a block, and each but the last of a flush ends at one. Bytes that do not
-//!    fill a block stay in the buffer after a flush, so that the block is written whole when it is full.
-//! 3. After an error nothing more is written.
+//! 1. `requests` cover the bytes before `position`, and `buffer` holds the bytes from `position` onwards. Requests are
+//!    in the order of their offsets, but may finish in any order.
+//! 2. Each request but the first starts at a block boundary, and each but the last of a flush ends at one. A partial
+//!    block stays in the buffer after a flush, so it will be written as a whole once it is full.
+//! 3. After an error, no further request begins.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,12 +24,11 @@ use crate::driver::Operation;
 use crate::file::File;
 use crate::read::BufferHome;
 
-/// Writes a file sequentially. Bytes are gathered in buffers, and a full buffer is written while the next one fills.
-/// The writer waits only if all `StreamOptions::requests` are in flight.
+/// Writes a file sequentially. Bytes are gathered in a buffer; a full buffer is written while the next one is filled.
+/// The writer waits only while `StreamOptions::requests` requests are in flight.
 ///
-/// It implements [`AsyncWrite`], and [`Write`] for threads that block. Bytes that were not flushed are lost when the
-/// stream is dropped. An error is reported by the call that meets it and all later ones, and may be that of an earlier
-/// write.
+/// It implements [`AsyncWrite`], and [`Write`] for blocking threads. Dropping the stream loses unflushed bytes. The
+/// call that encounters an error reports it, and so do all later calls; the cause may be the write of an earlier call.
 ///
 /// # Examples
 /// ```
@@ -52,12 +51,12 @@ pub struct WriteStream {
     file: File,
     options: StreamOptions,
     home: Arc<BufferHome>,
-    /// Oldest first.
+    /// The requests that have begun, oldest first.
     requests: VecDeque<Operation<AlignedBuffer>>,
     buffer: Option<AlignedBuffer>,
-    /// The bytes in the buffer.
+    /// The number of bytes in the buffer.
     filled: usize,
-    /// The bytes in the buffer that are in the file already.
+    /// The number of bytes in the buffer that are already in the file.
     flushed: usize,
     /// The offset of the buffer's first byte.
     position: u64,
@@ -65,8 +64,8 @@ pub struct WriteStream {
 }
 
 impl WriteStream {
-    /// Writes to `file` from `offset` on. An offset that is not a multiple of 4,096 costs a direct file one write
-    /// through the page cache.
+    /// Creates a stream that writes to `file`, starting at `offset`. If the file is direct and `offset` is not a
+    /// multiple of 4,096, the first write goes through the page cache.
     #[must_use]
     pub fn new(file: &File, offset: u64, options: StreamOptions) -> WriteStream {
         let options = options.checked();
@@ -85,24 +84,24 @@ impl WriteStream {
     /// Waits until all bytes are in the file. They are not durable yet.
     ///
     /// # Errors
-    /// Those of [`File::write_at`].
+    /// The errors of [`File::write_at`].
     pub async fn flush(&mut self) -> io::Result<()> {
         poll_fn(|context| self.poll_flushed(context, true)).await
     }
 
-    /// Waits until all whole blocks are in the file. The bytes of the last, partial block may remain in memory. Unlike
-    /// [`flush`](Self::flush), it never writes through the page cache.
+    /// Waits until all whole blocks are in the file. A last, partial block may remain in memory. Unlike
+    /// [`flush`](Self::flush), does not write this block through the page cache.
     ///
     /// # Errors
-    /// Those of [`File::write_at`].
+    /// The errors of [`File::write_at`].
     pub async fn flush_aligned(&mut self) -> io::Result<()> {
         poll_fn(|context| self.poll_flushed(context, false)).await
     }
 
-    /// Waits until all bytes are in the file and durable, and returns the offset of their end.
+    /// Waits until all bytes are in the file and durable, and returns the end offset.
     ///
     /// # Errors
-    /// Those of [`File::write_at`] and [`File::sync_data`].
+    /// The errors of [`File::write_at`] and [`File::sync_data`].
     pub async fn finish(mut self) -> io::Result<u64> {
         self.flush().await?;
         self.file.sync_data().await?;
@@ -113,7 +112,7 @@ impl WriteStream {
         self.file.sync_data()
     }
 
-    /// [`AsyncWrite::poll_write`].
+    /// The implementation of [`AsyncWrite::poll_write`].
     fn poll_bytes(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check()?;
         if bytes.is_empty() {
@@ -129,15 +128,15 @@ impl WriteStream {
         let count = bytes.len().min(limit - self.filled);
         buffer[self.filled..self.filled + count].copy_from_slice(&bytes[..count]);
         self.filled += count;
-        // A full buffer is written at once if there is room for it.
+        // Write a full buffer immediately if fewer requests than the limit are in flight.
         if self.filled == limit && self.requests.len() < self.options.requests {
             self.write_buffer(limit);
         }
         Poll::Ready(Ok(count))
     }
 
-    /// Returns the number of bytes at which the buffer is written: all of it, or up to the next block if the stream
-    /// began inside of one (invariant 2).
+    /// Returns the number of bytes at which the buffer counts as full: its size, or the distance to the next block
+    /// boundary if the stream starts inside of a block (invariant 2).
     fn limit(&self) -> usize {
         match (self.position % BLOCK_BYTES as u64) as usize {
             0 => self.options.request_bytes,
@@ -205,7 +204,7 @@ impl WriteStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns the error that an earlier call has met.
+    /// Returns the error of an earlier call, if there was an error.
     fn check(&self) -> io::Result<()> {
         match &self.failure {
             None => Ok(()),
@@ -223,7 +222,7 @@ impl AsyncWrite for WriteStream {
         self.get_mut().poll_flushed(context, true)
     }
 
-    /// Flushes. The bytes are not durable yet; see [`WriteStream::finish`].
+    /// Flushes the stream. The bytes are not durable yet; see [`WriteStream::finish`].
     fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.get_mut().poll_flushed(context, true)
     }
@@ -231,7 +230,7 @@ impl AsyncWrite for WriteStream {
 
 impl Write for WriteStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A byte that fits waits for nothing.
+        // If the buffer has room for the bytes, they can be copied without waiting.
         if self.failure.is_none() && self.filled < self.limit() {
             let mut context = Context::from_waker(std::task::Waker::noop());
             if let Poll::Ready(result) = self.poll_bytes(&mut context, bytes) {

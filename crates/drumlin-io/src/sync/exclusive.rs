@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// A value that is only accessible through `&mut`, and is therefore `Sync` whatever its type, such as a future that is
-/// not. The mutex is never locked; it expresses in safe code that `&Exclusive` gives no access.
+/// A value that is only accessible through `&mut`. The wrapper is `Sync` even if the value is not, for instance a
+/// future. The mutex is never locked; it expresses in safe code that `&Exclusive` gives no access.
 pub struct Exclusive<T>(Mutex<T>);
 
 impl<T> Exclusive<T> {

@@ -1,8 +1,8 @@
 //! The primitives that threads wait on: locks, condition variables, parking, back-off.
 //!
-//! The library waits only through this module and the I/O backends, so that a simulation can replace the operating
-//! system's scheduler. With the feature `sim`, `scheduler` and `simulated` do that. Threads outside of a simulation
-//! wait as usual.
+//! The library waits only through this module and the I/O backends, so a simulation can replace the operating system's
+//! scheduler. With the feature `sim`, the modules `scheduler` and `simulated` replace it. Threads outside of a
+//! simulation wait as usual.
 
 mod exclusive;
 mod padded;
@@ -33,7 +33,7 @@ pub use self::thread_index::{ThreadTag, thread_index, thread_tag};
 
 pub use random::Random;
 
-/// The operating system's threads.
+/// The primitives for the operating system's threads.
 #[cfg(not(feature = "sim"))]
 mod system {
     pub use std::thread::{Thread, current, park_timeout, sleep, yield_now};
@@ -47,20 +47,20 @@ mod system {
         thread.join()
     }
 
-    /// Returns the number that a simulation has given to the calling thread.
+    /// Returns the number of the calling thread in its simulation: `None` in a build without simulations.
     #[inline]
     pub fn thread_number() -> Option<usize> {
         None
     }
 }
 
-/// Stands in for the scheduler in builds without simulations, in which no thread is a task.
+/// Replaces the scheduler in builds without simulations, where no thread is a task.
 #[cfg(all(not(feature = "sim"), any(test, feature = "testing")))]
 pub(crate) mod scheduler {
     use std::thread::JoinHandle;
     use std::time::Duration;
 
-    /// A task of a simulation. It can't exist here.
+    /// A task of a simulation. In this build, no value of the type exists.
     pub(crate) enum Task {}
 
     pub(crate) fn current() -> Option<Task> {
@@ -90,7 +90,7 @@ pub(crate) mod scheduler {
     }
 }
 
-// Under `--cfg drumlin_loom` the code that has models uses loom's atomics.
+// With `--cfg drumlin_loom`, code that is checked by loom models uses loom's atomics.
 #[cfg(drumlin_loom)]
 pub use loom::sync::atomic;
 #[cfg(not(drumlin_loom))]

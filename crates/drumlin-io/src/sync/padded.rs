@@ -1,8 +1,8 @@
-//! Values with cache lines of their own.
+//! Values that don't share their cache lines.
 
 use std::ops::{Deref, DerefMut};
 
-/// A value with two cache lines of its own, because processors prefetch lines in pairs.
+/// A value in its own pair of cache lines: processors prefetch lines in pairs.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(128))]
 pub struct CachePadded<T>(T);

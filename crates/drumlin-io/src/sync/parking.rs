@@ -1,21 +1,22 @@
-//! Spinning and parking, built on the operating system's threads. Simulated threads use them outside a simulation.
+//! Spinning and parking, built on the operating system's threads. In builds with simulations, threads outside of a
+//! simulation use them.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Waits for another thread to make progress: spins for longer and longer, then yields.
+/// Waits for a different thread to make progress: spins for increasing times, then yields.
 #[derive(Debug, Default)]
 pub struct Backoff(Cell<u32>);
 
 impl Backoff {
-    /// Binary logarithm of the longest spin: 64 pauses of the processor. A wait that outlasts 127 pauses yields
-    /// instead.
+    /// The binary logarithm of the longest spin, 64 pauses of the processor. After 127 pauses in total, a wait yields
+    /// instead of spinning.
     /// Measured: not measured; crossbeam-utils has the same value.
     const SPINS_LOG2_MAX: u32 = 6;
 
-    /// Waits a little, and longer with each call.
+    /// Waits briefly. Each call waits longer than the one before.
     #[inline]
     pub fn snooze(&self) {
         let step = self.0.get();
@@ -28,13 +29,14 @@ impl Backoff {
     }
 }
 
-/// A parker of one owner. Unparks for other uses of the thread do not wake it.
+/// Parks one thread, its owner. Unparking the thread by any other means does not wake it from this parker.
 #[derive(Debug, Default)]
 pub struct Parker {
     unparker: Unparker,
 }
 
-/// Wakes the thread that is parked, or makes its next park return at once.
+/// Wakes the owner of a [`Parker`] if it is parked. Otherwise makes its next call of [`Parker::park`] return
+/// immediately.
 #[derive(Clone, Debug, Default)]
 pub struct Unparker(Arc<Parking>);
 
@@ -45,7 +47,7 @@ struct Parking {
 }
 
 impl Parker {
-    /// Blocks until the thread is unparked. Returns at once if that happened since the last park.
+    /// Blocks until the thread is unparked. Returns immediately if the thread was unparked since the last call.
     pub fn park(&self) {
         let Parking { is_woken, woken } = &*self.unparker.0;
         let mut is_woken = is_woken.lock();
@@ -54,7 +56,7 @@ impl Parker {
         }
     }
 
-    /// Returns what wakes the owner.
+    /// Returns the handle that wakes the owner.
     #[inline]
     pub fn unparker(&self) -> &Unparker {
         &self.unparker
@@ -62,7 +64,7 @@ impl Parker {
 }
 
 impl Unparker {
-    /// Wakes the owner of the parker.
+    /// Wakes the owner of the parker, now or at its next call of [`Parker::park`].
     pub fn unpark(&self) {
         *self.0.is_woken.lock() = true;
         self.0.woken.notify_one();
@@ -74,7 +76,7 @@ mod tests {
     use super::{Parker, Unparker};
     use std::thread;
 
-    /// A wake-up before the thread parks is not lost, and two of them wake it once.
+    /// An unpark before the thread parks is not lost, and two unparks wake the thread once.
     #[test]
     fn an_early_wake_up_is_kept() {
         let parker = Parker::default();

@@ -1,4 +1,4 @@
-//! The simulation's random generator: the same seed gives the same numbers.
+//! A seeded random generator: the same seed yields the same numbers.
 
 /// A generator of random numbers from a seed: SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]

@@ -1,19 +1,19 @@
-//! A scheduler whose every decision follows from a seed.
+//! A scheduler whose decisions are all determined by a seed.
 //!
-//! A simulation's threads, its *tasks*, are operating-system threads of which only one runs at a time. The running task
+//! The *tasks* of a simulation are operating-system threads, but only one of them runs at a time. The running task
 //! holds the baton. It passes the baton on when it waits, and at random at each *point*: when it takes or releases a
-//! lock, wakes another task, requests I/O, or passes a coverage mark. The next task is drawn at random. Time is
-//! virtual: it advances a little at each point, and jumps to the next deadline when all tasks wait.
+//! lock, wakes a task, requests I/O, or passes a coverage mark. The next task is drawn at random. Time is virtual: it
+//! advances a little at each point, and jumps to the next deadline when all tasks wait.
 //!
 //! # Invariants
 //! 1. One task runs; all others wait for the baton. So actions between two points need no further synchronisation.
-//! 2. Every random draw comes from the simulation's one generator, in the order of the points. So the same seed gives
-//!    the same course, as long as nothing else differs between two runs: see `docs/testing.md`.
-//! 3. If no task can run and none has a deadline, the simulation is deadlocked. It ends with a report of what each task
-//!    waits for, and where.
+//! 2. Every random draw comes from the simulation's one generator, in the order of the points. So two runs with the
+//!    same seed take the same course, if their other inputs don't differ either: see `docs/testing.md`.
+//! 3. If no task is runnable and no waiting task has a deadline, the simulation is deadlocked. It ends with a report
+//!    that shows, for each task, the object that it waits for and the place in the code.
 //!
-//! A simulation that fails (by a panic, a deadlock, or by making no progress for too long) leaves its other threads
-//! waiting forever, because they hold locks on state that is no longer consistent.
+//! A simulation fails by a panic, by a deadlock, or by making no progress for too long. Its other threads are then left
+//! waiting forever, because they hold locks on inconsistent data.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -28,21 +28,21 @@ use std::time::Duration;
 use super::Random;
 use super::random::mix;
 
-/// The interval between checks for progress. After `LOOKS_MAX` checks without progress, the simulation counts as
-/// hanging.
+/// The interval between checks for progress. After `LOOKS_MAX` checks without progress, the simulation is considered
+/// hung.
 const LOOK: Duration = Duration::from_secs(5);
 const LOOKS_MAX: u32 = 12;
 
 /// The rules by which tasks take turns.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
-    /// The seed from which everything is drawn.
+    /// The seed of the random generator that makes all decisions.
     pub seed: u64,
-    /// A task that could continue yields at one of this many points, on average.
+    /// A running task yields at one in this many points, on average.
     pub switch_one_in: u64,
-    /// The most virtual time that passes at a point.
+    /// The maximum virtual time that passes at a point, in nanoseconds.
     pub step_nanos_max: u64,
-    /// The number of points after which a livelock is assumed.
+    /// The number of points after which the simulation counts as livelocked.
     pub points_max: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct Schedule {
 pub struct Outcome<T> {
     /// The result of the first task, or the reason why the simulation failed.
     pub result: Result<T, String>,
-    /// A number that two runs share only if they took the same course.
+    /// A checksum of the course: two runs with the same trace took the same course.
     pub trace: u64,
     /// The duration in virtual time.
     pub duration: Duration,
@@ -62,7 +62,7 @@ pub struct Outcome<T> {
 /// The state of a waiting task, for deadlock reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// The object that it waits for: an address, or a number that can't be an address.
+    /// The object that the task waits for: an address, or a number that can't be an address.
     pub(crate) what: usize,
     pub(crate) kind: &'static str,
     pub(crate) place: &'static Location<'static>,
@@ -85,7 +85,7 @@ struct Slot {
     mode: Mode,
     baton: Arc<Baton>,
     thread: Option<ThreadId>,
-    /// The task was unparked and has not parked since.
+    /// The task was unparked and has not parked since then.
     token: bool,
     /// The task's last wait ended at its deadline.
     late: bool,
@@ -117,7 +117,7 @@ struct State {
     now_nanos: u64,
     slots: Vec<Slot>,
     runnable: Vec<usize>,
-    /// The objects and the tasks waiting for them, in the order in which they began to wait.
+    /// Pairs of an object and a task that waits for it, in the order in which the waits began.
     waiting: Vec<(usize, usize)>,
     deadlines: BTreeSet<(u64, u64, usize)>,
     deadline_count: u64,
@@ -127,7 +127,7 @@ struct State {
     ended: bool,
 }
 
-/// The scheduler of a simulation. See the module.
+/// The scheduler of a simulation; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     state: Mutex<State>,
@@ -135,7 +135,7 @@ pub(crate) struct Scheduler {
     steps: AtomicU64,
 }
 
-/// The calling thread's place in its simulation.
+/// The identity of the calling thread in its simulation.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) scheduler: Arc<Scheduler>,
@@ -228,7 +228,7 @@ impl Scheduler {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Records a failure, unless one was recorded before.
+    /// Records a failure, unless an earlier one was recorded.
     fn fail(&self, text: String) {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -264,7 +264,7 @@ impl Scheduler {
         state
     }
 
-    /// Starts a task, which runs when its turn comes.
+    /// Starts a task, which runs when it is first given the baton.
     pub(crate) fn start(
         self: &Arc<Self>,
         name: &str,
@@ -350,9 +350,9 @@ impl Scheduler {
     }
 }
 
-/// Marks the numbers that stand for joining a task. They are larger than any address.
+/// Marks the numbers that represent joining a task. They are larger than any address.
 const JOIN: usize = 1 << 63;
-/// Marks the numbers that stand for being parked or asleep.
+/// Marks the numbers that represent being parked or asleep.
 const PARKED: usize = 1 << 62;
 
 impl State {
@@ -364,7 +364,7 @@ impl State {
         self.trace = mix(self.trace ^ what).wrapping_add(0x9E37_79B9_7F4A_7C15);
     }
 
-    /// Makes the tasks runnable whose deadline has passed.
+    /// Makes all tasks runnable whose deadlines have passed.
     fn pass_deadlines(&mut self) {
         while let Some(&(at, count, number)) = self.deadlines.first()
             && at <= self.now_nanos
@@ -405,7 +405,7 @@ impl State {
         }
     }
 
-    /// Ends the wait of a task that was removed from the list.
+    /// Makes a task runnable that was removed from the list of waiting tasks.
     fn run_again(&mut self, number: usize) {
         if let Mode::Waiting(_, Some((at, count))) = self.slots[number].mode {
             self.deadlines.remove(&(at, count, number));
@@ -414,7 +414,7 @@ impl State {
         self.runnable.push(number);
     }
 
-    /// Describes what each task waits for, and where.
+    /// Describes each task's wait: the object, and the place in the code.
     fn tell(&self) -> String {
         let mut text = String::new();
         for (number, slot) in self.slots.iter().enumerate() {
@@ -444,7 +444,7 @@ impl Task {
         self.scheduler.start(name, body)
     }
 
-    /// A point: another task may run instead of this one.
+    /// Passes a point, at which a different task may take over.
     #[inline]
     pub(crate) fn point(&self) {
         self.scheduler.steps.fetch_add(1, Ordering::Relaxed);
@@ -465,7 +465,7 @@ impl Task {
         self.switch(state);
     }
 
-    /// Fails the simulation because it does not end.
+    /// Fails the simulation because it has reached the maximum number of points.
     fn give_up(&self, mut state: MutexGuard<'_, State>) -> ! {
         let trace = std::backtrace::Backtrace::force_capture();
         let text = format!("no end after {} points; {} runs:\n{}\n{trace}", state.points, self.number, state.tell());
@@ -482,15 +482,15 @@ impl Task {
         match self.scheduler.pass_on(state) {
             Some(next) if next == self.number => self.baton.take(),
             Some(_) => self.baton.take(),
-            // The simulation is over.
+            // The simulation has ended.
             None => loop {
                 thread::park();
             },
         }
     }
 
-    /// Waits until another task wakes the waiters of `wait.what`, or until the deadline. Returns `true` if the deadline
-    /// passed.
+    /// Waits until a different task wakes the waiters of `wait.what`, or until the deadline. Returns `true` if the
+    /// deadline passed.
     pub(crate) fn wait(&self, wait: Wait, deadline: Option<Duration>) -> bool {
         let mut state = self.scheduler.lock();
         self.wait_in(&mut state, wait, deadline);
@@ -519,7 +519,8 @@ impl Task {
         self.scheduler.lock().wake(what);
     }
 
-    /// Makes one task runnable, drawn at random from those that wait for `what`. Returns `false` if there is none.
+    /// Makes one of the tasks that wait for `what` runnable, chosen at random. Returns `false` if no task waits for
+    /// `what`.
     pub(crate) fn wake_one(&self, what: usize) -> bool {
         let mut state = self.scheduler.lock();
         let count = state.waiting.iter().filter(|(other, _)| *other == what).count() as u64;
@@ -545,7 +546,7 @@ impl Task {
         self.scheduler.lock().random.next()
     }
 
-    /// Records a number that must be the same in two runs of the same seed.
+    /// Adds a number to the trace. Two runs with the same seed must add the same numbers.
     pub(crate) fn note(&self, what: u64) {
         self.scheduler.lock().note(what);
     }
@@ -573,7 +574,7 @@ impl Task {
         self.scheduler.lock().slots[self.number].token = false;
     }
 
-    /// Wakes a parked task, or makes its next parking return immediately.
+    /// Wakes a parked task, or makes its next park return immediately.
     pub(crate) fn unpark(&self, thread: ThreadId) {
         {
             let mut state = self.scheduler.lock();
@@ -585,7 +586,7 @@ impl Task {
         self.point();
     }
 
-    /// Waits until the task of this thread has ended.
+    /// Waits until the task of `thread` has ended.
     #[track_caller]
     pub(crate) fn join(&self, thread: ThreadId) {
         let place = Location::caller();
@@ -614,7 +615,7 @@ mod tests {
         current().expect("in a simulation").scheduler.start(name, Box::new(body)).unwrap()
     }
 
-    /// Returns the order in which three tasks get a lock. It is the same for the same seed, and differs between seeds.
+    /// Returns the order in which three tasks get a lock. The order is determined by the seed.
     fn order(seed: u64) -> (Vec<usize>, u64) {
         let outcome = run(schedule(seed), || {
             let order = Arc::new(sync::Mutex::new(Vec::new()));
@@ -643,7 +644,8 @@ mod tests {
         }
     }
 
-    /// Two tasks that take two locks in opposite orders deadlock for some seeds, and the report says where.
+    /// Two tasks that take two locks in opposite orders deadlock with some seeds, and the report names the places in
+    /// the code.
     #[test]
     fn a_deadlock_is_told() {
         let failures = (0..20).filter_map(|seed| {
@@ -670,7 +672,7 @@ mod tests {
         }
     }
 
-    /// Hours pass instantly, and in order.
+    /// Simulated hours pass instantly, and sleepers wake in the order of their deadlines.
     #[test]
     fn time_leaps() {
         let outcome = run(schedule(1), || {

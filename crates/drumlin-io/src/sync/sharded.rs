@@ -25,25 +25,25 @@ fn shard() -> usize {
     SHARD.get()
 }
 
-/// A lock that every commit takes shared and that is rarely taken exclusively. Taking it shared touches a cache line
-/// that few other threads touch. Taking it exclusively costs as much as some ten locks.
+/// A shared lock for frequent readers and rare writers: every commit takes it shared. A reader touches a cache line
+/// that few other threads touch. Taking it exclusively costs about as much as taking ten locks.
 #[derive(Debug, Default)]
 pub struct ShardedLock([CachePadded<RwLock<()>>; SHARDS]);
 
 /// The guard of a [`ShardedLock`] that is held shared.
 pub type ShardedReadGuard<'a> = RwLockReadGuard<'a, ()>;
-/// The guard of a [`ShardedLock`] that is held exclusively. Boxed, so that a guard that may be of either kind stays
-/// small.
+/// The guard of a [`ShardedLock`] that is held exclusively. It is boxed to keep small any type that holds a guard of
+/// either kind.
 pub type ShardedWriteGuard<'a> = Box<[RwLockWriteGuard<'a, ()>]>;
 
 impl ShardedLock {
-    /// Locks one shard, to share the lock with other readers.
+    /// Takes the lock shared, by locking one shard.
     #[inline]
     pub fn read(&self) -> ShardedReadGuard<'_> {
         self.0[shard()].read()
     }
 
-    /// Locks all shards, always in the same order, so that two writers cannot deadlock.
+    /// Takes the lock exclusively, by locking all shards. Their order is fixed, so two writers cannot deadlock.
     pub fn write(&self) -> ShardedWriteGuard<'_> {
         self.0.iter().map(|shard| shard.write()).collect()
     }

@@ -1,9 +1,8 @@
-//! The primitives of [`sync`](super) for builds with simulations. Each wraps the system's own, and asks the scheduler
-//! first if the calling thread belongs to a simulation.
+//! The primitives of [`sync`](super) for builds with simulations. Each wraps the system's primitive. If the calling
+//! thread belongs to a simulation, the primitive first asks the scheduler.
 //!
-//! They are as strict as those that they replace, or stricter. A reader waits behind a waiting writer, so taking a
-//! shared lock twice may deadlock, as it may outside of a simulation. The waiter that `notify_one` wakes is drawn at
-//! random.
+//! They are at least as strict as the primitives that they replace. A reader waits behind a waiting writer, so taking a
+//! shared lock twice may deadlock, as it may outside of a simulation. `notify_one` wakes a random waiter.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -14,12 +13,13 @@ use std::time::Duration;
 
 use super::scheduler::{self, Task, Wait};
 
-/// Names an object that a task waits for by its address.
+/// Returns an object's address, by which tasks wait for it.
 fn address<T: ?Sized>(what: &T) -> usize {
     std::ptr::from_ref(what).cast::<()>() as usize
 }
 
-/// Decodes a holder, which is stored as its number plus one.
+/// Decodes the holder of a lock, which is stored as the number of its task plus one; 0 means that no task holds the
+/// lock.
 fn holder(stored: &AtomicUsize) -> Option<usize> {
     stored.load(Ordering::Relaxed).checked_sub(1)
 }
@@ -34,7 +34,7 @@ pub struct Mutex<T: ?Sized> {
 
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// `None` only while waiting for a condition.
+    /// `None` only while the task waits for a condition variable.
     inner: Option<parking_lot::MutexGuard<'a, T>>,
 }
 
@@ -135,7 +135,7 @@ impl<T: ?Sized> fmt::Debug for MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub struct Condvar {
     inner: parking_lot::Condvar,
-    /// Its address names the variable. Not of size zero, so that no other object has the same.
+    /// Its address identifies the variable. The field is not zero-sized, so no other object has the same address.
     place: u64,
 }
 
@@ -161,7 +161,7 @@ impl Condvar {
         };
         let place = Location::caller();
         guard.inner = None;
-        // No point in between: releasing the mutex and beginning to wait is one step.
+        // There is no point between these calls: releasing the mutex and beginning to wait is one step.
         task.wake(address(guard.mutex));
         task.wait(Wait { what: address(&self.place), kind: "a condition", place, holder: None }, None);
         guard.inner = Some(guard.mutex.take(&task, place));
@@ -174,7 +174,7 @@ impl Condvar {
         }
     }
 
-    /// Like [`wait`](Self::wait), but no longer than `timeout`.
+    /// Like [`wait`](Self::wait), but waits no longer than `timeout`.
     #[track_caller]
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> TimedOut {
         let Some(task) = scheduler::current() else {
@@ -311,13 +311,13 @@ impl<T: ?Sized> RwLock<T> {
         Some(RwLockReadGuard { what: address(self), inner: Some(inner) })
     }
 
-    /// Tries until `duration` has passed.
+    /// Tries to take the lock shared until `duration` has passed.
     #[track_caller]
     pub fn try_read_for(&self, duration: Duration) -> Option<RwLockReadGuard<'_, T>> {
         self.try_for(duration, || self.try_read())
     }
 
-    /// Tries until `duration` has passed.
+    /// Tries to take the lock exclusively until `duration` has passed.
     #[track_caller]
     pub fn try_write_for(&self, duration: Duration) -> Option<RwLockWriteGuard<'_, T>> {
         self.try_for(duration, || self.try_write())
@@ -461,7 +461,7 @@ pub fn sleep(duration: Duration) {
     }
 }
 
-/// Yields. Virtual time passes, so that other tasks can do what a spinning caller waits for.
+/// Yields. Virtual time passes, so other tasks can make the progress that a spinning caller waits for.
 #[track_caller]
 pub fn yield_now() {
     match scheduler::current() {
@@ -479,13 +479,14 @@ pub fn join(thread: JoinHandle<()>) -> std::thread::Result<()> {
     thread.join()
 }
 
-/// Returns the number that a simulation has given to the calling thread. It is small, and the same in each run.
+/// Returns the number of the calling thread in its simulation. It is small, and the same in every run with the same
+/// seed.
 #[inline]
 pub fn thread_number() -> Option<usize> {
     scheduler::current().map(|task| task.number)
 }
 
-/// Spins until something has happened, yielding in a simulation.
+/// Waits for a different thread to make progress: spins, or yields in a simulation.
 #[derive(Debug, Default)]
 pub struct Backoff(super::parking::Backoff);
 
@@ -495,7 +496,7 @@ impl Backoff {
     }
 }
 
-/// A parker of one owner: unparks for other uses of the thread do not wake it.
+/// Parks one thread, its owner. Unparking the thread by any other means does not wake it from this parker.
 #[derive(Debug, Default)]
 pub struct Parker {
     inner: super::parking::Parker,
@@ -504,7 +505,7 @@ pub struct Parker {
 #[derive(Clone, Debug)]
 pub struct Unparker {
     inner: super::parking::Unparker,
-    /// The thread that made the parker, and the only one that parks with it.
+    /// The owner: the thread that created the parker, and the only one that parks with it.
     thread: Thread,
 }
 

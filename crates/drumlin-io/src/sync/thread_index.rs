@@ -1,11 +1,11 @@
-//! Small numbers for threads: indexes of slots in tables, and tags by which threads recognise what belongs to them.
+//! Small numbers for threads: indexes of slots in tables, and tags by which a thread recognises its own entries.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::{Mutex, thread_number};
 
-/// Indexes of threads that have ended, and the lowest index never given out. Free indexes are reused before new ones.
+/// The free indexes of threads that have ended, and the lowest unused index. Free indexes are reused first.
 static FREE_INDEXES: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
 struct ThreadIndex(Cell<usize>);
@@ -22,7 +22,7 @@ thread_local! {
     static THREAD_INDEX: ThreadIndex = const { ThreadIndex(Cell::new(usize::MAX)) };
 }
 
-/// Returns a small number that no other living thread has.
+/// Returns the index of the calling thread: a small number, unique among living threads.
 #[inline]
 pub fn thread_index() -> usize {
     if let Some(number) = thread_number() {
@@ -41,7 +41,7 @@ pub fn thread_index() -> usize {
     })
 }
 
-/// A number of a thread. It is reused only after 65,535 other threads have got theirs.
+/// The number of a thread. A number is reused only after 65,535 other threads have received theirs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ThreadTag(u16);
 

@@ -1,23 +1,25 @@
-//! Completions in disorder: late, out of order, and lost for a time.
+//! Disorderly completions: late, out of order, or lost until a timeout.
 
 use std::io;
 
 use crate::sync::{Condvar, Mutex, MutexGuard, Random};
 use crate::{Completion, Queue};
 
-/// The delays, order and losses of the completions of queues; see `FaultyBackend::disorder`. The default changes
-/// nothing.
+/// The settings for late, reordered and lost completions; see `FaultyBackend::disorder`. The default changes no
+/// completion.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Disorder {
-    /// Determines which completions are late and by how much, in which order they arrive, and which are lost.
+    /// The seed that determines which completions are late and by how much, in which order they arrive, and which are
+    /// lost.
     pub seed: u64,
-    /// A completion is late by up to this many rounds of [`Queue::wait`]. Those of a round are in random order.
+    /// A completion is late by up to this many rounds of [`Queue::wait`]. Completions of the same round arrive in
+    /// random order.
     pub rounds_late_max: u64,
-    /// One completion in this many is lost; 0 for none.
+    /// One completion in this many is lost; 0 loses none.
     pub lost_one_in: u64,
 }
 
-/// The completions that a queue keeps back. The queue owns their buffers.
+/// The completions that a queue withholds. The queue owns their buffers.
 pub(super) struct DisorderlyCompletions {
     disorder: Disorder,
     state: Mutex<State>,
@@ -26,15 +28,15 @@ pub(super) struct DisorderlyCompletions {
 
 struct State {
     random: Random,
-    /// Completions, each with the number of rounds that pass it over.
+    /// Late completions, each with the number of rounds that it will still skip.
     late: Vec<(u64, Completion)>,
     lost: Vec<Completion>,
     is_interrupted: bool,
 }
 
 impl State {
-    /// Takes all completions out of `finished`. At random, loses some and delays the others by up to `rounds_late_max`
-    /// rounds.
+    /// Takes all completions out of `finished`. Loses some of them at random, and delays the rest by up to
+    /// `rounds_late_max` rounds.
     fn take(&mut self, disorder: Disorder, finished: &mut Vec<Completion>) {
         for completion in finished.drain(..) {
             if self.random.one_in(disorder.lost_one_in) {
@@ -45,7 +47,7 @@ impl State {
         }
     }
 
-    /// Appends the completions of this round in random order, and ends the round.
+    /// Appends the completions that are due in this round, in random order, and ends the round.
     fn release(&mut self, finished: &mut Vec<Completion>) {
         let first = finished.len();
         finished.extend(self.late.extract_if(.., |(rounds, _)| *rounds == 0).map(|(_, completion)| completion));
@@ -63,13 +65,13 @@ impl DisorderlyCompletions {
         DisorderlyCompletions { disorder, state: Mutex::new(state), changed: Condvar::default() }
     }
 
-    /// The number of completions kept back.
+    /// Returns the number of withheld completions.
     pub(super) fn count(&self) -> usize {
         let state = self.state.lock();
         state.late.len() + state.lost.len()
     }
 
-    /// Answers the lost requests with the system's error `code`, in one of the next rounds.
+    /// Answers the lost requests with the system's error `code`, in one of the following rounds.
     pub(super) fn time_out(&self, code: i32) {
         let mut state = self.state.lock();
         let State { late, lost, .. } = &mut *state;
@@ -80,13 +82,13 @@ impl DisorderlyCompletions {
         self.changed.notify_all();
     }
 
-    /// Called after a request was pushed: a thread may wait for it.
+    /// Called after a request was pushed, to wake threads that may wait for it.
     pub(super) fn pushed(&self) {
         let _state = self.state.lock();
         self.changed.notify_all();
     }
 
-    /// Called before `inner` is interrupted.
+    /// Ends a wait early. Called before the wrapped queue is interrupted.
     pub(super) fn interrupt(&self) {
         self.state.lock().is_interrupted = true;
         self.changed.notify_all();
@@ -105,7 +107,7 @@ impl DisorderlyCompletions {
             } else if !state.lost.is_empty() {
                 self.changed.wait(&mut state);
             } else {
-                // Another thread took what this one waits for.
+                // A different thread took the completion that this one waits for.
                 break;
             }
         }

@@ -1,9 +1,10 @@
-//! A backend for tests. It wraps another backend, records what changes the medium, and makes requests fail or wait.
+//! A backend for tests. It wraps a real backend, records all changes of the medium, and makes chosen requests fail or
+//! wait.
 //!
 //! # Invariants
-//! 1. A request that fails because of a fault leaves the file unchanged. The exception is a durable write whose *sync*
-//!    fails: its bytes have been written.
-//! 2. Faults count requests from the moment when they are set, over all files, in the order of the requests.
+//! 1. A request that a fault makes fail leaves the file unchanged. The exception is a durable write whose *sync* fails:
+//!    its bytes have been written.
+//! 2. A fault counts the requests that arrive after it was set, over all files, in order of arrival.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -62,27 +63,28 @@ pub enum Operation {
     Wait,
 }
 
-/// A change of the medium, recorded in the order of the requests. Its text is a line of a golden file.
+/// A change of the medium. Changes are recorded in the order of their requests. The text form of a change is one line
+/// of a golden file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields repeat the arguments of the calls they record")]
 pub enum Event {
-    /// A write, through a file or a queue. Through a queue it is always `Persist::Later`.
+    /// A write, through a file or a queue. A queue's writes are always `Persist::Later`.
     Write { file: String, offset: u64, bytes: u64, persist: Persist },
-    /// [`BackendFile::sync_data`] or [`BackendFile::sync_all`].
+    /// A call of [`BackendFile::sync_data`] or [`BackendFile::sync_all`].
     Sync { file: String, method: SyncMethod },
-    /// [`BackendFile::allocate`].
+    /// A call of [`BackendFile::allocate`].
     Allocate { file: String, offset: u64, bytes: u64 },
-    /// [`BackendFile::set_len`].
+    /// A call of [`BackendFile::set_len`].
     SetLen { file: String, bytes: u64 },
-    /// [`BackendFile::punch`].
+    /// A call of [`BackendFile::punch`].
     Punch { file: String, offset: u64, bytes: u64 },
-    /// A file that did not exist was opened.
+    /// The opening of a file that did not exist.
     Create { file: String },
-    /// [`Backend::rename`].
+    /// A call of [`Backend::rename`].
     Rename { from: String, to: String },
-    /// [`Backend::remove`].
+    /// A call of [`Backend::remove`].
     Remove { file: String },
-    /// [`Backend::sync_dir`].
+    /// A call of [`Backend::sync_dir`].
     SyncDir { folder: String },
 }
 
@@ -107,10 +109,10 @@ impl fmt::Display for Event {
     }
 }
 
-/// A fault that was set.
+/// A fault that is set.
 struct Fault {
     operation: Operation,
-    /// Requests that still succeed before the fault strikes.
+    /// The number of requests that still succeed before the fault strikes.
     spared: u64,
     code: i32,
     lasting: bool,
@@ -123,10 +125,10 @@ struct Shared {
     space: Mutex<Space>,
     gate: Mutex<Gate>,
     changed: Condvar,
-    /// Threads whose names begin like this are not started.
+    /// Threads whose names begin with this prefix are not started.
     refused_threads: Mutex<Option<&'static str>>,
     disorder: Mutex<Option<Disorder>>,
-    /// The completions that queues in disorder keep back.
+    /// The completions that disorderly queues withhold.
     kept_back: Mutex<Vec<Weak<DisorderlyCompletions>>>,
 }
 
@@ -140,14 +142,14 @@ struct Gate {
 /// The request to hold.
 struct Held {
     operation: Operation,
-    /// Returns `true` for the requests that are counted, given their path and offset.
+    /// Returns `true` if a request with this path and offset is counted.
     counts: fn(&Path, u64) -> bool,
-    /// The number of counted requests that still pass before one is held.
+    /// The number of counted requests that still pass before the held one.
     spared: u64,
 }
 
 impl Shared {
-    /// Counts one request, and holds it if it is the chosen one.
+    /// Counts a request, and holds it if it is the chosen one.
     fn pass_gate(&self, operation: Operation, path: &Path, offset: u64) {
         let mut gate = self.gate.lock();
         match &mut gate.held {
@@ -173,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Counts one request of its kind, and fails it if a fault is due.
+    /// Counts a request of its kind, and fails it if a fault is due.
     fn strike(&self, operation: Operation) -> io::Result<()> {
         let mut faults = self.faults.lock();
         let mut struck = None;
@@ -200,12 +202,12 @@ struct Space {
     files: HashMap<PathBuf, Blocks>,
 }
 
-/// Ranges of blocks that are neither adjacent nor overlapping, by their start.
+/// Ranges of blocks by their start. They neither overlap nor touch.
 #[derive(Default)]
 struct Blocks(BTreeMap<u64, u64>);
 
 impl Blocks {
-    /// Returns the ranges that are adjacent to `range` or overlap it.
+    /// Returns the ranges that touch or overlap `range`.
     fn touching(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.0.range(..range.start).next_back();
         let rest = self.0.range(range.start..=range.end);
@@ -227,7 +229,7 @@ impl Blocks {
         self.0.insert(whole.start, whole.end);
     }
 
-    /// Drops all blocks from `start` on and returns their number.
+    /// Drops all blocks at and after `start`, and returns their number.
     fn truncate(&mut self, start: u64) -> u64 {
         let before = self.count();
         drop(self.0.split_off(&start));
@@ -243,7 +245,8 @@ impl Blocks {
 }
 
 impl Space {
-    /// Takes the blocks that `offset..offset + bytes` of a file still lacks. Takes none if they exceed the limit.
+    /// Allocates the missing blocks of `offset..offset + bytes` in a file. Fails and allocates no block if that would
+    /// exceed the limit.
     fn take(&mut self, path: &Path, offset: u64, bytes: u64) -> io::Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -271,7 +274,7 @@ impl Space {
     }
 }
 
-/// A backend that wraps another one and injects faults. Clones share all state.
+/// A backend that wraps another backend and injects faults. All clones share the faults and the record.
 ///
 /// # Examples
 /// ```
@@ -304,18 +307,18 @@ fn spared(nth: u64) -> u64 {
 }
 
 impl FaultyBackend {
-    /// Wraps `inner`. At first nothing is recorded and nothing fails.
+    /// Wraps `inner`. Initially, no changes are recorded and no requests fail.
     #[must_use]
     pub fn new(inner: Arc<dyn Backend>) -> FaultyBackend {
         FaultyBackend { inner, shared: Arc::new(Shared::default()) }
     }
 
-    /// Starts a new recording.
+    /// Starts a new record of changes.
     pub fn start_trace(&self) {
         *self.shared.trace.lock() = Some(Vec::new());
     }
 
-    /// Returns the changes recorded so far, which all succeeded, and starts a new recording.
+    /// Returns the changes recorded so far, all of which succeeded, and starts a new record.
     ///
     /// # Panics
     /// If recording has not been started.
@@ -324,18 +327,19 @@ impl FaultyBackend {
         std::mem::take(self.shared.trace.lock().as_mut().expect("start_trace comes first"))
     }
 
-    /// Returns [`take_events`](Self::take_events) as text, one line for each.
+    /// Returns [`take_events`](Self::take_events) as text, one line per change.
     #[must_use]
     pub fn take_trace(&self) -> String {
         self.take_events().iter().map(|event| format!("{event}\n")).collect()
     }
 
-    /// Fails the `nth` request of a kind from now on (1 is the next) with the system's error `code`.
+    /// Makes the `nth` request of a kind, counted from now (1 is the next), fail with the system's error `code`.
     pub fn fail_nth(&self, operation: Operation, nth: u64, code: i32) {
         self.set_fault(Fault { operation, spared: spared(nth), code, lasting: false });
     }
 
-    /// Fails the `nth` request of a kind from now on, and all later ones.
+    /// Makes the `nth` request of a kind, counted from now (1 is the next), and all later ones fail with the system's
+    /// error `code`.
     pub fn fail_from(&self, operation: Operation, nth: u64, code: i32) {
         self.set_fault(Fault { operation, spared: spared(nth), code, lasting: true });
     }
@@ -349,9 +353,9 @@ impl FaultyBackend {
         self.shared.faults.lock().clear();
     }
 
-    /// Makes the `nth` request of a kind from now on (1 is the next) wait, before it does anything, until it is
-    /// [released](Self::release). Others pass. The request is an opening, listing, read, write, or durable write (which
-    /// counts as `Sync`).
+    /// Makes the `nth` request of a kind, counted from now (1 is the next), wait before it has any effect, until it is
+    /// [released](Self::release). All other requests pass. The kinds are opening, listing, reading, writing, and
+    /// durable writes (which count as `Sync`).
     pub fn hold_nth(&self, operation: Operation, nth: u64) {
         self.hold_nth_at(operation, nth, |_, _| true);
     }
@@ -364,7 +368,7 @@ impl FaultyBackend {
         self.shared.gate.lock().held = Some(Held { operation, counts, spared: spared(nth) });
     }
 
-    /// Waits until a request is held. Returns `false` if none was within `timeout`.
+    /// Waits until a request is held. Returns `false` if `timeout` passes first.
     #[must_use]
     pub fn wait_for_held(&self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
@@ -385,23 +389,23 @@ impl FaultyBackend {
         self.shared.changed.notify_all();
     }
 
-    /// Refuses to start threads whose names begin with `name`, like a backend without threads. The log then prepares
-    /// and writes on the threads that need it done, in a fixed order.
+    /// Refuses to start threads whose names begin with `name`, like a backend without threads. Without its own threads,
+    /// the log prepares and writes on the threads that depend on it, in a fixed order.
     pub fn refuse_threads(&self, name: &'static str) {
         *self.shared.refused_threads.lock() = Some(name);
     }
 
-    /// Puts the completions of all queues made from now on into disorder: late, out of order, and lost. Each
-    /// queue begins with the seed.
+    /// Makes the completions of all queues created from now on late, out of order, or lost. Each queue starts its own
+    /// generator from the seed.
     ///
-    /// A lost request stays in flight, and its buffer in the queue, until [`time_out`](Self::time_out) answers it with
-    /// an error or the queue is dropped: as a device that has lost a request is reset after a time. Its bytes may or
-    /// may not have been transferred.
+    /// A lost request stays in flight, with its buffer in the queue, until [`time_out`](Self::time_out) answers it with
+    /// an error or the queue is dropped. This models a device that loses a request and is reset after a timeout. The
+    /// bytes may or may not have been transferred.
     pub fn disorder(&self, disorder: Disorder) {
         *self.shared.disorder.lock() = Some(disorder);
     }
 
-    /// Answers every request that is [lost](Self::disorder) by now with the error [`EIO`].
+    /// Answers every request that has been [lost](Self::disorder) so far with the error [`EIO`].
     pub fn time_out(&self) {
         self.shared.kept_back.lock().retain(|kept_back| {
             let kept_back = kept_back.upgrade();
@@ -416,14 +420,14 @@ impl FaultyBackend {
         Box::new(FaultyQueue { inner, shared: Arc::clone(&self.shared), failed: Mutex::default(), disorder })
     }
 
-    /// Limits the space that all files may take together, in blocks of 4,096 bytes. A request that would exceed it
-    /// fails with `StorageFull` and takes nothing. `None` lifts the limit. A file counts from its first opening through
-    /// this backend.
+    /// Limits the total space of all files, counted in blocks of 4,096 bytes. A request that would exceed the limit
+    /// fails with `StorageFull` and allocates no block. `None` lifts the limit. A file counts from its first opening
+    /// through this backend.
     pub fn set_space_limit(&self, bytes: Option<u64>) {
         self.shared.space.lock().limit_bytes = bytes;
     }
 
-    /// Returns the space that files take, in bytes.
+    /// Returns the space that all files take, in bytes.
     #[must_use]
     pub fn space_used(&self) -> u64 {
         self.shared.space.lock().used_blocks * SPACE_BLOCK_BYTES
@@ -436,7 +440,7 @@ impl fmt::Debug for FaultyBackend {
     }
 }
 
-/// Returns the last part of a path: traces omit folders, whose names differ between runs.
+/// Returns the last component of a path. Traces omit folders, whose names differ between runs.
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
@@ -671,7 +675,7 @@ impl BackendFile for FaultyFile {
     }
 }
 
-/// The queue of the wrapped backend. A write is recorded when it is pushed, so that the record has the order of the
+/// A queue of the wrapped backend. Writes are recorded when they are pushed, which keeps the record in the order of the
 /// requests.
 struct FaultyQueue {
     inner: Box<dyn Queue>,
@@ -681,7 +685,7 @@ struct FaultyQueue {
 }
 
 impl FaultyQueue {
-    /// Returns the wrapped backend's file, or the error of a request that must not reach it.
+    /// Returns the wrapped backend's file, or the error with which the request fails before it reaches that file.
     fn admit<'a>(
         &self,
         file: &'a FileRef,
@@ -780,7 +784,7 @@ mod tests {
         (backend, file)
     }
 
-    /// A trace, which golden tests compare, holds everything that changes the medium, and nothing else.
+    /// A trace, which golden tests compare, contains every change of the medium, and nothing else.
     #[test]
     fn a_trace_holds_each_change_in_order() {
         let (backend, file) = faulty();
@@ -806,7 +810,7 @@ mod tests {
         assert_eq!(backend.take_trace(), "");
     }
 
-    /// Only the nth request fails, through a file or a queue, and a failed write leaves nothing behind.
+    /// Only the nth request fails, through a file or a queue, and a failed write does not change the file.
     #[test]
     fn the_nth_request_fails() {
         let (backend, file) = faulty();
@@ -843,7 +847,7 @@ mod tests {
         assert!(backend.open(Path::new("data"), CREATE).is_err());
     }
 
-    /// Space is counted in blocks, each of them once. Truncating and removing files frees it.
+    /// Each allocated block is counted once. Truncating and removing files frees their blocks.
     #[test]
     fn the_disk_is_full_at_its_limit() {
         let (backend, file) = faulty();
@@ -870,7 +874,7 @@ mod tests {
         assert_eq!(backend.space_used(), 0);
     }
 
-    /// The blocks of a file agree with a plain set.
+    /// `Blocks` agrees with a plain set of block numbers.
     #[test]
     fn blocks_agree_with_a_set() {
         let mut blocks = Blocks::default();

@@ -1,4 +1,4 @@
-//! Equipment for tests: a backend that fails on request, and a simulated disk that loses what was not synced.
+//! Test support: a backend that injects faults, and a simulated disk that loses unsynced changes.
 
 mod disorder;
 pub mod fault;

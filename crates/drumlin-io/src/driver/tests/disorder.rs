@@ -1,7 +1,8 @@
-//! Tests of drivers, files and streams whose completions come late, out of order, or not before they time out.
+//! Tests of drivers, files and streams whose completions arrive late, out of order, or only as timeouts.
 //!
-//! Each seed makes a world: a backend, a depth, and threads that wait in different ways, call everything that goes
-//! through a queue, and drop a part of what they began. Whatever they get is right, or the error of a lost request.
+//! Each seed determines a *world*: a backend, a depth, and threads that wait in different ways, make all kinds of
+//! requests that go through a queue, and drop some of them. Each result is either correct or the error of a lost
+//! request.
 
 use std::future::Future;
 use std::io;
@@ -51,7 +52,7 @@ impl Waiting {
     }
 }
 
-/// Returns the value unless the request was lost.
+/// Returns the value, or `None` if the request was lost.
 fn unless_lost<T>(result: io::Result<T>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -64,11 +65,12 @@ fn assert_pattern(bytes: &[u8], offset: u64) {
     assert!(bytes.iter().zip(offset..).all(|(byte, position)| *byte == byte_at(position)), "wrong bytes from {offset}");
 }
 
-/// A thread of a world.
+/// One thread of a world, with its files.
 struct Lane<'w> {
     place: &'w TestFolder,
     file: File,
-    /// A file of the thread's own, and its content. A block whose write was lost has either content.
+    /// A file that only this thread uses, and its expected content by block: `None` if a write was lost or dropped, so
+    /// the block may have either content.
     own: File,
     content: Vec<Option<u8>>,
     random: Random,
@@ -124,7 +126,7 @@ impl Lane<'_> {
         }
     }
 
-    /// Begins reads and writes, polls some of them, and drops them.
+    /// Begins reads and writes, polls some of them, and drops them all.
     fn drop_some(&mut self) {
         for _ in 0..self.random.below(12) {
             let (offset, bytes) = self.range();
@@ -150,7 +152,7 @@ impl Lane<'_> {
         let count = (1 + self.random.below(4) as usize).min(self.content.len() - first);
         let byte = self.random.below(256) as u8;
         let bytes = AlignedBuffer::from(&vec![byte; count * BLOCK as usize][..]);
-        // A dropped write of a block may still be in flight.
+        // A lost or dropped write of one of these blocks may still be in flight.
         if self.content[first..first + count].contains(&None) {
             return;
         }
@@ -219,7 +221,7 @@ impl Lane<'_> {
         match unless_lost(written) {
             Some(Some(file)) => {
                 assert_eq!(file.len(), bytes.len() as u64);
-                // Past the queue: the file must be whole.
+                // Read the file without the queue: it must be complete.
                 let found = self.place.backend.open(&path, crate::OpenOptions::default()).unwrap();
                 assert_pattern(&found.read_buffer(0, bytes.len()).unwrap(), 0);
                 self.answered += 1;
@@ -229,7 +231,7 @@ impl Lane<'_> {
     }
 }
 
-/// Runs one world. Returns the number of requests that were answered without an error.
+/// Runs the world of a seed. Returns the number of requests that were answered without an error.
 fn world(inner: &Arc<dyn Backend>, seed: u64) -> u64 {
     let mut random = Random(seed);
     let place = TestFolder::new(Arc::clone(inner));
@@ -303,8 +305,8 @@ fn disorder_in_the_systems_queue() {
     worlds(&select(IoBackend::Auto).unwrap());
 }
 
-/// A lost request keeps its buffer and its file until it times out, or until the queue is dropped: whether its future
-/// was dropped or not, and after the driver was dropped.
+/// A lost request keeps its buffer and its file until it times out or the queue is dropped, even if its future or the
+/// driver is dropped earlier.
 #[test]
 fn a_lost_request_keeps_its_memory() {
     for (is_future_kept, is_timed_out) in [(true, true), (false, true), (false, false)] {

@@ -1,4 +1,4 @@
-//! Tests of drivers and files on each of the backends.
+//! Tests of drivers and files, run on each of the backends.
 
 mod disorder;
 
@@ -34,7 +34,7 @@ fn patterned(place: &TestFolder, driver: &Driver, name: &str, bytes: usize) -> F
     File::new(place.patterned(name, bytes, true), driver.clone())
 }
 
-/// Counts how often it is called.
+/// A waker that counts its calls.
 #[derive(Default)]
 struct CountingWaker(AtomicUsize);
 
@@ -52,7 +52,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The three ways of waiting give the same bytes, for ranges of any alignment.
+/// The three ways of waiting return the same bytes, for ranges of any alignment.
 fn every_way_of_waiting(place: &TestFolder) {
     let driver = place.driver();
     let bytes = 3 * BLOCK + 77;
@@ -124,7 +124,7 @@ fn writes_of_any_range(place: &TestFolder) {
     block_on(file.close()).unwrap();
 }
 
-/// Writes to neighbouring ranges that share blocks, all at once, lose nothing.
+/// Concurrent writes to neighbouring ranges that share blocks lose no bytes.
 fn unaligned_neighbours(place: &TestFolder) {
     let driver = place.driver();
     let file = File::create(&driver, place.path("neighbours")).wait().unwrap();
@@ -150,7 +150,7 @@ fn unaligned_neighbours(place: &TestFolder) {
     assert_eq!(file.len().unwrap(), 160 * piece as u64);
 }
 
-/// More requests than the depth, from many threads and tasks at once, each with the right bytes.
+/// Many threads and tasks make more requests than the depth, and each request gets the right bytes.
 fn more_requests_than_the_depth(place: &TestFolder) {
     for depth in [1, 3, 64] {
         let options = DriverOptions { depth, buffers: 8, ..DriverOptions::default() };
@@ -180,7 +180,7 @@ fn more_requests_than_the_depth(place: &TestFolder) {
     }
 }
 
-/// A dropped operation leaves its buffer alone until it has finished, and its file is closed then.
+/// A dropped operation keeps its buffer and its file until it has finished.
 fn dropped_operations(place: &TestFolder) {
     let driver = place.driver();
     let file = patterned(place, &driver, "dropped", 64 * BLOCK);
@@ -202,7 +202,7 @@ fn dropped_operations(place: &TestFolder) {
     eventually("the file is closed", || Arc::strong_count(file.backend_file()) == 1);
 }
 
-/// A driver can be dropped while its operations are in flight: they hold it.
+/// A driver can be dropped while its operations are in flight, because they hold references to it.
 fn operations_outlive_the_driver(place: &TestFolder) {
     for is_waited in [true, false] {
         let driver = place.driver();
@@ -217,7 +217,7 @@ fn operations_outlive_the_driver(place: &TestFolder) {
     }
 }
 
-/// A future that waits for something else than I/O is woken while its thread collects requests.
+/// A future that waits for an event other than I/O is woken while its thread collects requests.
 fn block_on_hears_other_wakers(place: &TestFolder) {
     let driver = place.driver();
     let file = patterned(place, &driver, "other", 16 * BLOCK);
@@ -269,7 +269,7 @@ impl Future for Receiver {
     }
 }
 
-/// Without a thread of its own, a driver works for a program that calls `turn`.
+/// A driver without its own thread works if the program calls `turn`.
 fn a_loop_of_its_own_drives(place: &TestFolder) {
     let options = DriverOptions { thread: false, ..DriverOptions::default() };
     let driver = Driver::on(Arc::clone(&place.backend), options).unwrap();
@@ -328,7 +328,7 @@ fn many_ranges(place: &TestFolder) {
         assert_eq!(seen.len(), ranges.len());
         assert!(block_on(reads.next_range()).unwrap().is_none());
     }
-    // Merging: what is read for nothing is bounded.
+    // Merging reads a bounded number of unneeded bytes.
     let every_second: Vec<_> = (0..50u64).map(|number| number * 8192..number * 8192 + 4096).collect();
     for (gap, requests) in [(0, 50), (4095, 50), (4096, 4)] {
         let options = ReadManyOptions { gap_bytes_max: gap, ..ReadManyOptions::default() };
@@ -443,7 +443,7 @@ fn names(place: &TestFolder) {
     assert_eq!(driver.remove(place.path("folder/b")).wait().unwrap_err().kind(), ErrorKind::NotFound);
 }
 
-/// Background requests go on while the foreground is busy, and have the queue for themselves when it is not.
+/// Background requests make progress while the foreground is busy, and may fill the queue while it is idle.
 fn the_background_yields(place: &TestFolder) {
     for depth in [32, 1] {
         the_background_yields_at(place, depth);
@@ -488,7 +488,7 @@ macro_rules! on_each_backend {
                 super::$test(&super::TestFolder::new(super::select(super::IoBackend::Portable).unwrap()));
             })*
         }
-        /// The same tests on the backend that a program gets if io_uring is forbidden.
+        /// The same tests on io_uring, or on the portable backend if io_uring is forbidden.
         mod uring {
             $(#[test] fn $test() {
                 super::$test(&super::TestFolder::new(super::select(super::IoBackend::Auto).unwrap()));
@@ -522,7 +522,7 @@ fn faulty() -> (FaultyBackend, Driver, File) {
     (backend, driver, file)
 }
 
-/// An error of the device reaches the operation that met it, and no other.
+/// An error of the device reaches only the operation that caused it.
 #[test]
 fn errors_of_the_device() {
     let (backend, driver, file) = faulty();
@@ -550,7 +550,7 @@ fn errors_of_the_device() {
     assert!(is_pattern(&block_on(file.read_at(1, 99_999)).unwrap(), 1), "all is well afterwards");
 }
 
-/// A stream reports a full disk once for all later calls, and writes nothing after it.
+/// After a stream has met a full disk, all its later calls fail, and it writes no more bytes.
 #[test]
 fn a_written_stream_meets_a_full_disk() {
     let (backend, driver, file) = faulty();
@@ -578,7 +578,7 @@ fn a_written_stream_meets_a_full_disk() {
     assert!(driver.block_on(reader.next_buffer()).unwrap().is_none());
 }
 
-/// If the queue itself fails, everything in flight fails, nothing hangs, and no further request begins.
+/// If the queue itself fails, all requests in flight fail, no call hangs, and no further request begins.
 #[test]
 fn a_queue_that_fails() {
     for way in 0..3 {
@@ -600,8 +600,8 @@ fn a_queue_that_fails() {
     }
 }
 
-/// After the queue has failed with requests in flight, a thread can still wait for something else, and their answers
-/// can be dropped.
+/// After the queue has failed with requests in flight, a thread can still wait for other events, and the answers of the
+/// failed requests can be dropped.
 #[test]
 fn a_driver_still_waits_after_its_queue_failed() {
     for kind in [IoBackend::Auto, IoBackend::Portable] {
@@ -631,7 +631,7 @@ fn a_driver_still_waits_after_its_queue_failed() {
     }
 }
 
-/// If no thread can be started, a task gets an error instead of waiting for ever, and threads can still block.
+/// If no thread can be started, a task gets an error instead of waiting forever, and blocking calls still work.
 #[test]
 fn no_thread_can_be_started() {
     let folder = TestFolder::new(select(IoBackend::Auto).unwrap());
@@ -651,7 +651,7 @@ fn no_thread_can_be_started() {
     block_on(file.sync_data()).unwrap();
 }
 
-/// A fork of the process can use none of its parent's requests, and disturbs none.
+/// A fork of the process cannot use its parent's requests, and does not disturb them.
 #[test]
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "forks")]
@@ -661,17 +661,18 @@ fn a_fork_touches_nothing() {
         let driver = place.driver();
         let file = patterned(&place, &driver, "forked", 16 * BLOCK);
         let reads: Vec<_> = (0..16u64).map(|number| (number, file.read_at(number * 4096, BLOCK).begin())).collect();
-        // SAFETY: the child makes no call but those tested and `_exit`. Nothing else can show what happens in a fork.
+        // SAFETY: the child makes no calls but the tested ones and `_exit`. Only a real fork can show the behaviour in
+        // a fork.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_refused = block_on(file.read_at(0, 10)).is_err_and(|error| error.to_string().contains("forked"));
             drop(reads);
             drop((driver, file));
-            // SAFETY: ends the child at once.
+            // SAFETY: ends the child immediately.
             unsafe { libc::_exit(if is_refused { 7 } else { 8 }) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child that was just made.
+        // SAFETY: waits for the child that this test has just forked.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(libc::WEXITSTATUS(status), 7);
         for (number, read) in reads {
@@ -680,7 +681,7 @@ fn a_fork_touches_nothing() {
     }
 }
 
-/// Registered buffers, and a device that cannot be polled.
+/// Reads into registered buffers work. Polling works too, or fails with `Unsupported`.
 #[test]
 fn registered_and_polled() {
     let place = TestFolder::new(select(IoBackend::Auto).unwrap());
@@ -717,7 +718,7 @@ fn registered_and_polled() {
     );
 }
 
-/// Starts another thread in `block_on` when it is called, and returns when that thread is parked.
+/// A waker that starts a thread in `block_on`, and returns once that thread is parked.
 struct WakerThatDrives {
     file: File,
     other: crate::sync::Mutex<Option<thread::JoinHandle<std::io::Result<ReadBuffer>>>>,
@@ -741,14 +742,14 @@ impl Wake for WakerThatDrives {
     }
 }
 
-/// A task that collects for a moment hands over to another collector, even if it got its own answer: a thread in
-/// `block_on` may have parked because of it.
+/// A task that collects briefly hands over to a different collector, even if it has got its own answer: a thread in
+/// `block_on` may have parked because the task was collecting.
 #[test]
 fn a_task_that_collects_hands_over() {
     let (_, driver, file) = faulty();
     let waker = Arc::new(WakerThatDrives { file: file.clone(), other: crate::sync::Mutex::new(None) });
     let mut held = file.read_at(0, 10);
-    // The request stays in the queue, because nobody collects it.
+    // The request stays in the queue, because no thread collects it.
     let task_waker = Waker::from(Arc::clone(&waker));
     driver.block_on(async {
         assert!(Pin::new(&mut held).poll(&mut Context::from_waker(&task_waker)).is_pending());

@@ -1,5 +1,5 @@
-//! The contents of a simulated disk: what is durable, which changes may be lost, and every state that a power cut may
-//! leave.
+//! The contents of a simulated disk: the durable bytes, the changes that may be lost, and the states that a power cut
+//! may leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,14 +11,14 @@ use super::Random;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed as checksum;
 
-/// The unit that is written completely or not at all.
+/// The unit that the drive writes atomically.
 pub(super) const SECTOR_BYTES: usize = 512;
 pub(super) const BLOCK_BYTES: usize = 4096;
 
-/// `None` stands for zeros.
+/// A block of a file. `None` stands for zeros.
 type Block = Option<Arc<Bytes>>;
 
-/// A block's bytes, and their checksum if it was computed.
+/// The bytes of a block, and their checksum once it has been computed.
 #[derive(Clone)]
 struct Bytes {
     bytes: [u8; BLOCK_BYTES],
@@ -30,7 +30,7 @@ impl Bytes {
         Arc::new(Bytes { bytes, digest: OnceLock::new() })
     }
 
-    /// Returns the bytes to change. First copies a block that others share.
+    /// Returns the bytes for changing them. If the block is shared, copies it first.
     fn change(block: &mut Arc<Bytes>) -> &mut [u8; BLOCK_BYTES] {
         let own = Arc::make_mut(block);
         own.digest = OnceLock::new();
@@ -42,7 +42,7 @@ impl Bytes {
     }
 }
 
-/// A file's bytes. Clones share the blocks that neither of them has changed.
+/// The bytes of a file. Clones share their unchanged blocks.
 #[derive(Clone, Default)]
 struct Image {
     blocks: Vec<Block>,
@@ -89,7 +89,7 @@ impl Image {
         }
     }
 
-    /// Sets the length. Bytes that are cut off read as zeros if the file grows again.
+    /// Sets the length. Bytes that are cut off read as zeros if the file grows later.
     fn set_len(&mut self, length: usize) {
         let inside = length % BLOCK_BYTES;
         if length < self.length
@@ -136,7 +136,7 @@ impl Pending {
         }
     }
 
-    /// Returns the parts of a write outside of these bytes. Returns a change of length unchanged.
+    /// Returns the parts of a write outside of `from..to`. Returns a change of length as it is.
     fn outside(self, from: usize, to: usize) -> Vec<Pending> {
         let PendingChange::Write { offset, bytes } = &self.what else { return vec![self] };
         let (offset, end) = (*offset, *offset + bytes.len());
@@ -158,7 +158,7 @@ struct Content {
     current: Image,
     /// The bytes that survive every power cut.
     durable: Image,
-    /// The changes since then, in order.
+    /// The changes that are not durable yet, in order.
     pending: Vec<Pending>,
     /// The numbers of changes that will never become durable, although reads may see them.
     forgotten: BTreeSet<u64>,
@@ -176,15 +176,15 @@ impl Content {
         self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
     }
 
-    /// Makes one write durable, and a file length that covers it. Earlier cached writes to its sectors can no longer
+    /// Makes a write durable, and a file length that covers it. Earlier cached writes to the same sectors can no longer
     /// overwrite it.
     fn harden(&mut self, number: u64) {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
         let end = offset + bytes.len();
         let mut before: Vec<Pending> = self.pending.drain(..index).collect();
-        // An earlier truncation must not cut the write off later, so it becomes durable first, with all that it cut
-        // off.
+        // If an earlier truncation became durable later, it would cut the write off. So it becomes durable first, and
+        // the bytes that it cut off are dropped from earlier writes.
         let cuts = |pending: &Pending| matches!(pending.what, PendingChange::SetLen(length) if length < end);
         if let Some(cut) = before.iter().rposition(cuts) {
             let after = before.split_off(cut + 1);
@@ -201,11 +201,11 @@ impl Content {
         self.pending = kept;
     }
 
-    /// Makes every change up to a number durable.
+    /// Makes every change with a number up to `up_to` durable.
     fn sync(&mut self, up_to: u64) {
         let is_all = self.pending.last().is_none_or(|last| last.number <= up_to);
         if is_all && self.forgotten.is_empty() {
-            // Both contents share their blocks from now on.
+            // The current and the durable image now share their blocks.
             self.pending.clear();
             self.durable = self.current.clone();
             return;
@@ -215,20 +215,21 @@ impl Content {
         }
     }
 
-    /// A sync failed: the changes that it should have made durable never will be. They stay readable until the power is
-    /// cut.
+    /// Records that the changes with these numbers will never become durable, because their sync has failed. They stay
+    /// readable until the power is cut.
     fn forget(&mut self, numbers: RangeInclusive<u64>) {
         let forgotten = self.pending.extract_if(.., |pending| numbers.contains(&pending.number));
         self.forgotten.extend(forgotten.map(|pending| pending.number));
     }
 
-    /// Makes forgotten writes unreadable.
+    /// Makes forgotten changes unreadable.
     fn drop_forgotten(&mut self) {
         self.current = self.durable.clone();
         self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
     }
 
-    /// Returns the content after a power cut. Within the medium, its pending changes are numbered from `first` on.
+    /// Returns the content after a power cut. `first` is the index of the content's first pending change among those of
+    /// the whole medium.
     fn after_cut(&self, loss: Loss, first: usize, random: &mut Random) -> Content {
         let mut left = self.durable.clone();
         let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
@@ -264,7 +265,7 @@ impl Content {
                 }
             }
         }
-        // The length is separate metadata, and may be lost even if the bytes are not.
+        // The length is separate metadata, and may be lost even if the bytes survive.
         if left.length > self.durable.length && matches!(loss, Loss::Writes | Loss::Sectors) && random.chance(50) {
             left.set_len(self.durable.length);
         }
@@ -272,22 +273,23 @@ impl Content {
     }
 }
 
-/// The fate of changes that are not durable when the power is cut.
+/// The fate, in a power cut, of changes that are not durable yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
-    /// All are lost.
+    /// All changes are lost.
     All,
-    /// None is lost.
+    /// No change is lost.
     Nothing,
     /// Each write and each name is kept or lost as a whole.
     Writes,
-    /// Each sector is lost, or kept in any version written. Each name is kept or lost.
+    /// Each sector keeps its durable version or any version written since. Each name is kept or lost.
     Sectors,
-    /// Of each file's writes, only the one with this index is kept. Names are kept.
+    /// Each file keeps only the pending change with this index. Names are kept.
     AllBut(usize),
-    /// Of each file's writes, only the one with this index is lost. Names are kept.
+    /// Each file loses only the pending change with this index. Names are kept.
     Only(usize),
-    /// Of [all uncertain changes](Medium::uncertain_count), names first, those are kept whose bits are set.
+    /// One bit for each of the [uncertain changes](Medium::uncertain_count), names first. A change is kept if its bit
+    /// is set.
     Subset(u64),
 }
 
@@ -296,7 +298,7 @@ fn is_in(set: u64, index: usize) -> bool {
 }
 
 impl Loss {
-    /// The kinds that take no parameter.
+    /// The kinds without a parameter.
     pub const ALL: [Loss; 4] = [Loss::All, Loss::Nothing, Loss::Writes, Loss::Sectors];
 }
 
@@ -368,7 +370,7 @@ pub struct Medium {
     contents: Vec<Content>,
     names: BTreeMap<PathBuf, Entry>,
     durable_names: BTreeMap<PathBuf, Entry>,
-    /// Blocks of files that have become unreadable.
+    /// The unreadable blocks: pairs of a file and a block.
     dead: BTreeSet<(usize, usize)>,
 }
 
@@ -410,7 +412,7 @@ impl Medium {
         &mut self.contents[file]
     }
 
-    /// Returns the disk as a power cut at this moment may leave it.
+    /// Returns a copy of the disk as a power cut at this moment may leave it.
     #[must_use]
     pub fn cut(&self, loss: Loss, random: &mut Random) -> Medium {
         let mut names = self.durable_names.clone();
@@ -450,13 +452,13 @@ impl Medium {
         Medium { contents, names: reachable.clone(), durable_names: reachable, dead: self.dead.clone() }
     }
 
-    /// Returns the number of uncertain changes of the file that has the most.
+    /// Returns the highest number of uncertain changes of any file.
     #[must_use]
     pub fn pending_max(&self) -> usize {
         self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
     }
 
-    /// Returns the number of uncertain names and changes of files.
+    /// Returns the total number of uncertain names and uncertain changes of files.
     #[must_use]
     pub fn uncertain_count(&self) -> usize {
         let names: BTreeSet<&PathBuf> = self.names.keys().chain(self.durable_names.keys()).collect();
@@ -464,7 +466,7 @@ impl Medium {
         names + self.contents.iter().map(|content| content.pending.len()).sum::<usize>()
     }
 
-    /// Makes all changes of a file durable, and also its name if the name of its folder is durable.
+    /// Makes all changes of a file durable, and its name too, provided that the name of its folder is durable.
     pub fn settle(&mut self, path: &Path) {
         if let Some(Entry::File(file)) = self.entry(path) {
             self.content(file).sync(u64::MAX);
@@ -472,19 +474,19 @@ impl Medium {
         }
     }
 
-    /// Returns the highest number of a change that is uncertain or forgotten.
+    /// Returns the highest number of any uncertain or forgotten change.
     pub(super) fn number_max(&self) -> u64 {
         let pending = self.contents.iter().flat_map(|content| &content.pending).map(|pending| pending.number);
         let forgotten = self.contents.iter().filter_map(|content| content.forgotten.last().copied());
         pending.chain(forgotten).max().unwrap_or(0)
     }
 
-    /// Returns `true` if a change was forgotten: it will never be durable.
+    /// Returns `true` if a change was forgotten, so it will never become durable.
     pub(super) fn is_forgotten(&self, file: usize, number: u64) -> bool {
         self.contents[file].forgotten.contains(&number)
     }
 
-    /// Returns a checksum of the contents, which are the same on two media if their checksums are.
+    /// Returns a checksum of the contents. Two media with the same checksum have the same contents.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut digest = 0;
@@ -502,7 +504,7 @@ impl Medium {
         digest
     }
 
-    /// Returns the bytes of all files that have a name.
+    /// Returns the total length of all files that have a name, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let files = self.names.values().filter_map(|entry| match entry {
@@ -512,8 +514,8 @@ impl Medium {
         files.sum()
     }
 
-    /// Flips a bit at rest, in a file whose path contains `name` and in a block that is not all zeros. Returns `false`
-    /// if there is no such block.
+    /// Flips a bit at rest: in a block that is not all zeros, of a file whose path contains `name`. Returns `false` if
+    /// no such block exists.
     pub fn rot(&mut self, name: &str, random: &mut Random) -> bool {
         let files = self.names.iter().filter_map(|(path, entry)| match entry {
             Entry::File(file) if path.to_string_lossy().contains(name) => Some(*file),
@@ -562,7 +564,7 @@ impl Medium {
         bytes
     }
 
-    /// Changes a file without the engine's knowledge, and makes all of it durable.
+    /// Changes a file without the engine's knowledge, and makes the whole file durable.
     ///
     /// # Panics
     /// If there is no such file.
@@ -575,15 +577,15 @@ impl Medium {
         *self.content(file) = Content { current: image.clone(), durable: image, ..Content::default() };
     }
 
-    /// Forgets all uncertain changes, as a failed sync does: they stay readable until the power is cut, but no sync
-    /// makes them durable.
+    /// Forgets all uncertain changes, as a failed sync does: they stay readable until the power is cut, but never
+    /// become durable.
     pub fn forget_pending(&mut self) {
         for content in &mut self.contents {
             content.forget(0..=u64::MAX);
         }
     }
 
-    /// Replaces the drive with one that can read every block.
+    /// Makes every block readable, as if the contents were copied to a new drive.
     pub fn renew(&mut self) {
         self.dead.clear();
     }
@@ -596,7 +598,7 @@ impl Medium {
         self.dead.range((file, *blocks.start())..=(file, *blocks.end())).next().is_some()
     }
 
-    /// Gives a rewritten block a new location, where it can be read again.
+    /// Makes rewritten blocks readable, as a drive does by relocating them.
     pub(super) fn revive(&mut self, file: usize, blocks: &RangeInclusive<usize>) {
         self.dead.retain(|(dead, block)| *dead != file || !blocks.contains(block));
     }
@@ -643,7 +645,8 @@ mod tests {
         bytes
     }
 
-    /// Synced bytes survive a cut, others may not. A durable write replaces the cached writes of its sectors for good.
+    /// Synced bytes survive a power cut, unsynced bytes may not. A durable write permanently replaces the cached writes
+    /// of its sectors.
     #[test]
     fn a_cut_takes_what_is_not_certain() {
         let mut medium = medium();
@@ -660,7 +663,7 @@ mod tests {
             assert!(after[512..1024].iter().all(|byte| *byte == 3));
             assert!(after[..512].iter().all(|byte| *byte == after[0]) && (after[0] == 1 || after[0] == 2));
         }
-        // A sync covers the writes that were made before it began.
+        // A sync covers only writes made before it began.
         medium.apply(&write(0, 4096, 4, 512, 4));
         medium.apply(&write(0, 4096, 5, 512, 5));
         medium.apply(&Change(ChangeKind::Sync { file: 0, up_to: 4 }));
@@ -669,7 +672,7 @@ mod tests {
         assert_eq!(bytes(&medium)[4096], 5);
     }
 
-    /// Names that were not synced may be lost, together with everything below them.
+    /// Unsynced names may be lost, together with everything below them.
     #[test]
     fn names_are_certain_once_their_folder_was_synced() {
         let mut medium = medium();
@@ -689,8 +692,8 @@ mod tests {
         Change(ChangeKind::Harden { file: 0, number })
     }
 
-    /// If a failed sync forgets a write, no later sync makes it durable, though reads may see it until the power is
-    /// cut.
+    /// If a failed sync forgets a write, no later sync makes the write durable, although reads may see it until the
+    /// power is cut.
     #[test]
     fn what_was_forgotten_never_becomes_certain() {
         let sync = |up_to| Change(ChangeKind::Sync { file: 0, up_to });
@@ -709,14 +712,15 @@ mod tests {
                 let after = bytes(&medium.cut(Loss::Nothing, &mut Random(1)));
                 assert_eq!((after[0], after[512]), (1, 3));
             }
-            // Written again, it may become durable.
+            // If it is rewritten, it may become durable.
             medium.apply(&write(0, 0, 4, 512, medium.number_max() + 1));
             medium.apply(&sync(medium.number_max()));
             assert_eq!(bytes(&medium.cut(Loss::All, &mut Random(1)))[0], 4);
         }
     }
 
-    /// A length set before a durable write does not cut the write off, and what the length cut off does not come back.
+    /// A length set before a durable write does not cut the write off, and bytes that the length cut off don't
+    /// reappear.
     #[test]
     fn a_length_set_before_a_durable_write_does_not_cut_it_off() {
         let set_len = |bytes, number| Change(ChangeKind::SetLen { file: 0, bytes, number });
@@ -728,7 +732,7 @@ mod tests {
         for loss in Loss::ALL {
             assert_eq!(bytes(&medium.cut(loss, &mut Random(1))), [2; 512], "{loss:?}");
         }
-        // A later length that covers more is still uncertain.
+        // A later change to a greater length is still uncertain.
         medium.apply(&set_len(4096, 5));
         medium.apply(&write(0, 0, 3, 512, 6));
         medium.apply(&harden(6));
@@ -736,7 +740,7 @@ mod tests {
         assert_eq!(medium.cut(Loss::Nothing, &mut Random(1)).length(0), 4096);
     }
 
-    /// Any subset of the uncertain changes may be left, names included.
+    /// Any subset of the uncertain changes may survive, names included.
     #[test]
     fn any_of_what_is_not_certain_may_be_left() {
         let mut medium = medium();
@@ -747,7 +751,7 @@ mod tests {
         assert_eq!(medium.uncertain_count(), 4);
         let left = |kept| medium.cut(Loss::Subset(kept), &mut Random(1));
         let states: BTreeSet<u64> = (0..16).map(|kept| left(kept).digest()).collect();
-        // Nothing is left of the second file without its name.
+        // Without its name, no change of the second file survives.
         assert_eq!(states.len(), 4 + 8);
         assert_eq!(left(0b0010).length(0), 512);
         assert_eq!(left(0b1001).length(1), 512);

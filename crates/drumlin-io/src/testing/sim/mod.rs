@@ -1,26 +1,26 @@
-//! The simulated disk. A test, or the seed of a simulation, decides about its cache, its faults and its power.
+//! The simulated disk. A test, or the seed of a simulation, determines its losses, its faults and its power cuts.
 //!
 //! # Fault model
-//! - *A volatile write cache.* Sectors of 512 bytes are written as a whole, in any order. A sector that was written,
-//!   and neither synced nor written durably since, may after a power cut have any version written since, or the old
-//!   one, independently of other sectors. A durable write makes its own sectors durable when it ends, and a file length
-//!   that covers them. The power may be cut while it is in flight. A sync makes durable what was written before it
-//!   began. Names are durable once their folder was synced, lengths once the file was.
-//! - *Requests take time*, some of them very long ([`Faults::slow_one_in`]), and finish in any order.
-//! - *Writes get lost* that were reported as done, or *land elsewhere*.
-//! - *Reads fail*, once or from then on. *Writes fail*, and so do *opening, renaming and removing files*. *Syncs and
-//!   durable writes fail*; the changes they should have made durable may be readable until the power is cut, but no
-//!   later sync makes them durable. A durable write that is in flight when a sync drops its bytes fails too.
+//! - *A volatile write cache.* Sectors of 512 bytes are written atomically, in any order. After a power cut, each
+//!   sector independently has its last durable version or any version written since. A durable write makes its own
+//!   sectors durable when it ends, and a file length that covers them. The power may be cut while the write is in
+//!   flight. A sync makes all changes durable that were made before it began. Names become durable with a sync of their
+//!   folder, and lengths with a sync of their file.
+//! - *Requests take time*, some a very long time ([`Faults::slow_one_in`]), and finish in any order.
+//! - *Writes get lost* although they were reported as done, or *land elsewhere* in the file.
+//! - *Reads fail*, once or permanently. *Writes fail*, and so do *opening, renaming and removing files*. *Syncs and
+//!   durable writes fail*; the changes that they should have made durable may be readable until the power is cut, but
+//!   no later sync makes these changes durable. If a failed sync drops the bytes of a durable write in flight, that
+//!   write fails too.
 //! - *Bits flip* at rest ([`Disk::rot`]).
-//! - *The disk is full* at a given total length of all files.
-//! - *The drive lies*: what it reports as durable is only in its cache.
+//! - *The disk is full* when the files reach a given total length.
+//! - *The drive lies*: it reports changes as durable that are only in its cache.
 //!
-//! Not modelled: sectors that change although nothing near them was written, a file system that breaks its own rules,
-//! and concurrent reads and writes of the same bytes, which the engine never does.
+//! Not modelled: sectors that change without a write near them, bugs of the file system, and concurrent reads and
+//! writes of the same bytes, which the engine avoids.
 //!
-//! A test may use a [`Disk`] on its own. Outside of a simulation its requests take no time, and its threads and clock
-//! are those of the system. With the feature `sim`, `run` runs a simulation; `spawn`, `join`, `sleep` and `now` are for
-//! its tasks.
+//! A test may use a [`Disk`] without a simulation. Its requests then take no time, and it uses the system's threads and
+//! clock. With the feature `sim`, `run` runs a simulation, whose tasks call `spawn`, `join`, `sleep` and `now`.
 
 mod medium;
 #[cfg(feature = "sim")]
@@ -45,33 +45,34 @@ pub use medium::{Change, Loss, Medium};
 #[cfg(feature = "sim")]
 pub use tasks::{Outcome, Schedule, Sleeper, join, note, now, park, run, sleep, spawn};
 
-/// Random faults: each field says in how many requests the fault happens once; 0 means never.
+/// The rates of random faults: a field `…_one_in` of n means that the fault happens in one of n requests on average; 0
+/// means never.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Writes that are reported as done but are not.
+    /// Writes that are reported as done, but have no effect.
     pub write_lost_one_in: u64,
-    /// Writes that go to another place in their file.
+    /// Writes that land at a different offset of their file.
     pub write_misdirected_one_in: u64,
     /// Writes that fail.
     pub write_fails_one_in: u64,
-    /// Reads that fail, but succeed when repeated.
+    /// Reads that fail once, but succeed when retried.
     pub read_fails_one_in: u64,
-    /// Reads that fail, and make all later reads of their block fail too.
+    /// Reads that fail permanently: all later reads of their first block fail too.
     pub read_fails_for_ever_one_in: u64,
-    /// Syncs and durable writes that fail and forget what they should have made durable. Some of the durable writes
-    /// become durable anyway.
+    /// Syncs and durable writes that fail. The changes that they should have made durable never will be, except that
+    /// some of the failed durable writes may still become durable.
     pub sync_fails_one_in: u64,
-    /// Opening, creating, renaming or removing a file fails and changes nothing.
+    /// Opening, creating, renaming or removing a file fails and has no effect.
     pub name_fails_one_in: u64,
     /// Requests that take a thousand times longer.
     pub slow_one_in: u64,
-    /// Nothing that is reported as durable is durable.
+    /// The drive reports changes as durable that are not.
     pub lies: bool,
-    /// The maximum number of bytes that all files may have together.
+    /// The maximum total length of all files, in bytes; `None` for no limit.
     pub capacity_bytes: Option<u64>,
 }
 
-/// The number of faults that happened, by kind.
+/// The numbers of faults that have happened, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as in Faults")]
 pub struct FaultCounts {
@@ -94,26 +95,26 @@ impl FaultCounts {
         self.may_fail_reads() || self.refused_full > 0
     }
 
-    /// Returns `true` if the disk may be unreadable because of faults: a read failed, or a change failed, which leaves
-    /// the contents unknown. A full disk does not count.
+    /// Returns `true` if faults may make the disk unreadable: a read has failed, or a change has failed and left the
+    /// contents unknown. A full disk does not count.
     #[must_use]
     pub fn may_fail_reads(&self) -> bool {
         self.reads_failed > 0 || self.has_failed_changes()
     }
 
-    /// Returns `true` if a change failed for another reason than a full disk.
+    /// Returns `true` if a change has failed for any reason but a full disk.
     #[must_use]
     pub fn has_failed_changes(&self) -> bool {
         self.writes_failed + self.syncs_failed + self.names_failed > 0
     }
 
-    /// Returns `true` if some contents differ from what was written or reported as durable.
+    /// Returns `true` if some contents may differ from the bytes that were written or reported as durable.
     #[must_use]
     pub fn has_damaged(&self) -> bool {
         self.writes_lost + self.writes_misdirected + self.lies + self.bits_flipped > 0
     }
 
-    /// Adds the counts of another disk.
+    /// Adds the counts of a second disk.
     pub fn add(&mut self, other: &FaultCounts) {
         self.writes_lost += other.writes_lost;
         self.writes_misdirected += other.writes_misdirected;
@@ -134,9 +135,9 @@ struct State {
     changes: Option<Vec<Change>>,
     change_count: u64,
     write_count: u64,
-    /// The power is cut after this many changes.
+    /// The number of changes after which the power is cut.
     off_at: Option<u64>,
-    /// The power is cut in the write with this number.
+    /// The number of the write during which the power is cut.
     off_in_write: Option<u64>,
     off: bool,
     locks: BTreeMap<usize, Locks>,
@@ -181,7 +182,7 @@ impl Disk {
         Disk { state: Arc::new(Mutex::new(state)), started: Instant::now() }
     }
 
-    /// Returns the backend that works on this disk.
+    /// Returns a backend that uses this disk.
     #[must_use]
     pub fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(self.clone())
@@ -191,18 +192,18 @@ impl Disk {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Sets the faults from now on.
+    /// Sets the rates of the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.lock().faults = faults;
     }
 
-    /// Returns the number of faults so far, by kind.
+    /// Returns the numbers of faults so far, by kind.
     #[must_use]
     pub fn fault_counts(&self) -> FaultCounts {
         self.lock().harm
     }
 
-    /// Records all changes from now on.
+    /// Starts to record all changes.
     pub fn record(&self) {
         self.lock().changes = Some(Vec::new());
     }
@@ -213,13 +214,13 @@ impl Disk {
         self.lock().changes.clone().unwrap_or_default()
     }
 
-    /// Returns the number of changes made.
+    /// Returns the number of changes so far.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.lock().change_count
     }
 
-    /// Cuts the power now: every request fails from here on.
+    /// Cuts the power now: every further request fails.
     pub fn turn_off(&self) {
         self.lock().off = true;
     }
@@ -229,7 +230,7 @@ impl Disk {
         self.lock().off_at = Some(change_count);
     }
 
-    /// Cuts the power in the `nth` write from now (1 is the next). Its bytes reach the cache, but it makes nothing
+    /// Cuts the power during the `nth` write from now (1 is the next). Its bytes reach the cache, but don't become
     /// durable.
     pub fn turn_off_in_write(&self, nth: u64) {
         let mut state = self.lock();
@@ -259,7 +260,7 @@ impl Disk {
         look(&mut self.lock().medium)
     }
 
-    /// Flips a bit of a file whose path contains `name`. Returns `false` if there is none to flip.
+    /// Flips a bit of a file whose path contains `name`. Returns `false` if no such file has a bit to flip.
     #[must_use]
     pub fn rot(&self, name: &str) -> bool {
         let state = &mut *self.lock();
@@ -273,14 +274,14 @@ impl Disk {
         if state.off { Err(power_is_off()) } else { Ok(state) }
     }
 
-    /// Lets part of a request's time pass.
+    /// Makes the calling task sleep for a part of its request's duration.
     fn spend(nanos: u64) {
         if let Some(task) = current() {
             task.sleep(Duration::from_nanos(nanos));
         }
     }
 
-    /// Draws the duration of a request: at least `least`, and less than eight times that.
+    /// Draws the duration of a request: at least `least` nanoseconds, and less than eight times as long.
     fn draw_nanos(&self, least: u64) -> io::Result<u64> {
         if current().is_none() {
             return self.working().map(|_| 0);
@@ -299,10 +300,10 @@ impl Disk {
 const READ_NANOS: u64 = 15_000;
 const WRITE_NANOS: u64 = 15_000;
 const SYNC_NANOS: u64 = 60_000;
-/// Names and lengths change in memory.
+/// Changes of names and lengths are fast, because they happen in memory.
 const NAME_NANOS: u64 = 2_000;
 
-/// Returns `true` if `DRUMLIN_SIM_TRACE` is set: every change of a disk is then printed.
+/// Returns `true` if `DRUMLIN_SIM_TRACE` is set. If so, every change of a disk is printed.
 #[must_use]
 pub fn is_told() -> bool {
     static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
@@ -359,7 +360,7 @@ impl State {
         path.parent().is_none() || self.medium.entry(path) == Some(Entry::Folder)
     }
 
-    /// Fails if the file may not grow to this length.
+    /// Fails if the disk has too little space for the file to grow to this length.
     fn admit(&mut self, file: usize, length: usize) -> io::Result<()> {
         let Some(capacity) = self.faults.capacity_bytes else { return Ok(()) };
         let more = length.saturating_sub(self.medium.length(file)) as u64;
@@ -370,7 +371,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes a write, possibly with a fault. Returns the number of the pending change, if there is one.
+    /// Does a write, possibly with a fault. Returns the number of the pending change, or `None` if the write was lost.
     fn write(&mut self, file: usize, offset: usize, bytes: &[u8]) -> io::Result<Option<u64>> {
         self.admit(file, offset + bytes.len())?;
         let faults = self.faults.clone();
@@ -411,7 +412,7 @@ impl State {
         Ok(self.medium.read(file, buffer, offset))
     }
 
-    /// Completes a sync that began when the changes up to `up_to` had been made.
+    /// Completes a sync. `up_to` is the number of the last change made before the sync began.
     fn sync(&mut self, file: usize, up_to: u64) -> io::Result<()> {
         let one_in = self.faults.sync_fails_one_in;
         if self.random.one_in(one_in) {
@@ -427,7 +428,7 @@ impl State {
         Ok(())
     }
 
-    /// Completes a durable write. Its number is `None` if it was lost.
+    /// Completes a durable write. `number` is `None` if the write was lost.
     fn harden(&mut self, file: usize, number: Option<u64>) -> io::Result<()> {
         let one_in = self.faults.sync_fails_one_in;
         if self.random.one_in(one_in) {
@@ -499,7 +500,7 @@ impl DiskFile {
         self.disk.working()?.sync(self.file, up_to)
     }
 
-    /// Makes a request about a name or length, which takes none of the drive's time.
+    /// Does a request that changes a name or length. It takes only the time of [`NAME_NANOS`].
     fn act(&self, act: impl FnOnce(&mut State) -> io::Result<()>) -> io::Result<()> {
         Disk::spend(self.disk.draw_nanos(NAME_NANOS)?);
         act(&mut *self.disk.working()?)
@@ -723,7 +724,7 @@ impl Backend for Disk {
 }
 
 enum Direction {
-    /// Holds the result if the read was already done.
+    /// A read, with its result if the bytes were read when it was pushed.
     Read(Option<io::Result<usize>>),
     Write,
 }
@@ -761,7 +762,7 @@ impl Request {
     }
 }
 
-/// A queue whose requests are ordered by the time at which they finish.
+/// A queue that orders its requests by the time at which they finish.
 struct DiskQueue {
     disk: Disk,
     depth: usize,
@@ -775,7 +776,7 @@ struct Requests {
 }
 
 impl DiskQueue {
-    /// The lock is never held while a task sleeps, so it need not be one of the simulation's.
+    /// No task sleeps while it holds this lock, so the lock is an ordinary one, unknown to the simulation.
     fn requests(&self) -> MutexGuard<'_, Requests> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -788,7 +789,7 @@ impl DiskQueue {
             && matches!(request.direction, Direction::Read(_))
         {
             own.check(&request.buffer, request.offset);
-            // A read sees the contents either now or when it finishes.
+            // A read sees either the contents at its push or those at its end.
             let mut state = self.disk.lock();
             if !state.off && state.random.chance(50) {
                 let found = state.read(own.file, &mut request.buffer, request.offset as usize);
@@ -853,7 +854,7 @@ impl Queue for DiskQueue {
             if let Some(task) = &task {
                 sleep_until(task, at);
             }
-            // Only another thread that waits can have taken it.
+            // The request is gone only if a different waiting thread has taken it.
             let Some((_, request)) = self.requests().in_flight.pop_first() else { break };
             finished.push(request.run(&self.disk));
             count += 1;

@@ -1,4 +1,4 @@
-//! Running a simulation, and the calls of its tasks; feature `sim`.
+//! Functions that run a simulation, and functions for its tasks; feature `sim`.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ pub use crate::sync::scheduler::{Outcome, Schedule, run};
 /// Starts a task of the calling thread's simulation, or a thread outside of a simulation.
 ///
 /// # Errors
-/// Those of the operating system.
+/// The errors of the operating system.
 pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
     match current() {
         Some(task) => task.scheduler.start(name, body),
@@ -21,7 +21,7 @@ pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandl
 /// Waits for a task that [`spawn`] started.
 ///
 /// # Errors
-/// The value that the task panicked with.
+/// The panic's value, if the task panicked.
 pub fn join(task: JoinHandle<()>) -> std::thread::Result<()> {
     crate::sync::join(task)
 }
@@ -37,7 +37,7 @@ pub fn now() -> Duration {
     current().map_or(Duration::ZERO, |task| task.now())
 }
 
-/// A task of a simulation that others can wake while it is parked.
+/// A handle for waking a task of a simulation while it is parked.
 #[derive(Clone, Debug)]
 pub struct Sleeper(crate::sync::Thread);
 
@@ -48,7 +48,7 @@ impl Sleeper {
         Sleeper(crate::sync::current())
     }
 
-    /// Lets the task continue from [`park`]. If it is not parked, its next call of [`park`] returns at once.
+    /// Lets the task continue from [`park`]. If it is not parked, its next call of [`park`] returns immediately.
     pub fn wake(&self) {
         self.0.unpark();
     }
@@ -63,8 +63,8 @@ pub fn park(timeout: Option<Duration>) {
     }
 }
 
-/// Adds a number to the simulation's trace, and lets another task run. Does nothing outside of a simulation or while
-/// the thread panics.
+/// Adds a number to the simulation's trace, and may let a different task run. Does nothing outside of a simulation or
+/// while the thread panics.
 pub fn note(number: u64) {
     if let Some(task) = current()
         && !std::thread::panicking()
