@@ -30,7 +30,7 @@ pub(crate) struct Cli {
     pub(crate) common: Common,
 }
 
-/// The commands. Each one's description is in its own module, with its options.
+/// The commands. Each command's module has its options and its description.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Tour(tour::Tour),
@@ -130,7 +130,7 @@ mod tests {
         super::Cli::command().debug_assert();
     }
 
-    /// None of the other programs' names is a command here, and each hint names existing commands.
+    /// No name of a command in another program is a command here, and each hint names existing commands.
     #[test]
     fn other_names_lead_to_commands() {
         let command = super::Cli::command();

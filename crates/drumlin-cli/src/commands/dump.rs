@@ -226,7 +226,7 @@ impl Dump {
         })
     }
 
-    /// Returns the failure if a value lacks the fields of a line, or if the file can't be written.
+    /// Converts an error of writing a row: either a value lacks the fields of a line, or the file can't be written.
     fn not_written(&self, key: &[u8], error: io::Error) -> Stopped {
         if let Some(error) = streamed::reading(&error) {
             return self.not_read(error);
@@ -282,7 +282,7 @@ impl Target {
         Ok(Target { file, entry: Some(entry) })
     }
 
-    /// Gives the file its name after the file is durable, and returns its length. Pipes and devices have no name or
+    /// Syncs the file, then gives it its name, and returns its length. Pipes and devices have neither a name nor a
     /// length.
     fn finish(self, replace: bool) -> io::Result<Option<u64>> {
         let Some(entry) = self.entry else { return Ok(None) };
@@ -297,7 +297,7 @@ impl Target {
 /// A step of a dump: a row, or a gap between rows.
 enum Found {
     Row(Value, ValueReader),
-    /// A row that was read whole before any of it is written, because its value may be damaged near its end.
+    /// A row that was read completely before any part is written, because its value may be damaged near the end.
     Salvaged(Value, Value),
     Gap(Gap),
 }
@@ -320,7 +320,7 @@ struct Written {
 }
 
 impl Written {
-    /// Returns the outcome. `skipped` is the number of damages that opening the database skipped.
+    /// Returns the outcome. `skipped` is the number of damaged places that were skipped when the database was opened.
     fn outcome(&self, skipped: usize) -> Result<()> {
         let message = match (self.gaps, skipped) {
             (0, 0) => return Ok(()),
@@ -332,7 +332,7 @@ impl Written {
     }
 }
 
-/// Adds the option that continues, if the database does not open because it is damaged.
+/// Adds a hint to use `--skip-damage` if the database could not be opened because of damage.
 fn skip_damage_helps(failure: Failure) -> Failure {
     match failure.exit() {
         Exit::Corrupted => failure.hint("--skip-damage writes what is left of a keyspace"),
@@ -340,7 +340,7 @@ fn skip_damage_helps(failure: Failure) -> Failure {
     }
 }
 
-/// Names each gap once the row after it is known.
+/// Reports each gap once the row after it is known.
 struct Gaps {
     hex: bool,
     last: Option<Value>,
@@ -355,7 +355,7 @@ impl Gaps {
         is_first
     }
 
-    /// Names the gap before a row, if there is one.
+    /// Reports the gap before a row, if there is one.
     fn row(&mut self, key: &Value, progress: &Progress) {
         if let Some(gap) = self.open.take() {
             self.name(&gap, Some(key), progress);
@@ -363,7 +363,7 @@ impl Gaps {
         self.last = Some(key.clone());
     }
 
-    /// Names the gap after the last row, if there is one.
+    /// Reports the gap after the last row, if there is one.
     fn end(&mut self, progress: &Progress) {
         if let Some(gap) = self.open.take() {
             self.name(&gap, None, progress);

@@ -1,4 +1,4 @@
-//! The rows that `scan`, `dump` and `rm` select: all, a prefix, or a range.
+//! The rows that `scan`, `dump` and `rm` select: all rows, those with a prefix, or a range.
 
 use std::ffi::OsString;
 use std::ops::Bound;
@@ -55,7 +55,7 @@ impl Selection {
         let from = bound(&self.from)?.map_or(Bound::Unbounded, Bound::Included);
         let to = bound(&self.to)?.map_or(Bound::Unbounded, Bound::Excluded);
         Ok(match (from, to) {
-            // A range whose end is not above its start is empty, but the engine may refuse it.
+            // A range whose end is not above its start is empty, but the engine may reject it.
             (Bound::Included(from), Bound::Excluded(to)) if from >= to => {
                 (Bound::Included(from.clone()), Bound::Excluded(from))
             }

@@ -1,6 +1,6 @@
-//! `drumlin bench mixed`: `--read-percent` of a hundred operations read a row and the others overwrite one, each in a
-//! transaction of its own. They run on `--threads` threads or, with `--async`, as that many tasks on one thread. Reads
-//! and commits share the device, so no single limit applies.
+//! `drumlin bench mixed`: of every hundred operations, `--read-percent` read a row and the rest overwrite one, each in
+//! a transaction of its own. They run on `--threads` threads or, with `--async`, as that many tasks on one thread.
+//! Reads and commits share the device, so no single limit applies.
 
 use std::time::Duration;
 
