@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// `true` if stdout was open when the process began. If it is closed, Rust's start-up code opens /dev/null in its place
-/// before `main` runs, and the answer of a command would be lost silently.
+/// `true` if stdout was open when the process started. If it is closed, Rust's start-up code opens /dev/null in its
+/// place before `main` runs, so the output of a command would be lost silently.
 static STDOUT_IS_OPEN: AtomicBool = AtomicBool::new(true);
 
 extern "C" fn look_at_stdout() {

@@ -226,7 +226,8 @@ impl Dump {
         })
     }
 
-    /// Converts an error of writing a row: either a value lacks the fields of a line, or the file can't be written.
+    /// Classifies an error in writing a row: the value can't be read, the format can't represent the row, or the file
+    /// can't be written.
     fn not_written(&self, key: &[u8], error: io::Error) -> Stopped {
         if let Some(error) = streamed::reading(&error) {
             return self.not_read(error);

@@ -10,7 +10,7 @@ use crate::commands::selection::prefix_range;
 use crate::failure::{Failure, Result};
 use crate::text::Escaped;
 
-/// The number of files below the prefix that are listed.
+/// The number of files listed below the prefix.
 const FILES_SHOWN: usize = 3;
 
 #[derive(Debug, Serialize)]
@@ -74,7 +74,7 @@ pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     })
 }
 
-/// Returns an answer and the seconds that it took.
+/// Returns an answer and the seconds that the query took.
 fn timed<T>(ask: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let start = Instant::now();
     let answer = ask()?;
