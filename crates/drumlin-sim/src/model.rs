@@ -8,7 +8,7 @@
 //! - *Durability.* After a cut, the last commit of the database is some commit L. L is no earlier than any acknowledged
 //!   full commit, no earlier than any commit that a reader saw (if all commits are full), and no later than the last
 //!   timestamp assigned. The database has exactly the rows that the commits up to L left.
-//! - *Snapshots and scans* show exactly the rows at their timestamp. Plain reads show rows that existed at the same
+//! - *Snapshots and scans* show exactly the rows at their timestamp. Plain reads show the rows as they were at some
 //!   moment during the call.
 //! - *Isolation.* Between the snapshot of a transaction and its commit, no other commit changed a row that it wrote. If
 //!   it is serializable, no other commit changed a row that it read, or any row in a range that it scanned.

@@ -1,10 +1,13 @@
 //! The binary form, for any bytes of any size. Damage is detected before a damaged row is stored.
 //!
-//! ```text file     magic "drumrows", version u32 = 1, zero u32, rows…, end row      key_bytes u32, value_bytes u64,
-//! key, value, checksum u64 end      0xFFFF_FFFF u32, rows_count u64, checksum u64
-//! ``` Integers are little-endian. A row's checksum is XXH3-64 over all bytes of the row before it. The end's checksum
-//! is XXH3-64 over all rows' checksums, in order, and the number of rows. So a truncated file, a changed byte, and a
-//! lost, repeated or moved row are all detected, without holding the rows in memory.
+//! ```text
+//! file     magic "drumrows", version u32 = 1, zero u32, rows…, end
+//! row      key_bytes u32, value_bytes u64, key, value, checksum u64
+//! end      0xFFFF_FFFF u32, rows_count u64, checksum u64
+//! ```
+//! Integers are little-endian. A row's checksum is XXH3-64 over all bytes of the row before it. The end's checksum is
+//! XXH3-64 over all rows' checksums, in order, and the number of rows. So a truncated file, a changed byte, and a lost,
+//! repeated or moved row are all detected, without holding the rows in memory.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 
