@@ -597,7 +597,8 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
 
 /// Tries all points of a round, calling `on_progress` after each.
 ///
-/// # Panics If the script itself fails while the power is on.
+/// # Panics
+/// If the script itself fails while the power is on.
 pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Report {
     let began = Instant::now();
     let marks_before = drumlin::simulation::marks();

@@ -13,7 +13,8 @@ use crate::plan::Plan;
 
 /// Creates many keyspaces, and fills one of them and the first two common keyspaces with rows.
 ///
-/// # Errors Errors of the disk.
+/// # Errors
+/// Errors of the disk.
 pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> Result<(), Error> {
     let relaxed = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
     let (beside, row_count, value_bytes) = (plan.keyspaces_beside, plan.key_count, plan.value_bytes);
@@ -48,7 +49,8 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
 
 /// Puts rows until there is no space for the next row. Returns `true` if it put any.
 ///
-/// # Errors Errors of the disk, other than a full disk.
+/// # Errors
+/// Errors of the disk, other than a full disk.
 pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool, Error> {
     let name = DURABLE[random.below(2) as usize].0;
     let (keyspace, space) = open(db, model, name)?;
@@ -69,7 +71,8 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
 /// Removes many of the rows, in every possible way, while no client is running. No removal may be refused, and once
 /// half of the rows are removed, a new row must fit.
 ///
-/// # Errors Errors of the disk. Panics if a removal is refused because the disk is full.
+/// # Errors
+/// Errors of the disk. Panics if a removal is refused because the disk is full.
 pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(), Error> {
     if random.chance(40) {
         let beside: Vec<_> = model.spaces().into_iter().filter(|(name, _)| name.starts_with(BESIDE)).collect();

@@ -322,7 +322,8 @@ impl Model {
 
     /// Checks the result of a plain read. Returns the oldest commit that the read may have seen.
     ///
-    /// # Errors The reason, if the result is wrong.
+    /// # Errors
+    /// The reason, if the result is wrong.
     pub fn check_plain(
         &self,
         window: Window,
@@ -392,7 +393,8 @@ impl Model {
 
     /// Records that the database was opened and that this is its last commit. Later commits are forgotten.
     ///
-    /// # Errors If the last commit is not an allowed one.
+    /// # Errors
+    /// If the last commit is not an allowed one.
     pub fn reopen(&self, at_commit: u64, tampering: Tampering) -> Result<(), String> {
         let mut state = self.lock();
         if at_commit < state.acknowledged && tampering != Tampering::Much {

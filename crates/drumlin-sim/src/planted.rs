@@ -99,7 +99,8 @@ impl Plant {
 
     /// Applies the patch to the one file that it names, below `root`.
     ///
-    /// # Errors If a hunk's old lines are not in that file exactly once, or the file can't be read or written.
+    /// # Errors
+    /// If a hunk's old lines are not in that file exactly once, or the file can't be read or written.
     pub fn apply(&self, root: &Path) -> Result<()> {
         let (path, changed) = self.changed(root)?;
         fs::write(path, changed)
@@ -148,7 +149,8 @@ pub fn workspace() -> PathBuf {
 
 /// Returns every planted bug, one per file in `plants/`, sorted by name.
 ///
-/// # Errors If the folder can't be read or contains any other file.
+/// # Errors
+/// If the folder can't be read or contains any other file.
 pub fn plants() -> Result<Vec<Plant>> {
     let mut plants = Vec::new();
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("plants"))? {
@@ -168,7 +170,8 @@ pub fn plants() -> Result<Vec<Plant>> {
 /// `only` selects bugs whose name contains it. With `updates_docs`, writes the table in docs/testing.md, provided that
 /// all bugs were selected and found.
 ///
-/// # Errors If a source can't be read, copied or built, a finder can't be run, or a patch does not apply.
+/// # Errors
+/// If a source can't be read, copied or built, a finder can't be run, or a patch does not apply.
 pub fn run(only: &str, updates_docs: bool) -> Result<bool> {
     let mut plants = plants()?;
     plants.retain(|plant| plant.name.contains(only));

@@ -93,7 +93,8 @@ fn path(name: &str) -> PathBuf {
 
 /// Loads the progress that was stored under this name, or the default if there is none.
 ///
-/// # Errors If the file can't be read or parsed.
+/// # Errors
+/// If the file can't be read or parsed.
 pub fn load<T: DeserializeOwned + Default>(name: &str) -> std::io::Result<T> {
     match std::fs::read(path(name)) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -104,7 +105,8 @@ pub fn load<T: DeserializeOwned + Default>(name: &str) -> std::io::Result<T> {
 
 /// Stores the progress under this name.
 ///
-/// # Errors Errors of the file system.
+/// # Errors
+/// Errors of the file system.
 pub fn store<T: Serialize>(name: &str, progress: &T) -> std::io::Result<()> {
     let (path, fresh) = (path(name), path(&format!("{name}.new")));
     std::fs::create_dir_all(path.parent().expect("a file in a folder"))?;

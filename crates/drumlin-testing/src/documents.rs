@@ -114,7 +114,8 @@ pub fn write_table(document: &Path, name: &str, titles: Vec<String>, rows: Vec<V
 
 /// Replaces the row that has the same first cell, or adds the row if there is none.
 ///
-/// # Errors If there is no such table, or the document can't be read or written.
+/// # Errors
+/// If there is no such table, or the document can't be read or written.
 pub fn write_row(document: &Path, name: &str, row: [&str; 3]) -> Result<()> {
     let row: Vec<String> = row.map(str::to_owned).into();
     change(document, name, |table| match table.rows.iter_mut().find(|other| other[0] == row[0]) {

@@ -149,7 +149,8 @@ pub fn run_tasks(session: &Arc<Session>, mut random: Random, count: u64, steps: 
 
 /// Checks that no row of the contended keyspace is still locked after all clients have ended.
 ///
-/// # Errors If a row can't be locked.
+/// # Errors
+/// If a row can't be locked.
 pub fn lock_hot_rows(db: &Database) -> Result<(), Error> {
     let keyspace = db.existing_keyspace(HOT)?;
     let lock_timeout = Duration::from_secs(1);

@@ -58,7 +58,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// # Errors The first difference from `rows`.
+    /// # Errors
+    /// The first difference from `rows`.
     fn compare(&self, rows: &BTreeMap<Vec<u8>, Content>, bounds: &Bounds) -> Result<(), String> {
         let mut wanted = rows.range(bounds.clone());
         for (key, value) in &self.front {
@@ -76,7 +77,8 @@ impl Seen {
     /// Compares the rows with those of several database states: each row must occur in one of the states, and every row
     /// that occurs in all states must have been read.
     ///
-    /// # Errors The first row that violates this.
+    /// # Errors
+    /// The first row that violates this.
     fn compare_with_any(&self, states: &[BTreeMap<Vec<u8>, Content>], bounds: &Bounds) -> Result<(), String> {
         let text = |key: &[u8]| key.escape_ascii().to_string();
         let mut shown = BTreeMap::new();

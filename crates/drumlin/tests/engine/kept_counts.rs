@@ -441,8 +441,8 @@ fn counts_after_a_power_cut_are_those_of_a_walk() {
     }
 }
 
-/// Measures the first count of a cold database larger than memory, after closing and after a kill. `--ignored
-/// --nocapture` prints the reads and times. `DRUMLIN_TEST_ROWS` is the number of rows (default 1,500,000).
+/// Measures the first count of a cold database larger than memory, after closing and after a kill. Run with `--ignored
+/// --nocapture` to print the reads and times. `DRUMLIN_TEST_ROWS` is the number of rows (default 1,500,000).
 #[test]
 #[ignore = "takes a minute"]
 fn the_first_count_of_many_rows_is_cheap() {

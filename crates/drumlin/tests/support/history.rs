@@ -12,8 +12,8 @@
 //!
 //! | cycle | forbidden to | rw edges that count |
 //! | --- | --- | --- |
-//! | G0: only ww | all | not applicable |
-//! | G1c: ww and wr | all | not applicable |
+//! | G0: only ww | all | none |
+//! | G1c: ww and wr | all | none |
 //! | G-nonadjacent: no two rw in a row; G-single has one rw | snapshot | those of snapshot and serializable readers |
 //! | G2: any | serializable | those of serializable readers |
 //!
