@@ -175,7 +175,7 @@ fn reason_of(error: &Error) -> String {
 }
 
 impl KeyspaceArgs {
-    /// Opens the keyspace, which must exist.
+    /// Opens the keyspace, which must already exist.
     pub(crate) fn existing(&self, database: &Database) -> Result<Keyspace> {
         const NAMED_MAX: usize = 10;
         match database.existing_keyspace(&self.name) {

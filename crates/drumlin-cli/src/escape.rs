@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
-/// Bytes that are displayed in escaped form.
+/// Bytes to be displayed in escaped form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Escaped<'a> {
     bytes: &'a [u8],

@@ -28,7 +28,7 @@ Exit codes:
   101  a bug in drumlin itself
   130  interrupted";
 
-/// The exit codes of the process. With `--json`, their names are the kinds of errors.
+/// The exit codes of the process. With `--json`, their names are used as the kinds of errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -47,7 +47,7 @@ pub(crate) enum Exit {
     Interrupted = 130,
 }
 
-/// The exit code of a panic, as Rust sets it.
+/// The exit code that Rust uses for a panic.
 const PANICKED: i32 = 101;
 
 /// The reason why a command fails. In the hints, `DATABASE` stands for the path that the user typed. A hint is omitted
@@ -109,7 +109,7 @@ impl Failure {
             .hint("`drumlin compact DATABASE` gives back the space of removed rows, and of a load that failed")
     }
 
-    /// Creates the failure of the command's own file operation: "reading", "creating".
+    /// Creates the failure of one of the command's own file operations, such as "reading" or "creating".
     pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
         let message = format!("{action} {}: {}", path.display(), plain(source));
         let exit = match source.kind() {
@@ -190,7 +190,7 @@ pub(crate) fn end_on_panic() {
     }));
 }
 
-/// Returns the operating system's message without Rust's suffix "(os error 2)".
+/// Returns the operating system's message without the suffix "(os error 2)" that Rust adds.
 pub(crate) fn plain(source: &io::Error) -> String {
     let text = source.to_string();
     match text.find(" (os error") {

@@ -1,4 +1,4 @@
-//! The `drumlin` command. Its code is in the library of this crate, so that fuzzing can reach it.
+//! The `drumlin` command. Its code is in this crate's library, where the fuzzer can reach it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,10 +11,10 @@ extern "C" fn look_at_stdout() {
     STDOUT_IS_OPEN.store(is_open, Ordering::Relaxed);
 }
 
-/// The loader calls the functions in this section before `main`.
+/// The dynamic loader calls the functions in this section before `main`.
 // SAFETY: the section contains pointers to functions that take the C arguments of `main` and return nothing. This
-// function ignores the arguments. It makes one system call and stores one atomic, neither of which needs anything that
-// Rust's start-up code prepares.
+// function ignores the arguments. It makes one system call and stores one atomic, neither of which depends on Rust's
+// start-up code.
 #[expect(unsafe_code, reason = "no safe code runs before Rust's start-up code")]
 #[used]
 #[unsafe(link_section = ".init_array")]

@@ -91,7 +91,7 @@ impl Serialize for JsonBytes<'_> {
     }
 }
 
-/// A row as `dump` and `scan --json` print it.
+/// A row in the form in which `dump` and `scan --json` print it.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct JsonRow<'a> {
     pub(crate) key: JsonBytes<'a>,
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(parse_hex(Hex(&all).to_string().as_bytes()).unwrap(), all);
     }
 
-    /// Invalid escapes are refused.
+    /// Invalid escapes are rejected.
     #[test]
     fn nonsense_is_refused() {
         for text in ["\\", "\\q", "\\x4", "\\xzz"] {

@@ -48,7 +48,7 @@ impl<D: AsFd> Unfinished<D> {
         Ok(file.into())
     }
 
-    /// Gives the entry its name. Fails with `AlreadyExists` if the name is taken and `replace` is not set.
+    /// Gives the entry its name. Fails with `AlreadyExists` if the name is taken, unless `replace` is set.
     pub(crate) fn finish(mut self, replace: bool) -> io::Result<()> {
         let (at, from, to) = (self.directory.as_fd(), self.first_name.as_bytes(), &self.name[..]);
         let renamed = match replace {

@@ -23,7 +23,7 @@ pub struct Limits {
     pub simulated_max: Duration,
 }
 
-/// The sums over all runs.
+/// The totals over all runs.
 #[derive(Debug, Default)]
 pub struct Summary {
     pub seeds: u64,

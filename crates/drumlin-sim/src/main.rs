@@ -170,7 +170,7 @@ fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Res
         if stored.elapsed() > STORE_EVERY {
             let progress = before.with(summary);
             println!("{:.1} simulated hours, seed {}", progress.hours(), progress.next_seed);
-            // A later attempt may succeed; only the failure of the last one is reported.
+            // A later attempt may succeed; only a failure of the last attempt is reported.
             let _ = progress::store(WORLDS, &progress);
             *stored = Instant::now();
         }

@@ -161,7 +161,7 @@ impl Model {
 
     // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Enters a commit that has just got its timestamp.
+    /// Enters a commit that has just received its timestamp.
     pub fn enter(&self, timestamp: u64, operation: Operation) {
         let mut state = self.lock();
         assert!(timestamp > 0, "timestamp 0 was given out");

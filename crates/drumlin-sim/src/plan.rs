@@ -42,7 +42,7 @@ impl Fault {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
-    /// A fault that replaces the one drawn from the seed.
+    /// A fault to use instead of the one drawn from the seed.
     pub imposed: Option<Fault>,
     pub schedule: Schedule,
     /// `true` if some transactions are serializable.
@@ -84,8 +84,8 @@ pub struct Plan {
     pub warm_start: bool,
     /// The space on disk for old versions of rows. A few KiB of them stay in memory.
     pub version_disk_bytes: u64,
-    /// `true` if commits wait while that space is full. Never set if a client keeps its snapshot, which the commits
-    /// would wait for.
+    /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because the commits
+    /// would wait for that snapshot.
     pub delays_commits: bool,
 }
 

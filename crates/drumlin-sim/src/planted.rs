@@ -14,7 +14,7 @@ use std::time::Instant;
 use diffy::{Line, Patch};
 use drumlin_testing::documents;
 
-/// A command of this program that looks for bugs.
+/// A command of this program that searches for bugs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finder {
     /// Power cuts and kills after each disk change of one script.
@@ -28,7 +28,7 @@ pub enum Finder {
 impl Finder {
     const ALL: [Self; 3] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds];
 
-    /// Returns the name that patches use.
+    /// Returns the name used in patches.
     fn name(self) -> &'static str {
         match self {
             Self::CrashPoints => "crash-points",
@@ -37,7 +37,7 @@ impl Finder {
         }
     }
 
-    /// Returns the name that docs/testing.md uses.
+    /// Returns the name used in docs/testing.md.
     fn title(self) -> &'static str {
         match self {
             Self::CrashPoints => "crash points",
@@ -109,7 +109,7 @@ impl Plant {
     /// Returns the path of the file that the patch names, and its text with the bug.
     ///
     /// # Errors
-    /// See [`Plant::apply`].
+    /// Same as [`Plant::apply`].
     pub fn changed(&self, root: &Path) -> Result<(PathBuf, String)> {
         let wrong = |what: String| Error::other(format!("{}.patch {what}", self.name));
         let patch = Patch::from_str(&self.diff).map_err(|error| wrong(format!("is not a unified diff: {error}")))?;

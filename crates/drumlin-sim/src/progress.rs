@@ -28,7 +28,7 @@ pub struct Worlds {
     pub openings: u64,
     pub cuts: u64,
     pub kills: u64,
-    /// The number of hits of each mark.
+    /// The number of hits of each coverage mark.
     pub hits: BTreeMap<String, u64>,
     /// The reports of finds by seed.
     pub finds: BTreeMap<u64, String>,

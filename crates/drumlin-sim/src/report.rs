@@ -70,7 +70,7 @@ fn of_harm(harm: &FaultCounts) -> [(u64, &'static str); 10] {
     ]
 }
 
-/// Returns the report of the worlds of all runs.
+/// Returns the report of the worlds over all runs.
 #[must_use]
 pub fn of_all_worlds(worlds: &Worlds) -> String {
     let mut text = format!("in total {:.1} simulated hours, {}\n", worlds.hours(), counted(worlds.seeds, "world"));
@@ -84,7 +84,7 @@ pub fn of_all_worlds(worlds: &Worlds) -> String {
     text
 }
 
-/// Returns the report of the crash points of all runs.
+/// Returns the report of the crash points over all runs.
 #[must_use]
 pub fn of_all_crash_points(points: &CrashPoints) -> String {
     let mut text = format!(

@@ -32,7 +32,7 @@ pub struct RunReport {
     pub harm: FaultCounts,
 }
 
-/// The outcome of a seed.
+/// The outcome of running a seed.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub plan: Plan,
@@ -42,7 +42,7 @@ pub struct Run {
     pub points: u64,
 }
 
-/// Runs a world.
+/// Runs the world that a plan describes.
 #[must_use]
 pub fn run(plan: Plan) -> Run {
     let own = plan.clone();
@@ -60,12 +60,12 @@ struct World {
     is_damaged: bool,
 }
 
-/// The way in which a session ends.
+/// The ways in which a session ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     /// The power is cut while clients are running.
     Cut,
-    /// The process is killed: the disk keeps all changes, but uncertain ones stay uncertain.
+    /// The process is killed: the disk keeps all changes, but the uncertain ones remain uncertain.
     Kill,
     Close,
 }

@@ -1,4 +1,4 @@
-//! Seeds that once found a bug, and determinism.
+//! Seeds that once found a bug, and a check for determinism.
 
 use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::world;

@@ -64,7 +64,7 @@ struct LostKeys {
     below: Option<Bytes>,
 }
 
-/// An owned key.
+/// A key that owns its bytes.
 struct Bytes(Vec<u8>);
 
 impl Serialize for Bytes {
@@ -183,7 +183,7 @@ impl Report {
         text
     }
 
-    /// Describes what remains of a database that does not open, and what the user can do.
+    /// Describes the remains of a database that can't be opened, and what the user can do.
     fn remains(&self) -> String {
         let mut text = format!(
             "\nsound: {} in leaves of {}",

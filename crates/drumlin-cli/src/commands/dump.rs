@@ -71,9 +71,9 @@ pub(crate) struct Dump {
 #[derive(Serialize)]
 struct Summary {
     rows: u64,
-    /// Bytes of the keys and values.
+    /// Number of bytes in the keys and values.
     bytes: u64,
-    /// Bytes of the file, or `None` for a pipe or a device.
+    /// Length of the file in bytes, or `None` for a pipe or a device.
     file_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gaps: Option<u64>,
@@ -256,7 +256,7 @@ struct Target {
 }
 
 impl Target {
-    /// Creates a new file, or one that may replace an existing file of that name.
+    /// Creates a new file, or one that can replace an existing file of that name.
     fn create(path: &Path, replace: bool) -> Result<Target> {
         let failed = |error: io::Error| Failure::file("creating", path, &error);
         let old = fs::metadata(path).ok();
@@ -266,7 +266,7 @@ impl Target {
         if !replace && fs::symlink_metadata(path).is_ok() {
             return Err(Failure::other(format!("{} exists already", path.display())).hint("--force replaces it"));
         }
-        // Replace the file to which a symbolic link leads, not the link.
+        // Replace the file that a symbolic link points to, not the link.
         let path = if old.is_some() { fs::canonicalize(path).map_err(failed)? } else { path.to_path_buf() };
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
@@ -313,7 +313,7 @@ impl From<Salvaged> for Found {
     }
 }
 
-/// The numbers of rows and bytes that were written, and of the gaps between the rows.
+/// The numbers of rows and bytes that were written, and of gaps between the rows.
 struct Written {
     rows: u64,
     bytes: u64,

@@ -1,4 +1,4 @@
-//! `drumlin man`: manual pages.
+//! `drumlin man`: prints or writes manual pages.
 
 use std::fs;
 use std::io::{self, Write};

@@ -22,7 +22,7 @@ pub(crate) struct Selection {
     to: Option<OsString>,
 }
 
-/// The bounds of keys.
+/// The bounds of a range of keys.
 pub(crate) type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 impl Selection {
@@ -31,7 +31,7 @@ impl Selection {
         self.prefix.is_some() || self.from.is_some() || self.to.is_some()
     }
 
-    /// Returns the selected range of keys for a command that removes them. Refuses an empty prefix or start, which may
+    /// Returns the selected range of keys for a command that removes them. Rejects an empty prefix or start, which may
     /// come from an unset shell variable.
     pub(crate) fn range_to_remove(&self, hex: bool) -> Result<KeyRange> {
         let range = self.range(hex)?;

@@ -330,7 +330,7 @@ struct TextAfter {
     column: u64,
 }
 
-/// The usual reason for text after a closing quote.
+/// The usual mistake behind text after a closing quote.
 const DOUBLED: &str = "a quote within quotes is written twice";
 
 /// Adds one physical line to the record. Returns `true` if the record is complete, or `false` if it continues in the

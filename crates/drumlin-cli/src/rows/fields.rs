@@ -115,7 +115,7 @@ pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
     .unwrap_or_else(|_| text.as_bytes().to_vec())
 }
 
-/// Returns a field as a cell of CSV. `null` becomes empty.
+/// Returns a field as a CSV cell. `null` becomes an empty cell.
 fn cell(field: &RawValue) -> Vec<u8> {
     if field.get() == "null" { Vec::new() } else { field_bytes(field) }
 }

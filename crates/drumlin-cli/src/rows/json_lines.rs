@@ -15,7 +15,7 @@ use super::{Choice, Layout, Next, Place, Row, Sink, Source, SourceError, line_ke
 use crate::streamed::{self, Stream};
 use crate::text::{JsonBytes, JsonRow};
 
-/// Reads rows of JSON Lines.
+/// Reads rows from JSON Lines.
 #[derive(Debug)]
 pub(super) struct JsonLines<R> {
     lines: Lines<R>,

@@ -101,7 +101,7 @@ pub(super) fn may_exceed(bytes_limit: u64, data_bytes: u64) -> bool {
     data_bytes > bytes_limit / 8
 }
 
-/// Counts the bytes of one row, and fails above a limit.
+/// Counts the bytes of one row, and fails if they exceed a limit.
 #[derive(Debug)]
 pub(super) struct Measure {
     bytes_limit: u64,

@@ -187,7 +187,7 @@ pub(crate) trait Sink {
     /// Writes one row. Fails with `InvalidData` if the layout can't represent the value, or with [`RowTooLong`]; no
     /// part of the row is written in that case.
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
-    /// Writes one row whose value is read in pieces, unless the layout needs it whole. Otherwise like
+    /// Writes one row whose value is read in pieces, unless the layout requires the whole value. Otherwise the same as
     /// [`write`](Self::write).
     fn write_streamed(&mut self, key: &[u8], length: u64, value: &mut dyn Stream) -> io::Result<()> {
         let mut whole = Vec::new();

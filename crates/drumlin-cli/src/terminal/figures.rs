@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// Sizes can be typed in binary and decimal units. Invalid sizes are refused.
+    /// Sizes can be typed in binary and decimal units. Invalid sizes are rejected.
     #[test]
     fn sizes_parse() {
         assert_eq!(parse_size("64MiB"), Ok(64 << 20));

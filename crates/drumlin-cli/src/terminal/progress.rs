@@ -37,12 +37,12 @@ impl Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg} {human_pos}")
     }
 
-    /// Shows that the command is working.
+    /// Shows that the command is busy.
     pub(crate) fn spinner(output: Output, what: &'static str) -> Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg}")
     }
 
-    /// Shows only remarks.
+    /// Shows remarks, but no progress.
     pub(crate) fn none() -> Progress {
         Progress(ProgressBar::hidden())
     }
@@ -84,7 +84,7 @@ impl Progress {
         self.0.set_message(what.to_owned());
     }
 
-    /// Shows how much time is left.
+    /// Shows the remaining time.
     pub(crate) fn say_left(&self, left: Duration) {
         self.0.set_prefix(format!("{:#}", HumanDuration(Duration::from_secs(left.as_secs()))));
     }

@@ -2,7 +2,7 @@
 
 use crate::support::Bench;
 
-/// All rows, those with a prefix and those in a range are counted, as text and as JSON, in any keyspace.
+/// Counts cover all rows, rows with a prefix and rows in a range, as text and as JSON, in any keyspace.
 #[test]
 fn rows_are_counted() {
     let bench = Bench::new();

@@ -42,7 +42,7 @@ fn not_a_database() {
     assert_eq!(std::fs::read_dir(bench.path().join("folder")).unwrap().count(), 1);
 }
 
-/// If a budget is too small, the error says how much is needed.
+/// If a budget is too small, the error states the required budget.
 #[test]
 fn budgets_have_a_minimum() {
     let bench = Bench::new();
@@ -234,7 +234,7 @@ fn hints_fit_the_command() {
     let keys: Vec<String> = (0..1800).map(|key| format!("{key:0>900}")).collect();
     let rows = keys.join("\n");
     bench.ok_with(&["load", "db", "-", "--format", "csv", "--no-header", "--key", "1"], rows.as_bytes());
-    // Remove the keys in one transaction, which is too large for the memory.
+    // Remove the keys in one transaction that is too large for the memory.
     let args: Vec<&str> = keys.iter().map(String::as_str).collect();
     let message = bench.fails(1, &[&["rm", "db", "--memory", "8MiB"][..], &args].concat());
     assert!(message.contains("transaction too large") && message.contains("--memory"), "{message}");

@@ -1,4 +1,4 @@
-//! Trees that are stored and extracted again.
+//! Storing a directory tree and extracting it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

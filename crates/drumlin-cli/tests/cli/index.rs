@@ -1,4 +1,4 @@
-//! Directory trees.
+//! Storing directory trees.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -26,7 +26,7 @@ fn the_place_is_named() {
     assert_eq!(bench.ok(&["get", "db", "1"]), "{\"k\":1}");
 }
 
-/// A row that is not UTF-8 can't become JSON, but its columns can be stored as they are.
+/// A row that is not UTF-8 can't be converted to JSON, but its columns can be stored unchanged.
 #[test]
 fn bytes_that_are_no_text() {
     let bench = Bench::new();
@@ -37,7 +37,7 @@ fn bytes_that_are_no_text() {
     assert_eq!(bench.run(&["get", "db", "a"]).stdout, b"caf\xe9");
 }
 
-/// A missing column is an error of its own kind, which lists the columns that exist.
+/// A missing column causes an error that lists the existing columns.
 #[test]
 fn missing_columns() {
     let bench = Bench::new();

@@ -31,7 +31,7 @@ fn release(path: &Path) {
     }
 }
 
-/// Runs the command as a user to whom permissions apply, because root ignores them.
+/// Runs the command as a user who is subject to permissions, because root ignores them.
 fn run(bench: &Bench, args: &[&str]) -> Output {
     let mut command = bench.command(args);
     if fs::metadata("/proc/self").unwrap().uid() == 0 {

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use crate::support::Bench;
 
-/// Creates a database with values that are difficult for some format.
+/// Creates a database with values that are difficult to represent in some format.
 fn awkward() -> Bench {
     let bench = Bench::new();
     for (key, value) in [
@@ -30,7 +30,7 @@ fn assert_same(bench: &Bench, left: &str, right: &str) {
     assert!(read("left.rows") == read("right.rows"), "{left} and {right} differ");
 }
 
-/// The binary form needs no options.
+/// The binary form is restored without any options.
 #[test]
 fn binary() {
     let bench = awkward();

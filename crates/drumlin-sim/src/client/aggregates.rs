@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Checks that a fingerprint matches a state that the call may have seen.
+    /// Checks that a fingerprint matches a database state that the call may have seen.
     pub(super) fn check_aggregate(
         &self,
         found: Linear,

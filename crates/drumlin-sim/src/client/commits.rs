@@ -280,7 +280,7 @@ impl Client {
                 (numbered(number), Content { length, seed: self.random.next() })
             })
             .collect();
-        // Half of the loads get their rows out of order.
+        // Half of the loads add their rows out of order.
         if self.random.chance(50) {
             for place in (1..rows.len()).rev() {
                 rows.swap(place, self.random.below(place as u64 + 1) as usize);

@@ -124,7 +124,7 @@ struct Client {
     random: Random,
     api: Api,
     timer: Timer,
-    /// A snapshot kept from an earlier step.
+    /// A snapshot that was kept from an earlier step.
     snapshot: Option<Snapshot>,
 }
 

@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// Makes one read of a random kind at a snapshot. Stops if the snapshot is too old.
+    /// Makes one read of a random kind at a snapshot. Returns `Break` if the database has ended the snapshot.
     async fn snapshot_read(
         &mut self,
         snapshot: &Snapshot,

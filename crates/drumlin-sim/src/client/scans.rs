@@ -23,7 +23,7 @@ pub(super) struct VisibleStates<'a> {
     pub to: u64,
     pub own: Option<&'a Own>,
     pub how: &'static str,
-    /// `true` if a scan continues at a newer timestamp when its snapshot is too old.
+    /// `true` if a scan continues at a newer timestamp when its snapshot is ended.
     pub renews: bool,
 }
 

@@ -268,7 +268,7 @@ impl Client {
         Ok(())
     }
 
-    /// Checks the row that a statement found.
+    /// Checks the row that a statement found against the model.
     fn check_own_read(&self, running: &Running, window: Window, target: &RowTarget, found: Option<&[u8]>) {
         let &RowTarget { space, ref key, .. } = target;
         self.session.counts.add(Count::Reads);

@@ -538,7 +538,7 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
 }
 
 /// If a queue fails while some reads have finished and others are in flight, every task still gets a result, and later
-/// reads use a new queue.
+/// reads use a different queue.
 #[test]
 fn a_queue_that_fails_leaves_no_task_waiting() {
     const ENOMEM: i32 = 12;

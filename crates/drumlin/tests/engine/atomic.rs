@@ -230,7 +230,7 @@ fn pops_pass_over_rows_that_are_locked() {
         }
     };
     insert_all();
-    // More rows than a scan copies at once, in several leaves.
+    // Lock more rows than a scan copies at once, in several leaves.
     let mut holder = db.begin().unwrap();
     (0..500).chain(700..rows).for_each(|number| drop(holder.get_for_update(&k, key(number)).unwrap()));
     assert_eq!(key_of(k.pop_first()), Some(key(500).into()));

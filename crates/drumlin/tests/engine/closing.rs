@@ -248,7 +248,7 @@ fn has_stream(db: &Database) -> bool {
 #[test]
 fn a_write_under_way_ends_before_the_folder_is_free() {
     let (disk, config) = support::faulty();
-    // Enough memory for several writers of large values.
+    // Provide enough memory for several writers of large values.
     let config = config.memory(64 << 20);
     let db = config.open("/db").unwrap();
     let k = fill(&db, 100);

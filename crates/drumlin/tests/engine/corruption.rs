@@ -392,7 +392,7 @@ fn a_checkpoint_repairs_what_a_check_found() {
         }
         tx.commit().unwrap();
     };
-    // Enough pages that a base image is written.
+    // Write enough pages to require a base image.
     for _ in 0..30 {
         put(&mut rows, 500);
     }
@@ -512,7 +512,7 @@ fn what_does_not_open_is_salvaged() {
     let (mut whole_count, mut gap_count, mut nothing_count) = (0, 0, 0);
     for (files, is_closed) in [(&closed, true), (&killed, false)] {
         let used = files[&data].iter().rposition(|&byte| byte != 0).unwrap();
-        // The page tables were written last.
+        // The page tables are the last structures in the file.
         for at in (used - (120 << 10)..used).step_by(if is_closed { 709 } else { 2003 }) {
             let mut files = files.clone();
             files.get_mut(&data).unwrap()[at] ^= 0x40;

@@ -115,7 +115,7 @@ fn one_superblock_is_enough() {
         file.read_at(&mut version, slot + 8).unwrap();
         file.write_at(&[99], slot + 8, Persist::Later).unwrap();
         let db = config.open("/db").unwrap();
-        // A check reports it, although it has been rewritten.
+        // A check reports the damaged superblock, although it has been rewritten.
         let report = db.check().unwrap();
         assert!(report.corruption.is_empty() && report.repaired.len() == 1, "{report:?}");
         assert!(report.repaired[0].what.starts_with("superblock"), "{report:?}");

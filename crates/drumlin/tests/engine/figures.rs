@@ -39,7 +39,7 @@ fn contention_is_counted() {
     assert_eq!((stats.lock_waits, stats.lock_timeouts), (1, 1));
     assert!(stats.lock_wait_time >= waited, "{stats:?}");
 
-    // A serializable commit is refused.
+    // A serializable commit fails with a conflict.
     drop((holder, other));
     let serializable = TxOptions { isolation: drumlin::Isolation::Serializable, ..TxOptions::default() };
     let mut tx = db.begin_with(serializable).unwrap();
@@ -50,7 +50,7 @@ fn contention_is_counted() {
     assert_eq!(db.stats().conflicts, 3);
 }
 
-/// Rows found in memory count as hits, pages read from disk as misses.
+/// Rows found in memory count as hits, and pages read from disk count as misses.
 #[test]
 fn hits_and_misses_are_counted() {
     let config = small().backend(drumlin_io::in_memory());

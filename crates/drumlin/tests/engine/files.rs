@@ -222,8 +222,7 @@ fn a_folder_may_be_moved() {
     assert_rows(&config().open(&old).unwrap(), 60);
 }
 
-/// Removing or replacing a file does not let a second handle in, neither for the file with the process number nor for
-/// the data file.
+/// Removing or replacing the lock file or the data file does not let a second handle in.
 #[test]
 fn the_lock_can_not_be_removed() {
     let folder = Folder::new();

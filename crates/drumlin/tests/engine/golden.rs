@@ -107,7 +107,7 @@ fn numbers(text: &str) -> Range<u64> {
     from.parse().unwrap()..to.parse().unwrap()
 }
 
-/// The machine that a script runs on.
+/// The simulated machine on which a script runs.
 struct Machine {
     disk: Disk,
     faulty: FaultyBackend,
@@ -291,7 +291,8 @@ scripts! {
     cleaning;
     /// A full disk refuses an operation before anything is written, and works again once there is space.
     full_disk;
-    /// Many rows at once, and large values: few writes, and log records only after the extents that they name.
+    /// Many rows in one commit, and large values: few writes, and log records only after the extents to which they
+    /// refer.
     bulk;
     /// A bulk load: its pages, one sync, and only then the record that attaches them.
     bulk_load;

@@ -26,7 +26,7 @@ const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 /// written without being read.
 const ROWS: Key = 16;
 const CHAINED: Key = 6;
-/// The number of threads. Every other one runs tasks, which use the asynchronous API.
+/// The number of threads. Every second one runs tasks, which use the asynchronous API.
 const THREADS: u64 = 6;
 const TASKS: u64 = 3;
 /// The number of transactions between two checkpoints.
@@ -394,7 +394,7 @@ fn every_level_keeps_its_promise() {
         let folder = Folder::new();
         let on_files = round + 1 == rounds;
         let config = if on_files { small() } else { in_memory() };
-        // Some rounds use a single level, others several.
+        // Some rounds use a single level, and the rest use several.
         let levels = match round % 6 {
             3 => &LEVELS[1..2],
             4 => &LEVELS[2..],
@@ -485,7 +485,7 @@ fn bad_histories_are_refused() {
         "r1(x=0) w2(x) c2 r1(x=2) c1",
         // A phantom: the row is absent first, and present later.
         "r1(a=-) w2(a) c2 r1(a=2) c1",
-        // A row that disappears.
+        // A row disappears.
         "r1(x=0) d2(x) c2 r1(x=-) c1",
         // A lost update.
         "r1(x=0) r2(x=0) w2(x) c2 w1(x) c1",

@@ -39,7 +39,7 @@ fn opened() -> (FaultyBackend, Database, Keyspace) {
     (backend, db, rows)
 }
 
-/// One way of reading a row.
+/// A function that reads a row.
 type Get = fn(&Keyspace, u64) -> Result<Option<Value>>;
 
 const APIS: [(&str, Get); 3] = [

@@ -923,7 +923,7 @@ fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keys
         assert!(poll.is_pending(), "{level:?}: {poll:?}, and {before} is durable");
         disk.release();
         let seen = smol::block_on(commit).unwrap();
-        // Later readers see what the transaction saw.
+        // Later readers see the row that the transaction saw.
         assert_eq!(k.get("a").unwrap().unwrap(), b"new", "{level:?}");
         assert!(before < seen && seen == db.stats().durable && seen == db.stats().visible);
     });

@@ -118,20 +118,20 @@ fn survive(backend: IoBackend, streams: u16) {
     println!("{kills} kills on {backend:?} with {streams} streams, {} steps", next.iter().sum::<u64>());
 }
 
-/// Every acknowledged commit survives the process, with io_uring.
+/// With io_uring, every acknowledged commit survives the kill.
 #[cfg(not(drumlin_portable))]
 #[test]
 fn killed_on_uring() {
     survive(IoBackend::Uring, 1);
 }
 
-/// Every acknowledged commit survives the process, with the portable backend.
+/// With the portable backend, every acknowledged commit survives the kill.
 #[test]
 fn killed_on_portable() {
     survive(IoBackend::Portable, 1);
 }
 
-/// Every acknowledged commit survives the process, with two log streams.
+/// With two log streams, every acknowledged commit survives the kill.
 #[test]
 fn killed_with_two_logs() {
     survive(IoBackend::Auto, 2);

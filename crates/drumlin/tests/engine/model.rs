@@ -201,7 +201,7 @@ fn a_database_behaves_like_a_map() {
     });
 }
 
-/// A database in memory works the same way.
+/// An in-memory database behaves in the same way.
 #[test]
 fn a_database_in_memory_works() {
     let db: Database = drumlin::Config::in_memory().memory(8 << 20).open("").unwrap();

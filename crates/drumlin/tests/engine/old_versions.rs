@@ -115,7 +115,7 @@ fn versions_file(folder: &Folder) -> std::path::PathBuf {
     folder.path().join("versions")
 }
 
-/// Waits until a thread of the database makes a condition true.
+/// Waits until the database's background threads make a condition true.
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {

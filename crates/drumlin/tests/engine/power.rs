@@ -26,7 +26,7 @@ fn config(disk: &Disk, streams: u16) -> Config {
     small().log_streams(streams).checkpoint_log_bytes(256 << 10).backend(disk.backend())
 }
 
-/// Notes of acknowledgements, each with the number of disk changes before it.
+/// Acknowledgements, each with the number of disk changes made before it.
 #[derive(Default)]
 struct Notes(Mutex<Vec<(u64, u64)>>);
 

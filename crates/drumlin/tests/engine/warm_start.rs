@@ -212,7 +212,7 @@ fn closing_amid_warming_keeps_the_list() {
     assert!(warmed(&db).pages_warmed > 100);
 }
 
-/// A killed process leaves the list of its last checkpoint.
+/// After a kill, the list is the one written by the last checkpoint.
 #[test]
 fn a_checkpoint_writes_the_list() {
     let folder = Folder::new();

@@ -57,7 +57,7 @@ const UNSAFE_FILES: [&str; 5] = [
     "task/rooted.rs",
 ];
 
-/// The files of drumlin-io that reach the outside world.
+/// The files of drumlin-io that access the operating system.
 const OUTSIDE: [&str; 8] = [
     "drumlin-io/backend/disk.rs",
     "drumlin-io/backend/memory.rs",
@@ -74,7 +74,7 @@ const OUTSIDE: [&str; 8] = [
 const ASSERTIONS: [(&str, usize); 7] =
     [("pool", 500), ("space", 500), ("txn", 500), ("seglog", 500), ("tree", 500), ("counts", 420), ("load", 500)];
 
-/// Names that bypass `io` to reach the outside world.
+/// Names that bypass `io` and access the operating system directly.
 const AMBIENT: [&str; 8] = [
     "std::fs",
     "Instant::now",

@@ -37,7 +37,7 @@ fn methods(of: &str) -> BTreeSet<String> {
     methods
 }
 
-/// A keyspace has the reading methods of snapshots and transactions.
+/// A keyspace has the same reading methods as snapshots and transactions.
 #[test]
 fn all_readers_have_the_same_methods() {
     let of_readers = methods("Reader");
@@ -112,7 +112,7 @@ fn transactions_write_by_the_methods_of_keyspaces() {
     assert!(others.into_iter().eq(&expected), "methods that Transaction has not: add them, or list them");
 }
 
-/// Every method that may wait has a blocking and an asynchronous form.
+/// Every method that can wait has a blocking and an asynchronous form.
 #[test]
 fn every_call_that_waits_has_both_forms() {
     const NEVER_WAIT: &[&str] = &[

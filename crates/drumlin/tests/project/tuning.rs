@@ -86,7 +86,7 @@ const UNITS: [(&str, &str); 47] = [
     ("WRITES", "writes"),
 ];
 
-/// A `const` of a source file.
+/// A `const` in a source file.
 struct Constant {
     /// The path of its file, relative to `crates/`.
     file: String,

@@ -73,7 +73,7 @@ pub struct History {
     pub orders: BTreeMap<Key, Vec<Version>>,
 }
 
-/// The extent of a check.
+/// The amounts covered by a check.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Summary {
     pub committed: u64,

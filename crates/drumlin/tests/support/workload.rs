@@ -48,7 +48,7 @@ enum Step {
     },
 }
 
-/// The workload's parameters.
+/// The parameters of the workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     pub seed: u64,

@@ -57,7 +57,7 @@ impl Permutation {
     }
 }
 
-/// The order in which rows are written.
+/// The order in which a benchmark writes its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriteOrder {
     permutation: Option<Permutation>,
@@ -74,7 +74,7 @@ impl WriteOrder {
     }
 }
 
-/// Chooses rows to read and fills values.
+/// Generates the random choices of a benchmark: the rows to read and the bytes of values.
 #[derive(Debug)]
 pub(super) struct Random {
     generator: Xoshiro256PlusPlus,
@@ -83,7 +83,7 @@ pub(super) struct Random {
 }
 
 impl Random {
-    /// Creates a generator. The same seed chooses the same rows.
+    /// Creates a generator. With the same seed, it chooses the same rows.
     pub(super) fn new(seed: u64, count: u64, distribution: Distribution) -> Random {
         let zipf = (distribution == Distribution::Zipf).then(|| {
             let zipf = Zipf::new(count as f64, 0.99).expect("a positive count and exponent");
@@ -148,7 +148,7 @@ mod tests {
         assert!((0..2000).all(|index| key(index) < key(index + 1)));
     }
 
-    /// Both distributions stay within range. Zipf's prefers a few rows.
+    /// Both distributions stay within range. Zipf's favours a few rows.
     #[test]
     fn distributions() {
         for distribution in [Distribution::Uniform, Distribution::Zipf] {

@@ -1,8 +1,8 @@
 //! `drumlin bench get`: reads of single keys, or of `--batch` keys per call. With `--async`, `--batch` tasks on each
 //! thread read single keys.
 //!
-//! The limit is compared with the store's device reads, not with its answers from memory. If nothing has to be read
-//! from the device, there is no limit.
+//! The limit is compared with the store's device reads, not with the reads that it serves from memory. If no operation
+//! reads from the device, there is no limit.
 
 use std::time::Duration;
 

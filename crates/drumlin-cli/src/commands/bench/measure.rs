@@ -12,10 +12,10 @@ use serde::Serialize;
 use crate::failure::Result;
 use crate::{interrupt, process};
 
-/// The number of turns, in which store and raw device alternate.
+/// The number of turns, in each of which the store and the raw device are measured.
 pub(super) const TURNS: u32 = 5;
 
-/// The longest latency that the histogram resolves, a minute, with three significant digits.
+/// The longest latency that the histogram can record: one minute, with three significant digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 pub(super) fn new_histogram() -> Histogram<u64> {
@@ -82,7 +82,7 @@ pub(super) fn per_second(amount: f64, elapsed: Duration) -> f64 {
     amount / elapsed.as_secs_f64().max(1e-9)
 }
 
-/// Returns the median.
+/// Returns the median of the numbers, or `None` if there are none.
 pub(super) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -208,7 +208,7 @@ fn call_all_until<T: Task>(tasks: Vec<T>, limit: Option<Duration>) -> Called {
 pub(super) struct Turns {
     pub(super) all: Measured,
     pub(super) each: Vec<Measured>,
-    /// The raw device's rate in each turn; empty if the store is not compared with a device.
+    /// The raw device's rate in each turn. Empty if the store is not compared with a device.
     pub(super) raw_per_second: Vec<f64>,
 }
 

@@ -31,7 +31,7 @@ impl Worker for Mixer {
         }
         self.random.fill(&mut self.value);
         let key = key(self.random.row());
-        // If two threads want to write the same row, the later one retries, as any caller would.
+        // If two threads try to write the same row, the later one retries, as any caller would.
         loop {
             match self.keyspace.insert_with(key, &self.value, self.durability) {
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}

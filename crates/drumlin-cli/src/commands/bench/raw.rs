@@ -21,7 +21,7 @@ use crate::failure::{Failure, Result};
 const SCAN_BYTES: usize = 512 << 10;
 const SCAN_DEPTH: usize = 8;
 
-/// Size of a durable write.
+/// The size of a durable write.
 const WRITE_BYTES: usize = 4096;
 /// Size of the file that is written: small enough for any drive to treat as a working set.
 const WRITE_FILE_BYTES: u64 = 64 << 20;

@@ -77,7 +77,7 @@ struct Job<'a> {
     target: Target,
     force: bool,
     progress: &'a Progress,
-    /// Directories that existed before.
+    /// Directories that existed before the run.
     existing: HashSet<Vec<u8>>,
     named: u64,
     summary: Summary,
@@ -263,7 +263,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Counts and names an entry that was not written. A full disk ends the run.
+    /// Counts an entry that was not written, and reports its name. A full disk ends the run.
     fn not_written(&mut self, key: &[u8], error: &io::Error, failed: impl Fn(&io::Error) -> Failure) -> Result<()> {
         if error.kind() == io::ErrorKind::StorageFull {
             return Err(failed(error).hint("what was extracted stays"));
@@ -296,7 +296,7 @@ impl From<io::Error> for Stopped {
     }
 }
 
-/// Converts the `io::Error` of a value's reader.
+/// Converts the `io::Error` of a value reader.
 fn from_database(error: io::Error) -> Stopped {
     match reading(&error) {
         Some(error) => Stopped::Database(error),

@@ -45,10 +45,10 @@ impl Attributes {
 /// Users have no reason to set it: the sticky bit guards files from other users, but here only the owner may enter.
 const UNFINISHED: Mode = Mode::from_raw_mode(0o1700);
 
-/// The state in which a run finds a directory.
+/// The condition in which a run finds a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Directory {
-    /// This run created it.
+    /// The current run created it.
     New,
     /// An earlier run created it and did not finish it.
     Unfinished,
@@ -200,7 +200,7 @@ impl NewFile<'_> {
         self.file.write_all(bytes)
     }
 
-    /// Gives the file its attributes and its name. Fails with `AlreadyExists` if the name is taken and `replace` is not
+    /// Gives the file its attributes and its name. Fails with `AlreadyExists` if the name is taken, unless `replace` is
     /// set.
     pub(super) fn finish(self, attributes: &Attributes, replace: bool) -> io::Result<()> {
         fchmod(&self.file, attributes.mode)?;

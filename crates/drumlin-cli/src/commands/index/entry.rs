@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The kind of entry that a path leads to.
+/// The kind of file system entry at a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -26,7 +26,7 @@ pub(crate) struct Entry {
     pub(crate) size: u64,
     /// Time of the last modification, in nanoseconds since 1970.
     pub(crate) mtime_ns: i128,
-    /// Permission bits in octal, as `chmod` takes them.
+    /// Permission bits in octal, as used by `chmod`.
     pub(crate) mode: String,
     /// XXH3-128 of the content.
     pub(crate) xxh3: String,

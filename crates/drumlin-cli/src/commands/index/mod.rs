@@ -76,7 +76,7 @@ pub(crate) struct Summary {
     pub(crate) paths_too_long: u64,
     pub(crate) directories_stored: u64,
     pub(crate) skipped: Skipped,
-    /// The paths of the database itself if it is inside the directory.
+    /// The paths of the database itself, if it is inside the directory.
     pub(crate) left_out: Vec<String>,
     pub(crate) bytes_stored: u64,
     pub(crate) seconds: f64,

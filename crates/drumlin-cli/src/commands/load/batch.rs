@@ -30,7 +30,7 @@ pub(super) struct Batch {
     rows: Vec<Span>,
 }
 
-/// The ends of a row's key and value in the buffer, and its position in the file.
+/// The ends of a row's key and value in the buffer, and the row's position in the file.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     key_end: usize,

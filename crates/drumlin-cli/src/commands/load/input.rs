@@ -1,4 +1,4 @@
-//! Files and stdin as counted sources of bytes.
+//! Opens files and stdin as byte sources that count their bytes.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};

@@ -77,7 +77,7 @@ pub(crate) struct Load {
     keyspace: KeyspaceArgs,
 }
 
-/// The handling of a row whose key exists, from before the load or from an earlier row.
+/// The treatment of a row whose key already exists, either from before the load or from an earlier row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum OnDuplicate {
     /// Replace the existing row
@@ -157,7 +157,7 @@ struct Loading<'j, 'a> {
     batch: Batch,
 }
 
-/// Parses a field separator: one ASCII character, or `tab`.
+/// Parses a field separator: one ASCII character, or the word `tab`.
 pub(crate) fn parse_delimiter(text: &str) -> Result<u8, String> {
     match text.as_bytes() {
         b"tab" | b"\\t" => Ok(b'\t'),
@@ -215,7 +215,7 @@ impl Load {
         output.print(&summary, || summary.text())
     }
 
-    /// Refuses a file whose form is unknown, and inputs that would produce the same keys.
+    /// Rejects a file whose format is unknown, and inputs that would produce the same keys.
     fn check_forms_and_names(&self) -> Result<()> {
         let mut names = HashSet::new();
         for path in &self.files {

@@ -1,4 +1,4 @@
-//! The load in a child process: runs `drumlin index` and reads its acknowledgements from a pipe.
+//! Loads the tree in a child process: runs `drumlin index` and reads its acknowledgements from a pipe.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use crate::terminal::{Output, Progress};
 use crate::text::unescape;
 use crate::{interrupt, process};
 
-/// The paths, with their bytes, whose commits the child acknowledged.
+/// The paths whose commits the child acknowledged, with the sizes of the files in bytes.
 pub(super) type Acknowledged = HashMap<Vec<u8>, u64>;
 
 /// A running child.
@@ -152,7 +152,7 @@ impl Drop for Loading {
     }
 }
 
-/// Returns the failure of a child that ended early. Its own message is already on stderr.
+/// Returns the failure of a child that ended early. The child has already printed a message to stderr.
 fn stopped(status: std::process::ExitStatus) -> Failure {
     let exit = [Exit::Corrupted, Exit::InUse, Exit::DiskFull, Exit::BadInput, Exit::NotOpened, Exit::NoCommits]
         .into_iter()

@@ -14,20 +14,20 @@ use crate::terminal::figures;
 const FOLDER: &str = "drumlin-tour";
 /// The name of the database in that folder.
 const DATABASE: &str = "db";
-/// The file that marks a folder as a tour's, which may be removed.
+/// The file that marks a folder as created by a tour, so that a later tour may remove it.
 const MARKER: &str = "made-by-drumlin-tour";
 const MARKER_TEXT: &str = "`drumlin tour` made this folder, and replaces `db` in it when it is run again.\n";
 
 /// The space needed in addition to the data: log segments, tables, summaries, and space that is not cleaned yet.
 const SPACE_BYTES_BESIDE_DATA: u64 = 512 << 20;
 
-/// The place of the tour's database.
+/// The chosen place for the tour's database.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) database: PathBuf,
     pub(super) file_system: &'static str,
     pub(super) free_bytes: u64,
-    /// Remarks about the choice.
+    /// Remarks about the choice of the place.
     pub(super) remarks: Vec<String>,
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Killed {
     pub(super) resident_bytes_max: Option<u64>,
 }
 
-/// The time that opening the database took, and what recovery found.
+/// The time that it took to open the database, and the results of recovery.
 #[derive(Debug, Serialize)]
 pub(super) struct Recovery {
     pub(super) seconds: f64,
@@ -65,7 +65,7 @@ pub(super) struct Proof {
     pub(super) torn: Vec<String>,
     /// Files whose content differs.
     pub(super) different: Vec<String>,
-    /// Files that changed on disk during the tour, and so can't be compared.
+    /// Files that changed on disk during the tour, so that they can't be compared.
     pub(super) changed_meanwhile: u64,
     pub(super) compared_bytes: u64,
     pub(super) seconds: f64,
