@@ -91,7 +91,7 @@ impl Serialize for JsonBytes<'_> {
     }
 }
 
-/// A row in the form in which `dump` and `scan --json` print it.
+/// A row as printed by `dump` and `scan --json`.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct JsonRow<'a> {
     pub(crate) key: JsonBytes<'a>,

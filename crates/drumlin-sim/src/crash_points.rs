@@ -179,7 +179,7 @@ impl Script {
         let kept = (self.streams == 2).then(|| db.snapshot());
         db.checkpoint().expect("a checkpoint");
         self.note();
-        // Transactions over both keyspaces, with a savepoint, in which leaves split.
+        // Transactions over both keyspaces, with a savepoint; leaves split in them.
         for round in 0..4u64 {
             self.transaction(&db, round, 40);
         }

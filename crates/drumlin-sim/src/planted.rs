@@ -61,7 +61,7 @@ impl Finder {
     }
 }
 
-/// The maximum processor time in which a bug must be found.
+/// The limit on a finder's processor time.
 const SECONDS_MAX: f64 = 60.0;
 
 /// The sources that drumlin-sim is built from, relative to the root of the workspace.
@@ -287,7 +287,7 @@ fn place_of(line: &str) -> Option<String> {
     after("FOUND by seed ", "seed").or_else(|| after(" after change ", "change"))
 }
 
-/// The beginning of the line in which a finder prints its processor time.
+/// The prefix of the line with a finder's processor time.
 pub const PROCESSOR_TIME: &str = "processor time: ";
 
 /// Returns the line with this process's processor time.

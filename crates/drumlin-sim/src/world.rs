@@ -60,7 +60,7 @@ struct World {
     is_damaged: bool,
 }
 
-/// The ways in which a session ends.
+/// The ways to end a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     /// The power is cut while clients are running.

@@ -20,7 +20,7 @@ pub(super) struct Lines<R> {
     bytes_limit: u64,
     /// `true` if the most recently read line was too long and its remainder has not been read.
     is_cut: bool,
-    /// Lines to reread, starting at the offset: the content of a quote, in which each quote stands for two.
+    /// Lines to reread, starting at the offset: the content of a quote, with each quote written twice.
     again: (Vec<u8>, usize),
     /// The line to read after the lines in `again`.
     held: Option<Vec<u8>>,

@@ -73,7 +73,7 @@ impl Client {
             Error::Corrupted { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.session.model.is_dropped(space)) => {}
-            // A transaction that runs a checkpoint in which a read fails makes the database refuse calls until it is
+            // If a transaction runs a checkpoint and one of its reads fails, the database refuses calls until it is
             // reopened. A full disk does not have this effect.
             Error::Failed { .. } | Error::OutcomeUnknown { .. }
                 if is_off || is_damaged || harm.reads_failed > 0 || harm.has_failed_changes() =>

@@ -179,8 +179,8 @@ impl Trial {
         self.reset();
     }
 
-    /// Tries a call that changes rows within a transaction, and commits the transaction in the condition in which a
-    /// dropped future leaves it.
+    /// Tries a call that changes rows within a transaction. A dropped future may leave some of the writes in the
+    /// transaction, which is then committed.
     fn changes_in_transaction<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -549,7 +549,7 @@ fn transactions_commit_whole(trial: &Trial) {
         };
         trial.changes(name, true, blocking, call);
     }
-    // The batch is committed in the condition in which a dropped future leaves it.
+    // The batch is committed with any writes that a dropped future left in it.
     for (name, is_stream) in [("Batch::insert_async", false), ("Batch::insert_from_async", true)] {
         let batch = RefCell::new(db.batch().unwrap());
         let before = trial.state();

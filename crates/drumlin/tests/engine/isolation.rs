@@ -1,4 +1,4 @@
-//! The anomalies that each isolation level allows and refuses, one per test; deadlocks; scans within transactions.
+//! The anomalies that each isolation level allows or prevents, one per test; deadlocks; scans within transactions.
 //!
 //! The names of the anomalies follow Berenson et al. (1995) and Adya (1999).
 

@@ -1,4 +1,4 @@
-//! The lifetime of an open database: the handles that keep it open, and the ways in which it ends.
+//! The lifetime of an open database: the handles that keep it open, and the ways to end it.
 
 use crate::support;
 

@@ -138,7 +138,7 @@ fn fill(db: &Database, keyspace: &Keyspace, rows: u64, value_bytes: usize) {
     }
 }
 
-/// Returns `true` for the documented error that a part of the budget is in use, whose recourse is to retry.
+/// Returns `true` for the documented error about a part of the budget that is in use. Its recourse is to retry.
 fn is_refused<T>(result: &Result<T, Error>) -> bool {
     let Err(error @ Error::MemoryInUse { .. }) = result else { return false };
     assert_eq!(error.recourse(), drumlin::Recourse::Retry);

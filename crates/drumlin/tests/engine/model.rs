@@ -128,8 +128,7 @@ impl World {
             let which = self.random.below(2) as usize;
             let key = key(&mut self.random);
             if self.random.chance(70) {
-                // The smallest budget limits a transaction to a quarter of a megabyte, to which large values don't
-                // count.
+                // The smallest budget limits a transaction to a quarter of a megabyte, not counting large values.
                 let mut value = value(&mut self.random);
                 if (3000..100_000).contains(&value.len()) {
                     value.truncate(3000);

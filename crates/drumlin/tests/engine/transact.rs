@@ -64,7 +64,7 @@ fn an_error_of_ones_own_ends_the_transaction() {
         assert!(runs == 1 && matches!(answer, Err(AppError::NoMoney)), "{runs} runs: {answer:?}");
     }
     assert!(k.is_empty().unwrap());
-    // Any type into which the library's error can be converted works.
+    // The error can be any type that the library's error converts into.
     let boxed: Result<(), Box<dyn std::error::Error + Send + Sync>> = db.try_transact(|tx| {
         tx.insert(&k, "a", "1")?;
         "seven".parse::<u32>()?;

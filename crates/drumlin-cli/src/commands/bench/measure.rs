@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::failure::Result;
 use crate::{interrupt, process};
 
-/// The number of turns, in each of which the store and the raw device are measured.
+/// The number of turns. Each turn measures both the store and the raw device.
 pub(super) const TURNS: u32 = 5;
 
 /// The longest latency that the histogram can record: one minute, with three significant digits.

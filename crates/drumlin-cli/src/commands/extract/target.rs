@@ -45,7 +45,7 @@ impl Attributes {
 /// Users have no reason to set it: the sticky bit guards files from other users, but here only the owner may enter.
 const UNFINISHED: Mode = Mode::from_raw_mode(0o1700);
 
-/// The condition in which a run finds a directory.
+/// The condition of a directory when a run finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Directory {
     /// The current run created it.
