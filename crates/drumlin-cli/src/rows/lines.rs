@@ -20,7 +20,7 @@ pub(super) struct Lines<R> {
     bytes_limit: u64,
     /// `true` if the most recently read line was too long and its remainder has not been read.
     is_cut: bool,
-    /// Lines to reread, starting at the offset: the content of a quote, with each quote written twice.
+    /// Lines to reread, starting at the offset: the unescaped content of a quote. Rereading doubles each quote in it.
     again: (Vec<u8>, usize),
     /// The line to read after the lines in `again`.
     held: Option<Vec<u8>>,
