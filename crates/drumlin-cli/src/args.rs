@@ -30,7 +30,7 @@ pub(crate) struct Cli {
     pub(crate) common: Common,
 }
 
-/// The commands. Each one's description is in its own module, with its options.
+/// The commands. Each command's module has its options and its description.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Tour(tour::Tour),
@@ -63,7 +63,7 @@ impl Command {
     }
 }
 
-/// Names of commands in other programs, and the commands that do the same here.
+/// Names of commands in other programs, and the equivalent commands here.
 const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     (&["ls", "list"], &["`drumlin scan DATABASE` lists rows", "`drumlin keyspaces DATABASE` lists keyspaces"]),
     (&["delete", "del", "remove", "erase", "drop", "unset"], &["`drumlin rm` removes rows, and with --all a keyspace"]),
@@ -83,7 +83,7 @@ const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];
 
-/// Ends a run whose command line asks for help or is invalid.
+/// Ends a run whose command line requests help or is invalid.
 pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     let call = Call::unknown();
     if !error.use_stderr() {
@@ -115,7 +115,7 @@ pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     ExitCode::from(Exit::Usage as u8)
 }
 
-/// Returns the failure of a command that prints although stdout was closed.
+/// Returns the failure of a command that has to print while stdout is closed.
 pub(crate) fn closed() -> Failure {
     Failure::other("stdout is closed: there is nowhere to print to").hint("redirect it to a file, or to /dev/null")
 }
@@ -130,7 +130,7 @@ mod tests {
         super::Cli::command().debug_assert();
     }
 
-    /// None of the other programs' names is a command here, and each hint names existing commands.
+    /// No name of a command in another program is a command here, and each hint names existing commands.
     #[test]
     fn other_names_lead_to_commands() {
         let command = super::Cli::command();

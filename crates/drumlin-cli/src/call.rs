@@ -1,10 +1,10 @@
-//! The parsed command, as the report of its failure needs it.
+//! The parts of the parsed command that the report of a failure needs.
 
 use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Command};
 
-/// The command as the user typed it, as far as the report of a failure needs it.
+/// The parts of the command, as the user typed it, that the report of a failure needs.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
     json: bool,

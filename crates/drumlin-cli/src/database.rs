@@ -1,4 +1,4 @@
-//! Opens databases for the commands: the options that they share, and the failures if there is no database.
+//! Opens databases for the commands: the options shared by all commands, and the failures if there is no database.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub(crate) struct KeyspaceArgs {
 
 impl DatabaseArgs {
     pub(crate) fn config(&self) -> Config {
-        // A command needs few pages, and should not disturb those of the program that normally uses the database.
+        // A command needs few pages, and should not evict those of the program that normally uses the database.
         Config::new().memory(self.memory).warm_start(false)
     }
 
@@ -42,9 +42,9 @@ impl DatabaseArgs {
         self.config().create(false).open(&self.path).map_err(|error| self.not_opened(error))
     }
 
-    /// Opens an existing database for a command that reads. It is opened read-only, so that nothing is written and any
-    /// number of commands may do so at once. If the database was not closed, its log has to be replayed, which requires
-    /// writing.
+    /// Opens an existing database for a command that reads. It is opened read-only, so nothing is written and any
+    /// number of commands can read concurrently. If the database was not closed properly, it is opened for writing,
+    /// because its log has to be replayed.
     pub(crate) fn open_to_read(&self) -> Result<Database> {
         self.check_there()?;
         let not_closed = match self.config().read_only(true).open(&self.path) {
@@ -57,8 +57,8 @@ impl DatabaseArgs {
         }
     }
 
-    /// Opens an existing database for a command that counts rows, for writing if possible, so that the counts are kept
-    /// when the database is closed. Otherwise also returns the reason why the counts can't be kept.
+    /// Opens an existing database for a command that counts rows. Opens it for writing if possible, so that the counts
+    /// are kept when the database is closed. Otherwise also returns the reason why the counts can't be kept.
     pub(crate) fn open_to_count(&self) -> Result<(Database, Option<String>)> {
         self.check_there()?;
         let not_kept = match self.config().create(false).open(&self.path) {
@@ -69,8 +69,8 @@ impl DatabaseArgs {
         Ok((self.open_to_read()?, Some(not_kept)))
     }
 
-    /// Opens an existing database to save its rows. If it does not open because it is damaged, opens it without the
-    /// damaged parts. Returns the number of damages that were skipped, and prints a remark for each.
+    /// Opens an existing database to salvage its rows. If it can't be opened because of damage, opens it without the
+    /// damaged parts. Returns the number of skipped damaged places, and prints a remark for each.
     pub(crate) fn open_to_salvage(&self, output: Output) -> Result<(Database, usize)> {
         const NAMED_MAX: usize = 10;
         let refused = match self.open_to_read() {
@@ -106,8 +106,8 @@ impl DatabaseArgs {
         Ok((database, skipped_count))
     }
 
-    /// Opens an existing database for an examination. Opening repairs what it can and reports it. A database that can't
-    /// be written to is opened read-only.
+    /// Opens an existing database for an examination. Opening repairs and reports any damage that it can. A database
+    /// that can't be written to is opened read-only.
     pub(crate) fn open_to_examine(&self, output: Output) -> drumlin::Result<Database> {
         let refused = match self.config().create(false).open(&self.path) {
             Err(error) if may_not_write(&error) => error,
@@ -132,7 +132,7 @@ impl DatabaseArgs {
         self.config().open(&self.path).map_err(|error| self.not_opened(error))
     }
 
-    /// Returns the failure of a command that writes.
+    /// Converts the error of an opening for writing.
     fn not_opened(&self, error: Error) -> Failure {
         if !may_not_write(&error) || !self.path.exists() {
             return error.into();
@@ -151,18 +151,18 @@ impl DatabaseArgs {
     }
 }
 
-/// Returns `true` if the error is a damaged summary. Without it, page tables are those of an earlier time.
+/// Returns `true` if the error is a damaged summary. Without the summary, the page tables would be outdated.
 fn is_summary(error: &Error) -> bool {
     matches!(error, Error::Corrupted { what, .. } if what.starts_with("a summary"))
 }
 
-/// Returns `true` if the system does not let the process write to a file.
+/// Returns `true` if the operating system denies the process write access to a file.
 fn may_not_write(error: &Error) -> bool {
     let Error::Io { source, .. } = error else { return false };
     matches!(source.kind(), ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied)
 }
 
-/// Returns the reason for an error, for a remark.
+/// Returns the cause of an error, for use in a remark.
 fn reason_of(error: &Error) -> String {
     match error {
         Error::Io { action, path, source } => format!("{action} {}: {}", path.display(), plain(source)),
@@ -175,7 +175,7 @@ fn reason_of(error: &Error) -> String {
 }
 
 impl KeyspaceArgs {
-    /// Opens the keyspace, which must exist.
+    /// Opens the keyspace, which must already exist.
     pub(crate) fn existing(&self, database: &Database) -> Result<Keyspace> {
         const NAMED_MAX: usize = 10;
         match database.existing_keyspace(&self.name) {

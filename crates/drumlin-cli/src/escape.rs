@@ -1,10 +1,10 @@
-//! Arbitrary bytes as text that is harmless to a terminal.
+//! Shows arbitrary bytes as text that is harmless to a terminal.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
-/// Bytes that are displayed in escaped form.
+/// Bytes to be displayed in escaped form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Escaped<'a> {
     bytes: &'a [u8],
@@ -12,12 +12,12 @@ pub(crate) struct Escaped<'a> {
 }
 
 impl<'a> Escaped<'a> {
-    /// Escapes the bytes so that they take one line.
+    /// Escapes the bytes so that they fit on one line.
     pub(crate) fn new(bytes: &'a [u8]) -> Escaped<'a> {
         Escaped { bytes, keep_lines: false }
     }
 
-    /// Keeps newlines and tabs, so that text stays readable. This form is not reversible.
+    /// Keeps newlines and tabs, so that text remains readable. This form is not reversible.
     pub(crate) fn readable(bytes: &'a [u8]) -> Escaped<'a> {
         Escaped { bytes, keep_lines: true }
     }
@@ -49,7 +49,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Escapes control characters in text from elsewhere, such as a file name or a field, that is shown on a terminal.
+/// Escapes control characters in external text, such as a file name or a field, before it is shown on a terminal.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     if !text.chars().any(char::is_control) {
         return Cow::Borrowed(text);
@@ -61,7 +61,7 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(escaped).collect())
 }
 
-/// Quotes a path so that a shell takes it as one word.
+/// Quotes a path so that a shell treats it as one word.
 pub(crate) fn shell_word(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);

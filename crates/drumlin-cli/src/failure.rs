@@ -1,4 +1,4 @@
-//! Errors as a user sees them: what failed, where, and what to do; and the exit codes, which are a stable interface.
+//! Errors as shown to the user: what failed, where, and what to do; and the exit codes, which are a stable interface.
 
 use std::io;
 use std::path::Path;
@@ -28,12 +28,12 @@ Exit codes:
   101  a bug in drumlin itself
   130  interrupted";
 
-/// The exit codes of the process. With `--json`, their names are the kinds of errors.
+/// The exit codes of the process. With `--json`, their names are used as the kinds of errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// The reader of our output has ended. That is not an error, so nothing is printed.
+    /// The reader of our output is gone. That is not an error, so nothing is printed.
     ReaderGone = 0,
     Other = 1,
     Usage = 2,
@@ -47,11 +47,11 @@ pub(crate) enum Exit {
     Interrupted = 130,
 }
 
-/// The exit code of a panic, as Rust sets it.
+/// The exit code that Rust uses for a panic.
 const PANICKED: i32 = 101;
 
-/// The reason why a command stops. In the hints, `DATABASE` stands for the path that the user typed. A hint that names
-/// an option that the command lacks is left out.
+/// The reason why a command fails. In the hints, `DATABASE` stands for the path that the user typed. A hint is omitted
+/// if it names an option that the command lacks.
 #[derive(Debug)]
 pub(crate) struct Failure {
     exit: Exit,
@@ -87,7 +87,7 @@ impl Failure {
         Failure::new(Exit::BadInput, message)
     }
 
-    /// Creates a failure without a message, because everything has been printed already.
+    /// Creates a failure without a message, for use when the message was already printed.
     pub(crate) fn silent(exit: Exit) -> Failure {
         Failure::new(exit, "")
     }
@@ -97,7 +97,7 @@ impl Failure {
         self
     }
 
-    /// Replaces the hints of the failure by this one.
+    /// Replaces the hints of the failure with this one.
     pub(crate) fn with_hint(mut self, hint: &str) -> Failure {
         self.hints.clear();
         self.hint(hint)
@@ -109,7 +109,7 @@ impl Failure {
             .hint("`drumlin compact DATABASE` gives back the space of removed rows, and of a load that failed")
     }
 
-    /// Creates the failure of the command's own file operation: "reading", "creating".
+    /// Creates the failure of one of the command's own file operations, such as "reading" or "creating".
     pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
         let message = format!("{action} {}: {}", path.display(), plain(source));
         let exit = match source.kind() {
@@ -126,8 +126,7 @@ impl Failure {
         Failure::bad_input(format!("reading {name}: {}", plain(source)))
     }
 
-    /// Creates the failure of a write to stdout. It is not an error if the reader has seen enough (`drumlin scan … |
-    /// head`).
+    /// Creates the failure of a write to stdout. A reader that stops early (`drumlin scan … | head`) is not an error.
     pub(crate) fn stdout(source: &io::Error) -> Failure {
         match source.kind() {
             io::ErrorKind::BrokenPipe => Failure::silent(Exit::ReaderGone),
@@ -161,7 +160,7 @@ impl Failure {
         ExitCode::from(code)
     }
 
-    /// Returns the hints that fit the command, with the database's path filled in.
+    /// Returns the hints that apply to the command, with the database's path filled in.
     fn hints_for(&self, call: &Call) -> Vec<String> {
         let path = call.database().map_or_else(|| "DATABASE".to_owned(), shell_word);
         let fitting = self.hints.iter().filter(|hint| call.has_options_of(hint));
@@ -169,7 +168,7 @@ impl Failure {
     }
 }
 
-/// A failure as JSON.
+/// A failure in JSON form.
 #[derive(Serialize)]
 struct Report<'a> {
     error: &'a str,
@@ -178,7 +177,7 @@ struct Report<'a> {
     hints: Vec<String>,
 }
 
-/// Makes a panic end the whole process, because a panic is a bug and other threads might wait for the panicked one. A
+/// Makes a panic end the whole process: a panic is a bug, and other threads might wait for the panicked one forever. A
 /// database survives the end of its process at any moment.
 pub(crate) fn end_on_panic() {
     let report = std::panic::take_hook();
@@ -191,7 +190,7 @@ pub(crate) fn end_on_panic() {
     }));
 }
 
-/// Returns the operating system's message without Rust's suffix "(os error 2)".
+/// Returns the operating system's message without the suffix "(os error 2)" that Rust adds.
 pub(crate) fn plain(source: &io::Error) -> String {
     let text = source.to_string();
     match text.find(" (os error") {
@@ -200,7 +199,7 @@ pub(crate) fn plain(source: &io::Error) -> String {
     }
 }
 
-/// Returns the library's message without its last sentence, which is a remedy for programs.
+/// Returns the library's message without its last sentence, which advises programmers.
 fn without_remedy(error: &Error) -> String {
     let text = error.to_string();
     text.rsplit_once(". ").map_or(&*text, |(failure, _)| failure).to_owned()

@@ -9,7 +9,7 @@ use rustix::fs::{statfs, statvfs};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSystem {
     pub(crate) name: &'static str,
-    /// `true` if the file system has no device, so that nothing written there is ever durable.
+    /// `true` if the file system is in memory, where no write is ever durable.
     pub(crate) is_memory: bool,
     pub(crate) free_bytes: u64,
 }
@@ -17,7 +17,7 @@ pub(crate) struct FileSystem {
 impl FileSystem {
     pub(crate) fn of(path: &Path) -> io::Result<FileSystem> {
         let space = statvfs(path)?;
-        // The magic numbers of statfs(2) have 32 bits, whatever the type of the field.
+        // The magic numbers of statfs(2) have 32 bits, regardless of the type of the field.
         let (name, is_memory) = match statfs(path)?.f_type as u32 {
             0x0102_1994 => ("tmpfs", true),
             0x8584_58F6 => ("ramfs", true),

@@ -1,4 +1,4 @@
-//! Access to the readers of rows for fuzzing: any bytes as a file of any format.
+//! Gives the fuzzer access to the row readers, with any bytes as a file of any format.
 
 use crate::rows::{self, Choice, Format, Layout, Next, Row, SourceError};
 
@@ -39,7 +39,7 @@ fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
     panic!("{format:?}: the reader does not come to an end");
 }
 
-/// Reads the bytes as rows, writes these rows in every format, and checks that reading them returns the same rows.
+/// Reads the bytes as rows, writes the rows in every format, and checks that reading them back returns the same rows.
 pub fn rows(bytes: &[u8]) {
     let Some((&how, file)) = bytes.split_first() else { return };
     let format = FORMATS[usize::from(how % 4)];

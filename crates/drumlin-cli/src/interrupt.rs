@@ -1,4 +1,5 @@
-//! Ctrl-C: a long command finishes its current transaction and closes the database; a second Ctrl-C ends it at once.
+//! Ctrl-C: a long command finishes its current transaction and closes the database; a second Ctrl-C ends it
+//! immediately.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,16 +7,16 @@ use crate::failure::{Exit, Failure, Result};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process. A command that does not call this is ended at
-/// once, which the engine survives like any kill.
+/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process. A command that does not call this is ended
+/// immediately, which the engine survives like any kill.
 pub(crate) fn watch() {
     watch_with(|| {});
 }
 
 /// Sets the flag like [`watch`], and calls `clean_up` before a second Ctrl-C ends the process.
 pub(crate) fn watch_with(clean_up: fn()) {
-    // This fails only if a handler is set already, which never happens; then the default would stay, which is to end at
-    // once.
+    // This fails only if a handler is already set, which never happens; Ctrl-C would then still end the process
+    // immediately.
     let _ = ctrlc::set_handler(move || {
         if REQUESTED.swap(true, Ordering::Relaxed) {
             clean_up();
@@ -24,12 +25,12 @@ pub(crate) fn watch_with(clean_up: fn()) {
     });
 }
 
-/// Returns `true` if the user wants the command to end.
+/// Returns `true` if the user has asked to interrupt the command.
 pub(crate) fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// Fails if the user wants the command to end.
+/// Fails if the user has asked to interrupt the command.
 pub(crate) fn check() -> Result<()> {
     if requested() { Err(Failure::new(Exit::Interrupted, "interrupted")) } else { Ok(()) }
 }

@@ -1,8 +1,8 @@
 //! The `drumlin` command. It uses only the public interface of the `drumlin` crate.
 //!
-//! - `args` defines the command line, `commands` has a module for each command;
+//! - `args` defines the command line, and `commands` has a module for each command;
 //! - `rows` reads and writes CSV, TSV, JSON Lines and the binary form;
-//! - `terminal` has everything that people see: figures, tables, colours, progress;
+//! - `terminal` formats the output for people: figures, tables, colours, progress;
 //! - `failure` maps every error to one line, a hint and a stable exit code.
 
 mod args;
@@ -31,7 +31,7 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::args::Cli;
 use crate::call::Call;
 
-/// Runs the program. `stdout_is_open` tells whether stdout was open when the process began.
+/// Runs the program. `stdout_is_open` is `true` if stdout was open when the process started.
 pub fn main(stdout_is_open: bool) -> ExitCode {
     failure::end_on_panic();
     let mut program = Cli::command();

@@ -1,9 +1,9 @@
-//! The `drumlin` command. Its code is in the library of this crate, so that fuzzing can reach it.
+//! The `drumlin` command. Its code is in this crate's library, where the fuzzer can reach it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// `true` if stdout was open when the process began. If it is closed, Rust's start-up code opens /dev/null in its place
-/// before `main` runs, and the answer of a command would be lost silently.
+/// `true` if stdout was open when the process started. If it is closed, Rust's start-up code opens /dev/null in its
+/// place before `main` runs, so the output of a command would be lost silently.
 static STDOUT_IS_OPEN: AtomicBool = AtomicBool::new(true);
 
 extern "C" fn look_at_stdout() {
@@ -11,10 +11,10 @@ extern "C" fn look_at_stdout() {
     STDOUT_IS_OPEN.store(is_open, Ordering::Relaxed);
 }
 
-/// The loader calls the functions in this section before `main`.
+/// The dynamic loader calls the functions in this section before `main`.
 // SAFETY: the section contains pointers to functions that take the C arguments of `main` and return nothing. This
-// function ignores the arguments. It makes one system call and stores one atomic, neither of which needs anything that
-// Rust's start-up code prepares.
+// function ignores the arguments. It makes one system call and stores one atomic, neither of which depends on Rust's
+// start-up code.
 #[expect(unsafe_code, reason = "no safe code runs before Rust's start-up code")]
 #[used]
 #[unsafe(link_section = ".init_array")]

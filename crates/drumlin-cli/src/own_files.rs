@@ -1,8 +1,8 @@
-//! The files of a database as the operating system identifies them, so that a command does not treat its own database
+//! Identifies the files of a database as the operating system does, so that a command does not treat its own database
 //! as data.
 //!
 //! A path alone does not identify a file: the folder may be reached through a symbolic link or a bind mount, and its
-//! files may have other hard links. Device and inode are the same whichever way a file is reached.
+//! files may have other hard links. Device and inode are the same no matter how a file is reached.
 
 use std::collections::HashSet;
 use std::fs::{self, Metadata};
@@ -12,8 +12,8 @@ use std::path::Path;
 
 use crate::failure::{Failure, Result};
 
-/// The files in a database's folder (docs/format.md). The log's segments are one or two levels deeper. Each of these
-/// may be a symbolic link.
+/// The files in a database's folder (docs/format.md). The log's segments are one or two levels deeper. Any of these may
+/// be a symbolic link.
 const NAMES: [&str; 9] = ["", "counts-0", "counts-1", "data", "data.new", "log", "lock", "probe", "resident"];
 
 /// The folders and files of databases, by device and inode.
@@ -43,16 +43,16 @@ impl OwnFiles {
 
     /// Adds a file. If it is a symbolic link, adds its target, which the engine opens.
     fn add(&mut self, path: &Path) {
-        // A file whose metadata can't be read can't be read as data either.
+        // If the metadata of a file can't be read, its content can't be stored as data either.
         self.0.extend(fs::metadata(path).ok().as_ref().map(identity));
     }
 
-    /// Returns `true` if the metadata are those of a folder or file of a database.
+    /// Returns `true` if the metadata belong to a folder or file of a database.
     pub(crate) fn contain(&self, metadata: &Metadata) -> bool {
         self.0.contains(&identity(metadata))
     }
 
-    /// Refuses a directory that is inside a database.
+    /// Rejects a directory that is inside a database.
     pub(crate) fn check_outside(&self, directory: &Path) -> Result<()> {
         let is_own = |path: &Path| fs::metadata(path).is_ok_and(|metadata| self.contain(&metadata));
         match directory.ancestors().any(is_own) {
@@ -62,7 +62,8 @@ impl OwnFiles {
         }
     }
 
-    /// Refuses an input that is a file of the database: storing it would make it grow while it is read, endlessly.
+    /// Rejects an input that is a file of the database: the file would grow as it is stored, and the command would
+    /// never end.
     pub(crate) fn check_input(&self, file: impl AsFd) -> Result<()> {
         let is_own = rustix::fs::fstat(file).is_ok_and(|found| self.0.contains(&(found.st_dev, found.st_ino)));
         match is_own {
@@ -71,7 +72,7 @@ impl OwnFiles {
         }
     }
 
-    /// Refuses an output that is a file of the database.
+    /// Rejects an output that is a file of the database.
     pub(crate) fn check_output(&self, file: &Path) -> Result<()> {
         match fs::metadata(file).is_ok_and(|metadata| self.contain(&metadata)) {
             false => Ok(()),

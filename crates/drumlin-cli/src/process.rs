@@ -1,4 +1,4 @@
-//! The operating system's figures of a process: memory, time and processors.
+//! The operating system's figures for a process: memory, time and processors.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Returns the processor time of the whole process so far: all threads, user and system.
+/// Returns the processor time of the whole process so far: user and system time of all threads.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -17,7 +17,7 @@ pub(crate) fn resident_bytes_max() -> Option<u64> {
     resident_bytes_max_of("self")
 }
 
-/// Returns the peak resident memory of the process with this number.
+/// Returns the peak resident memory of the process with this id, or `self`.
 pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -25,13 +25,13 @@ pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// Resets the peak of [`resident_bytes_max`]. If that is not permitted, the peak since the start of the process
-/// remains, which is never too small.
+/// Resets the peak of [`resident_bytes_max`]. If that is not permitted, the figure remains the peak since the process
+/// started, which can only be too high.
 pub(crate) fn reset_resident_bytes_max() {
     let _ = fs::write("/proc/self/clear_refs", "5");
 }
 
-/// Returns another process that has this file open, as far as the system shows other users' processes.
+/// Returns the id of a process that has this file open. Other users' processes are found only if the system shows them.
 pub(crate) fn user_of(file: &Path) -> Option<u32> {
     let file = fs::canonicalize(file).ok()?;
     let processes = fs::read_dir("/proc").ok()?.flatten();
@@ -43,7 +43,7 @@ pub(crate) fn user_of(file: &Path) -> Option<u32> {
     pids.find(|pid| *pid != std::process::id() && has_open(pid))
 }
 
-/// Describes a process for people: `process 4711 (drumlin)`.
+/// Describes a process for messages: `process 4711 (drumlin)`.
 pub(crate) fn described(pid: u32) -> String {
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("process {pid} ({})", name.trim_end()),

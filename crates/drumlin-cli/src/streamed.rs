@@ -1,4 +1,4 @@
-//! Values of any size as text, in pieces, so that no value is in memory whole.
+//! Converts values of any size to text in pieces, so that no value is in memory as a whole.
 
 use std::io::{self, BufReader, Read, Seek, Write};
 
@@ -14,15 +14,15 @@ use crate::text::JsonBytes;
 /// The size above which values are read and written in pieces.
 pub(crate) const VALUE_BYTES_WHOLE_MAX: u64 = 1 << 20;
 
-/// The number of bytes of a value that are read at once.
+/// The number of bytes of a value to read at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The bytes of a value, which can be read more than once.
+/// The bytes of a value, which can be reread.
 pub(crate) trait Stream: Read + Seek {}
 
 impl<T: Read + Seek> Stream for T {}
 
-/// Passes a value to `show` in pieces that end with whole characters.
+/// Passes a value to `show` in pieces that never end within a character.
 pub(crate) fn for_each_piece(
     value: &mut (impl Read + ?Sized),
     mut show: impl FnMut(&[u8]) -> io::Result<()>,
@@ -32,7 +32,7 @@ pub(crate) fn for_each_piece(
     loop {
         let bytes = value.read(&mut buffer[kept..])?;
         let filled = kept + bytes;
-        // Keep the bytes of a character that the end of the buffer cuts, until the rest is read.
+        // If the end of the buffer cuts a character, keep its first bytes until the rest is read.
         let whole = if bytes > 0 { whole_characters(&buffer[..filled]) } else { filled };
         show(&buffer[..whole])?;
         if bytes == 0 {
@@ -43,7 +43,7 @@ pub(crate) fn for_each_piece(
     }
 }
 
-/// Returns the length of the text without a character that its end cuts.
+/// Returns the length of the text without a truncated character at its end.
 fn whole_characters(text: &[u8]) -> usize {
     // A character has at most four bytes.
     let tail = &text[text.len().saturating_sub(3)..];
@@ -109,7 +109,8 @@ pub(crate) fn write_json(value: &mut (impl Stream + ?Sized), output: &mut impl W
     output.write_all(b"\"")
 }
 
-/// Writes the values of rows as text. Short values are read at once, into memory that is reused for the next value.
+/// Writes the values of rows as text. Short values are read in one piece, into memory that is reused for the next
+/// value.
 #[derive(Default)]
 pub(crate) struct ValueText(Vec<u8>);
 
@@ -146,12 +147,12 @@ impl ValueText {
     }
 }
 
-/// Returns the engine's error inside of a value reader's `io::Error`.
+/// Returns the engine's error inside a value reader's `io::Error`.
 pub(crate) fn reading(error: &io::Error) -> Option<drumlin::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()).cloned()
 }
 
-/// Returns the failure of a value that was being printed, either in reading or in writing it.
+/// Converts an error in printing a value, which comes from either reading the value or writing it.
 pub(crate) fn failed(error: &io::Error) -> Failure {
     reading(error).map_or_else(|| Failure::stdout(error), Failure::from)
 }
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
     use crate::text::JsonBytes;
 
-    /// Only a character that may still be completed is kept back.
+    /// Only a character that later bytes may complete is held back.
     #[test]
     fn cut_characters_wait() {
         assert_eq!(whole_characters(b"caf\xc3"), 3);
@@ -175,7 +176,7 @@ mod tests {
         assert_eq!(whole_characters(b""), 0);
     }
 
-    /// Returns a few bytes at a time.
+    /// Returns only a few bytes per read.
     struct Slow<'a>(Cursor<&'a [u8]>);
 
     impl Read for Slow<'_> {
@@ -191,7 +192,7 @@ mod tests {
         }
     }
 
-    /// A value in pieces produces the same text as the whole, wherever the pieces end.
+    /// A value in pieces produces the same text as the whole, regardless of the boundaries.
     #[test]
     fn pieces_read_as_the_whole() {
         let values: [&[u8]; 5] = [

@@ -1,6 +1,6 @@
-//! Converts keys and values to text and back. The conversion is reversible, and its text is harmless to a terminal.
+//! Converts keys and values to text and back. The conversion is reversible, and the text is harmless to a terminal.
 //!
-//! UTF-8 is kept as it is. A backslash becomes `\\`; newline, return and tab become `\n`, `\r`, `\t`; every other
+//! UTF-8 is kept unchanged. A backslash becomes `\\`; newline, return and tab become `\n`, `\r`, `\t`; every other
 //! control character and every byte that is not UTF-8 becomes `\xNN`. With `--hex`, keys are hexadecimal digits
 //! instead.
 
@@ -38,7 +38,7 @@ pub(crate) fn parse_key(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
     })
 }
 
-/// Returns the bytes that [`Escaped`] shows on one line.
+/// Returns the bytes that [`Escaped`] displays on one line.
 pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -91,7 +91,7 @@ impl Serialize for JsonBytes<'_> {
     }
 }
 
-/// A row as `dump` and `scan --json` print it.
+/// A row as printed by `dump` and `scan --json`.
 #[derive(Debug, serde::Serialize)]
 pub(crate) struct JsonRow<'a> {
     pub(crate) key: JsonBytes<'a>,
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(parse_hex(Hex(&all).to_string().as_bytes()).unwrap(), all);
     }
 
-    /// Invalid escapes are refused.
+    /// Invalid escapes are rejected.
     #[test]
     fn nonsense_is_refused() {
         for text in ["\\", "\\q", "\\x4", "\\xzz"] {

@@ -1,7 +1,7 @@
-//! Entries of a directory that get their name only when they are complete.
+//! Directory entries that get their name only when they are complete.
 //!
-//! A file or link is created in its directory under an unused temporary name and renamed at the end. If it is dropped
-//! before, it is removed. A process that is killed leaves it under its temporary name.
+//! A file or link is created in its directory under an unused temporary name, and renamed at the end. If it is dropped
+//! before that, it is removed. A killed process leaves it under its temporary name.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,9 +23,9 @@ pub(crate) struct Unfinished<D: AsFd> {
 }
 
 impl<D: AsFd> Unfinished<D> {
-    /// Chooses a temporary name for an entry. Creates nothing yet.
+    /// Chooses a temporary name for an entry, without creating the entry.
     pub(crate) fn new(directory: D, name: &[u8]) -> Unfinished<D> {
-        // The time distinguishes the name from names that a killed process with the same number left.
+        // The time distinguishes the name from those left by a killed process with the same id.
         let time = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos());
         let first_name = format!(".drumlin-{}-{time:x}", std::process::id());
         Unfinished { directory, first_name, name: name.to_vec(), is_finished: false }
@@ -39,23 +39,23 @@ impl<D: AsFd> Unfinished<D> {
         &self.first_name
     }
 
-    /// Creates the entry as a file. It stays locked while it is open, so that [`remove_leftovers`] keeps it.
+    /// Creates the entry as a file. The file is locked while it is open, so [`remove_leftovers`] does not remove it.
     pub(crate) fn create(&self, mode: Mode) -> io::Result<std::fs::File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.directory, &self.first_name, flags, mode)?;
-        // This fails on file systems without locks, where leftovers are not removed.
+        // This fails on file systems without locks, on which leftovers are not removed.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(file.into())
     }
 
-    /// Gives the entry its name. Fails with `AlreadyExists` if the name is taken and `replace` is not set.
+    /// Gives the entry its name. Fails with `AlreadyExists` if the name is taken, unless `replace` is set.
     pub(crate) fn finish(mut self, replace: bool) -> io::Result<()> {
         let (at, from, to) = (self.directory.as_fd(), self.first_name.as_bytes(), &self.name[..]);
         let renamed = match replace {
             true => renameat(at, from, at, to),
             false => match renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
-                // If the file system lacks this operation, check first. Another process could create the name in
-                // between.
+                // If the file system lacks this operation, check first. Another process could still create the name
+                // between the check and the rename.
                 Err(Errno::INVAL | Errno::NOSYS) => match statat(at, to, AtFlags::SYMLINK_NOFOLLOW) {
                     Err(Errno::NOENT) => renameat(at, from, at, to),
                     Ok(_) => Err(Errno::EXIST),
@@ -69,7 +69,7 @@ impl<D: AsFd> Unfinished<D> {
     }
 }
 
-/// Removes the files that killed processes left in a directory under temporary names, as far as possible.
+/// Removes files that killed processes left under temporary names in a directory. Ignores errors.
 pub(crate) fn remove_leftovers(directory: impl AsFd) {
     let Ok(items) = Dir::read_from(&directory) else { return };
     let names = items.flatten().map(|item| item.file_name().to_owned());
@@ -105,8 +105,8 @@ mod tests {
 
     use super::*;
 
-    /// A file has its name once it is finished, and is removed if it is dropped before. A killed process's file is
-    /// removed, but not one that is still being written, and no file with another kind of name.
+    /// A file has its name once it is finished, and is removed if it is dropped before that. Leftovers of killed
+    /// processes are removed, but not files that are still being written or have a different kind of name.
     #[test]
     fn names_come_last() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,20 +1,20 @@
-//! Cuts the power at every possible point of a script that touches every feature.
+//! Cuts the power at every possible point of a script that exercises every feature.
 //!
-//! The script runs once, and every change that it makes to the disk is recorded. Most of it is run by one client; then
-//! several clients commit while other threads make checkpoints and compact. Each commit runs on a thread of its own, so
-//! that all log streams are used. The number of streams depends on the seed and changes at the second opening. That
-//! opening also does a warm start, which reads the pages again that were in memory at the close, and then leaves the
-//! database idle until it makes its file shorter. For half of the seeds the database is new; for the others it has been
-//! opened and cut off before.
+//! The script runs once, and every change that it makes to the disk is recorded. A single client runs most of the
+//! script; then several clients commit while other threads make checkpoints and compact. Each commit runs on a separate
+//! thread, so that all log streams are used. The number of streams depends on the seed and changes at the second
+//! opening. That opening also does a warm start, which rereads the pages that were in memory at the close, and then
+//! leaves the database idle until it shortens its file. For half of the seeds the database is new; for the other half,
+//! it has been opened and cut off before.
 //!
-//! For each point of the recording, the disk is rebuilt as a cut there may leave it. If few changes are uncertain,
-//! every subset of them is kept in turn. Otherwise all are lost, all are kept, and, up to a bound, each single write is
-//! lost alone and kept alone. Some more states have torn writes drawn at random. One state is that of a killed process,
-//! whose uncertain changes are all still in caches.
+//! For each point of the recording, the disk is rebuilt in the states that a power cut at that point may leave. If few
+//! changes are uncertain, every subset of them is kept in turn. Otherwise, all of them are lost, all are kept, and, up
+//! to a bound, each single write is lost alone and kept alone. In some further states, drawn at random, writes are
+//! torn. One state is that of a killed process, whose uncertain changes are all still in caches.
 //!
 //! Each of these disks is opened and compared with the model row by row, by counts and by an aggregate. Each recovery
-//! is itself cut after each of its own writes and syncs, and the result is checked likewise. After the last of these
-//! the database must stand where the recovery did.
+//! is itself cut after each of its own writes and syncs, and the result is checked in the same way. After the last of
+//! these cuts, the database must be at the same commit as after the recovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
@@ -30,12 +30,12 @@ use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedul
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::model::{Content, Model, Operation, Tampering};
 
-/// Bounds on the states that are tried at each point.
+/// The limits on the disk states that are tried at each point.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// If a cut has at most this many uncertain changes, every subset of them is kept in turn.
+    /// If a cut leaves at most this many uncertain changes, every subset of them is kept in turn.
     pub subsets_of: usize,
-    /// If it has more, this many are lost alone and kept alone, each in turn.
+    /// If a cut leaves more uncertain changes, this many of them are lost alone and kept alone, each in turn.
     pub alone_max: usize,
     /// The number of states drawn at random for each point; some have torn sectors.
     pub random: usize,
@@ -45,7 +45,7 @@ pub struct Bounds {
     pub stride: usize,
 }
 
-/// One round through the points.
+/// One pass through the points.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub bounds: Bounds,
@@ -58,7 +58,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Returns the command that tries one point again, with the same states.
+    /// Returns the command that retries one point with the same states.
     fn command(&self, point: usize) -> String {
         let Bounds { subsets_of, alone_max, random, of_recovery, stride: _ } = self.bounds;
         format!(
@@ -69,7 +69,7 @@ impl Round {
     }
 }
 
-/// The states that a round has tried.
+/// The disk states that a round has tried.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// The number of points of the script.
@@ -114,8 +114,7 @@ fn schedule(seed: u64) -> Schedule {
     Schedule { seed, switch_one_in: 6, step_nanos_max: 200, points_max: 20_000_000 }
 }
 
-/// The running script: its disk, the model, and the copies of the model taken at each step. Clones share the disk,
-/// model and copies.
+/// The running script: its disk, the model, and the copies of the model taken at each step. Clones share all three.
 #[derive(Clone)]
 struct Script {
     disk: Disk,
@@ -126,7 +125,7 @@ struct Script {
 }
 
 impl Script {
-    /// Makes a commit on a thread of its own and enters `operation` into the model when it gets its timestamp.
+    /// Makes a commit on a separate thread, and enters `operation` into the model when the commit gets its timestamp.
     fn commit<T: Send + 'static>(
         &mut self,
         operation: Operation,
@@ -149,7 +148,7 @@ impl Script {
         self.note();
     }
 
-    /// Starts a thread beside the script. The returned closure joins it.
+    /// Starts a thread that runs concurrently with the script. The returned closure joins it.
     fn spawn(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Box<dyn FnOnce()> {
         let thread = sim::spawn(name, Box::new(body)).expect("a thread");
         Box::new(move || sim::join(thread).expect("it does not panic"))
@@ -170,21 +169,21 @@ impl Script {
         self.note();
         self.create(&db, "rows", 512);
         self.create(&db, "more", 1024);
-        // Single rows, some of them relaxed, some large.
+        // Single rows, some of them with relaxed durability, some of them large.
         for number in 0..24u64 {
             let length = [10, 100, 150, 700, 5000, 70_000][number as usize % 6];
             self.put(&db, "rows", number % 17, length, number % 7 != 3);
         }
         self.put_from(&db, "rows", 3, 150_000);
-        // Every other script holds a snapshot from here on, so the versions of all later changes are spilled.
+        // From here on, every other script holds a snapshot, so the versions of all later changes are spilled.
         let kept = (self.streams == 2).then(|| db.snapshot());
         db.checkpoint().expect("a checkpoint");
         self.note();
-        // Transactions over both keyspaces, with a savepoint. They split leaves.
+        // Transactions over both keyspaces, with a savepoint; leaves split in them.
         for round in 0..4u64 {
             self.transaction(&db, round, 40);
         }
-        // Enough bytes that the log continues in another segment amid a batch.
+        // Enough bytes that the log continues in the next segment in the middle of a batch.
         for number in 0..50 {
             self.put(&db, "more", number % 7, 30_000, number % 10 == 9);
         }
@@ -203,8 +202,8 @@ impl Script {
         db.compact().expect("compacting");
         self.note();
         self.write_while_compacting(&db);
-        // Three bulk loads: one of values of all kinds, one during which checkpoints are made and the file is
-        // compacted, and one of unordered rows, enough of them to be merged from sorted runs.
+        // Three bulk loads: one with values of all kinds, one during which checkpoints are made and the file is
+        // compacted, and one with enough unordered rows to be merged from sorted runs.
         const LENGTHS: [usize; 8] = [20, 100, 60, 700, 40, 30, 5000, 10];
         self.create(&db, "loaded", 512);
         self.load(&db, "loaded", &Vec::from_iter(0..300), LENGTHS, false);
@@ -216,7 +215,7 @@ impl Script {
         self.create(&db, "sorted", 512);
         let numbers: Vec<u64> = (0..160).map(|number| number * 77 % 160).collect();
         self.load(&db, "sorted", &numbers, [20, 100, 20_000, 700, 20_000, 30, 5000, 20_000], true);
-        // Inner nodes split, then merge until the root has one child again.
+        // Make inner nodes split, then merge until the root has a single child.
         self.create(&db, "deep", 512);
         self.deepen(&db, true);
         self.all_at_once(&db);
@@ -232,7 +231,7 @@ impl Script {
         self.open_again();
     }
 
-    /// Compares a snapshot with the model as it was then.
+    /// Compares a snapshot with the model as it was when the snapshot was taken.
     fn compare(&self, db: &Database, snapshot: &Snapshot) {
         assert!(db.stats().version_disk_bytes > 0, "no versions are on disk");
         for name in ["rows", "more"] {
@@ -248,9 +247,9 @@ impl Script {
         }
     }
 
-    /// Opens the database again with another number of streams; its commits follow those of the first opening. They
+    /// Reopens the database with a different number of streams; its commits follow those of the first opening. They
     /// begin after the warm start has read the resident pages. The maintenance thread makes the checkpoints, because it
-    /// shortens an idle file only after one of its own.
+    /// shortens an idle file only after one of its own checkpoints.
     fn open_again(&mut self) {
         let config = config(&self.disk, 3 - self.streams).checkpoint_log_bytes(128 << 10);
         let db = config.open("/db").expect("a closed database");
@@ -265,16 +264,16 @@ impl Script {
         drop(db);
     }
 
-    /// Opens the database and cuts it off amid its commits, some of which may be lost. Returns the disk as the cut
-    /// leaves it.
+    /// Opens the database and cuts it off in the middle of its commits, some of which may be lost. Returns the disk as
+    /// the cut leaves it.
     fn be_cut_off(&mut self, opening: u64) -> Medium {
         let db = config(&self.disk, self.streams).open("/db").expect("a database that was cut off");
         verify(&db, &self.model).unwrap_or_else(|failure| panic!("opening {opening}: {failure}"));
         if opening == 0 {
             self.create(&db, "before", 512);
         }
-        // Two clients at once, so that they commit to both streams. The values are long enough to be written before any
-        // is synced.
+        // Use two concurrent clients, so that they commit to both streams. The values are long enough to be written
+        // before any of them is synced.
         let clients = [0, 1].map(|client| {
             let (mut script, db) = (self.clone(), db.clone());
             script.random = Random(self.random.next());
@@ -288,7 +287,7 @@ impl Script {
         self.disk.medium().cut(Loss::Writes, &mut Random(self.random.next()))
     }
 
-    /// Stores values while the file is compacted, so that segments are reused right after they are emptied.
+    /// Stores values while the file is being compacted, so that segments are reused right after they are emptied.
     fn write_while_compacting(&mut self, db: &Database) {
         let other = db.clone();
         let compacted = self.spawn("compacting", move || {
@@ -304,7 +303,7 @@ impl Script {
     }
 
     /// Stores values that fill eight segments, removes them, and makes a checkpoint due. Then leaves the database idle
-    /// until it makes its file shorter, and uses it again.
+    /// until it shortens its file, and uses the database again.
     fn be_idle(&mut self, db: &Database) {
         for number in 20..25 {
             self.put(db, "rows", number, 600_000, true);
@@ -322,7 +321,7 @@ impl Script {
         }
     }
 
-    /// Grows or shrinks a deep tree. Counts in between make the engine keep counts while nodes split and merge.
+    /// Grows or shrinks a deep tree. Counts in between make the engine maintain counts while nodes split and merge.
     fn deepen(&mut self, db: &Database, is_put: bool) {
         for first in (0..1200).step_by(150) {
             self.run_of_rows(db, "deep", first..first + 150, is_put);
@@ -339,7 +338,7 @@ impl Script {
         check_aggregates(&keyspace, &rows).unwrap_or_else(|failure| panic!("the script: {name:?} {failure}"));
     }
 
-    /// Lets several clients commit while one thread counts, one makes checkpoints and one compacts.
+    /// Lets several clients commit while one thread counts rows, one makes checkpoints and one compacts.
     fn all_at_once(&mut self, db: &Database) {
         let (other, another) = (db.clone(), db.clone());
         let mut waits: Vec<_> = Vec::new();
@@ -442,8 +441,9 @@ impl Script {
         self.commit(Operation::Rows(rows), true, move || tx.commit());
     }
 
-    /// Loads rows in bulk into an empty keyspace, after another load of it was dropped. The lengths of the values
-    /// repeat every eight rows. With `amid`, checkpoints are made and the file is compacted during the load.
+    /// Loads rows in bulk into an empty keyspace, after an earlier load of the same keyspace was dropped. The lengths
+    /// of the values repeat every eight rows. If `amid` is set, checkpoints are made and the file is compacted during
+    /// the load.
     fn load(&mut self, db: &Database, name: &str, numbers: &[u64], lengths: [usize; 8], amid: bool) {
         let space = self.model.space(name).expect("created");
         for is_dropped in [true, false] {
@@ -499,8 +499,8 @@ fn key(number: u64) -> Vec<u8> {
     format!("row {number:04}").into_bytes()
 }
 
-/// Recovers a database and compares it with the model. Returns the changes that opening made to the disk, and the
-/// commit at which the database stands.
+/// Recovers a database and compares it with the model. Returns the changes that the opening made to the disk, and the
+/// last commit that the database has.
 fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Vec<Change>, u64), String> {
     let model = model.fork();
     let outcome = sim::run(schedule(seed), move || {
@@ -509,7 +509,7 @@ fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Ve
         let db = config(&disk, streams).open("/db").map_err(|error| format!("opening: {error}"))?;
         let changes = disk.recorded();
         let verified = verify(&db, &model);
-        // Leaves the disk as a killed process would.
+        // Leave the disk as a killed process would.
         disk.turn_off();
         drop(db);
         verified.map(|last| (changes, last))
@@ -546,8 +546,8 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
     Ok(last)
 }
 
-/// Checks the number of all rows, the number of those from the middle on, the row in the middle by its index, and an
-/// aggregate of all.
+/// Checks the number of all rows, the number of rows in the second half, the row in the middle by its index, and an
+/// aggregate of all rows.
 fn check_aggregates(keyspace: &Keyspace, rows: &BTreeMap<Vec<u8>, Content>) -> Result<(), String> {
     let half = rows.len() / 2;
     let middle = rows.keys().nth(half);
@@ -571,7 +571,7 @@ fn check_aggregates(keyspace: &Keyspace, rows: &BTreeMap<Vec<u8>, Content>) -> R
     }
 }
 
-/// The file that names the process which has the database open. It is never synced, and nothing depends on it.
+/// The file that names the process that has the database open. It is never synced, and no other file depends on it.
 const LOCK: &str = "/db/lock";
 
 /// Returns the losses to try at a cut. The first list is also used when cutting recoveries.
@@ -587,7 +587,7 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     let others = if count <= bounds.subsets_of {
         (0..1 << count).map(Loss::Subset).collect()
     } else {
-        // Try the last changes: earlier ones have probably reached the disk.
+        // Try the last changes, because earlier ones have probably reached the disk.
         let pending = medium.pending_max();
         let alone = pending.saturating_sub(bounds.alone_max)..pending;
         alone.flat_map(|index| [Loss::Only(index), Loss::AllBut(index)]).collect()
@@ -598,7 +598,7 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
 /// Tries all points of a round, calling `on_progress` after each.
 ///
 /// # Panics
-/// If the script itself fails, with the power on.
+/// If the script itself fails while the power is on.
 pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Report {
     let began = Instant::now();
     let marks_before = drumlin::simulation::marks();
@@ -639,7 +639,7 @@ pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Re
         if began.elapsed() > round.duration_max || stop.load(Ordering::Relaxed) {
             return report;
         }
-        // A commit that was answered during this very change may be there already, but need not be.
+        // A commit that was acknowledged during this very change may or may not be in the database.
         let (acknowledged, recorded) = around(&moments, point);
         let model = acknowledged.with_recorded(&recorded);
         let known = report.finds.len();
@@ -657,8 +657,8 @@ pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Re
     report
 }
 
-/// Returns a model of the commits acknowledged before the change at `point`, and one of those that had a timestamp at
-/// its end.
+/// Returns a model of the commits that were acknowledged before the change at `point`, and a model of those that had a
+/// timestamp at the end of the change.
 fn around(moments: &Moments, point: usize) -> (Model, Model) {
     let before = moments.iter().rev().find(|(count, _)| *count <= point).map(|(_, model)| model);
     let after = moments.iter().find(|(count, _)| *count > point).or(moments.last()).map(|(_, model)| model);
@@ -678,7 +678,7 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
     for (loss, draw, is_gone_into) in losses.chain(others.into_iter().map(|loss| (loss, 0, false))) {
         let seed = own_seed ^ draw;
         let after = medium.cut(loss, &mut Random(seed));
-        // Skip states that have been listed already.
+        // Skip states that are already listed.
         if seen.insert(after.digest()) {
             states.push((format!("a cut after change {point}, loss {loss:?}, draw {draw}"), after, seed, is_gone_into));
         }
@@ -696,13 +696,13 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
     }
 }
 
-/// A recovery that is to be cut.
+/// A recovery that will be cut.
 struct Recovery<'a> {
     place: &'a str,
     /// The disk before the recovery.
     state: Medium,
     changes: Vec<Change>,
-    /// The commit at which the database stood after it.
+    /// The last commit of the database after the recovery.
     last: u64,
     seed: u64,
 }
@@ -718,7 +718,8 @@ impl Recovery<'_> {
         for (step, change) in changes.iter().enumerate() {
             amid.apply(change);
             amid.settle(Path::new(LOCK));
-            // Then it has been told where it stands: a cut takes nothing of that, and brings nothing back.
+            // After the last change, the recovery has reported its commit: a cut must neither lose any of it nor bring
+            // anything back.
             let is_over = step + 1 == changes.len();
             for draw in 0..round.bounds.of_recovery as u64 {
                 let loss = [Loss::All, Loss::Sectors, Loss::Nothing, Loss::Writes][draw as usize % 4];

@@ -1,8 +1,8 @@
-//! Crowded disks: the database has very many pages and keyspaces before the disk fills up, and must still accept
-//! removals then.
+//! Crowded disks: the database has very many pages and keyspaces when the disk fills up, and must still accept
+//! removals.
 //!
-//! The engine computes the space that a checkpoint needs in advance, from the number of dirty pages, changed tables and
-//! keyspaces. Small databases hardly reach sizes at which such an estimate could be wrong.
+//! The engine computes the space for the next checkpoint in advance, from the number of dirty pages, changed tables and
+//! keyspaces. Small databases rarely reach sizes at which that estimate could be wrong.
 
 use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
 use drumlin_io::testing::sim::Random;
@@ -11,7 +11,7 @@ use crate::client::{DURABLE, numbered, recorded};
 use crate::model::{Content, Model, Operation, SpaceNumber};
 use crate::plan::Plan;
 
-/// Creates many keyspaces, and fills one of them and the first two that all worlds have with rows.
+/// Creates many keyspaces, and fills one of them and the first two common keyspaces with rows.
 ///
 /// # Errors
 /// Errors of the disk.
@@ -23,7 +23,7 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
         let options = KeyspaceOptions::new().page_bytes(512 << random.below(4));
         make(model, Operation::Create(name.clone()), true, || db.keyspace_with(&name, options)).map(drop)?;
     }
-    // One of the additional keyspaces gets as many rows as those that all worlds have.
+    // One of the additional keyspaces gets as many rows as a common one.
     let large = beside_name(random.below(beside));
     for (name, share) in [(DURABLE[0].0, 100), (DURABLE[1].0, 50), (&large, random.below(100))] {
         let (keyspace, space) = open(db, model, name)?;
@@ -47,17 +47,17 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
     Ok(())
 }
 
-/// Puts rows until there is no space for another. Returns `true` if it put any.
+/// Puts rows until there is no space for the next row. Returns `true` if it put any.
 ///
 /// # Errors
-/// Errors of the disk, except that it is full.
+/// Errors of the disk, other than a full disk.
 pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool, Error> {
     let name = DURABLE[random.below(2) as usize].0;
     let (keyspace, space) = open(db, model, name)?;
     let mut has_put = false;
     loop {
         let content = Content { length: random.below(3000) as usize, seed: random.next() };
-        // Most keys are new, or the disk would never fill up.
+        // Most keys are new, otherwise the disk would never fill up.
         let key = numbered(random.below(90_000));
         let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
         match make(model, operation, true, || keyspace.insert(&key, content.bytes())) {
@@ -68,8 +68,8 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
     }
 }
 
-/// Removes many of the rows, in every way, while no client runs. No removal may be refused, and once half of the rows
-/// are gone a new one must fit.
+/// Removes many of the rows, in every possible way, while no client is running. No removal may be refused, and once
+/// half of the rows are removed, a new row must fit.
 ///
 /// # Errors
 /// Errors of the disk. Panics if a removal is refused because the disk is full.
@@ -90,7 +90,7 @@ pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(),
         let mut keys: Vec<Vec<u8>> = model.rows_at(space, model.last()).into_keys().collect();
         left += keys.len();
         if random.chance(50) {
-            // In random order, many pages become dirty before the first is empty.
+            // Use random order, so that many pages become dirty before the first one is empty.
             for index in (1..keys.len()).rev() {
                 keys.swap(index, random.below(index as u64 + 1) as usize);
             }

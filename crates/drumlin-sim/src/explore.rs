@@ -1,4 +1,4 @@
-//! Runs many seeds and sums up what happened.
+//! Runs many seeds and adds up the results.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ pub struct Limits {
     pub simulated_max: Duration,
 }
 
-/// The sums over all runs.
+/// The totals over all runs.
 #[derive(Debug, Default)]
 pub struct Summary {
     pub seeds: u64,
@@ -67,13 +67,14 @@ impl Summary {
     }
 }
 
-/// Pins the calling thread, and those that it starts, to one processor: handing over control between threads is several
-/// times as fast there.
+/// Pins the calling thread, and those that it starts, to one processor, on which switching between threads is several
+/// times faster.
 pub fn stay_on_one_processor(job: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let processors: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect();
-    // Start with the processor the process began on: another pinned process is probably elsewhere.
+    // Start with the processor that the process started on, because other pinned processes are probably on different
+    // ones.
     static FIRST: OnceLock<usize> = OnceLock::new();
     let first = *FIRST.get_or_init(rustix::thread::sched_getcpu);
     let Some(place) = processors.iter().position(|processor| *processor == first) else { return };
@@ -83,7 +84,7 @@ pub fn stay_on_one_processor(job: usize) {
     let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 
-/// Runs seeds in order until a limit is reached, and calls `on_progress` from time to time.
+/// Runs seeds in order until a limit is reached, and calls `on_progress` now and then.
 pub fn explore(limits: Limits, on_progress: impl Fn(&Summary) + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(limits.from);

@@ -1,8 +1,8 @@
 //! Drumlin in a simulated world: the whole engine, many clients, the scheduler, time and the disk, all driven by one
 //! seed.
 //!
-//! [`world::run`] runs one seed, [`explore::explore`] many. [`model`] lists what is checked, and
-//! `drumlin_io::testing::sim` the faults of disks.
+//! [`world::run`] runs one seed, and [`explore::explore`] runs many. [`model`] lists the checks, and
+//! `drumlin_io::testing::sim` lists the faults of disks.
 
 pub mod client;
 pub mod crash_points;

@@ -1,22 +1,22 @@
-//! The oracle: what the database must hold, version by version, in the order of the timestamps that the engine
+//! The oracle: the expected content of the database, version by version, in the order of the timestamps that the engine
 //! assigned.
 //!
 //! A commit is entered at the moment it gets its timestamp. So the model always knows every commit that can be read,
-//! whether its client has been answered or not, and a read at a timestamp has exactly one right answer.
+//! even before its client gets an answer, and a read at a timestamp has exactly one right result.
 //!
 //! # What is checked
-//! - *Durability.* After a cut the database stands at some commit L. L is not before any acknowledged full commit, not
-//!   before anything that a reader saw while all commits are full, and not after the last timestamp assigned. The
-//!   database holds exactly what the commits up to L left.
-//! - *Snapshots and scans* show exactly the state at their timestamp. Plain reads show a state that existed at some
+//! - *Durability.* After a cut, the last commit of the database is some commit L. L is no earlier than any acknowledged
+//!   full commit, no earlier than any commit that a reader saw (if all commits are full), and no later than the last
+//!   timestamp assigned. The database has exactly the rows that the commits up to L left.
+//! - *Snapshots and scans* show exactly the rows at their timestamp. Plain reads show the rows as they were at some
 //!   moment during the call.
 //! - *Isolation.* Between the snapshot of a transaction and its commit, no other commit changed a row that it wrote. If
-//!   it is serializable, none changed a row that it read, or any row in a range that it scanned.
-//! - *Conditional changes* return the row as the commit before them left it. A compare-and-swap succeeds only on the
-//!   value that it compares with. A pop takes the row at the end, and a bulk removal takes all rows that there are.
-//! - *Dropped futures.* A commit that had its timestamp stands; one that had none leaves no trace.
+//!   it is serializable, no other commit changed a row that it read, or any row in a range that it scanned.
+//! - *Conditional changes* return the row as the preceding commit left it. A compare-and-swap succeeds only if the row
+//!   has the expected value. A pop takes the row at the end, and a bulk removal takes all existing rows.
+//! - *Dropped futures.* A commit that got a timestamp stands; one that did not has no effect.
 //! - *Atomicity.* A commit that failed has no timestamp, or its outcome is unknown. A commit that put rows and was
-//!   acknowledged has one.
+//!   acknowledged has a timestamp.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use drumlin_io::testing::sim::Random;
 
-/// A value, as the length and seed that it is generated from.
+/// A value, represented by its length and the seed that generates its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content {
     pub length: usize,
@@ -32,7 +32,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Returns the value's bytes, two thirds of which compress.
+    /// Returns the value's bytes, of which two thirds are compressible.
     #[must_use]
     pub fn bytes(self) -> Vec<u8> {
         self.head(self.length)
@@ -65,8 +65,8 @@ impl Content {
     }
 }
 
-/// The number in the model of a keyspace, from its creation to its drop. A keyspace of the same name that is created
-/// later has another.
+/// The number of a keyspace in the model, from its creation to its drop. If a keyspace of the same name is created
+/// later, it gets a different number.
 pub type SpaceNumber = usize;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if any row is put, which takes a timestamp in any case.
+    /// Returns `true` if any row is put, which always takes a timestamp.
     #[must_use]
     pub fn puts(&self) -> bool {
         matches!(self, Operation::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
@@ -104,34 +104,34 @@ struct State {
     spaces: Vec<Space>,
     /// The newest timestamp assigned.
     last: u64,
-    /// The newest commit that every later opening must have.
+    /// The newest commit that every later opening must recover.
     acknowledged: u64,
-    /// The newest commit that was answered in this session.
+    /// The newest commit acknowledged in this session.
     answered: u64,
-    /// The durable horizon that each commit of this session knew when it got its timestamp, and stored in its log
+    /// The durable horizon that each commit of this session knew when it got its timestamp, and wrote to its log
     /// record.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
 }
 
-/// The damage done to the disk behind the database's back.
+/// The damage done to the disk without the database's knowledge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     None,
-    /// One bit was flipped, or one write was lost or landed elsewhere.
+    /// One bit was flipped, or one write was lost or misdirected.
     Once,
-    /// Anything may differ from what was written.
+    /// Any block may differ from what was written.
     Much,
 }
 
-/// The oracle. Clones share its state.
+/// The oracle. Clones share their content.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     state: Arc<Mutex<State>>,
 }
 
-/// The moments at which a plain read may have seen its row: from commit `from` on.
+/// The moments at which a plain read may have seen its row: after commit `from` or any later one.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     pub from: u64,
@@ -142,14 +142,14 @@ impl Model {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Returns a copy that does not share changes.
+    /// Returns an independent copy.
     #[must_use]
     pub fn fork(&self) -> Model {
         Model { state: Arc::new(Mutex::new(self.lock().clone())) }
     }
 
-    /// Returns a model with the commits of `later`, of which only those must be durable that `self` knows to be
-    /// acknowledged.
+    /// Returns a model with the commits of `later`, in which only the commits that `self` knows to be acknowledged must
+    /// be durable.
     #[must_use]
     pub fn with_recorded(&self, later: &Model) -> Model {
         let mut state = later.lock().clone();
@@ -161,7 +161,7 @@ impl Model {
 
     // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Enters a commit that has just got its timestamp.
+    /// Enters a commit that has just received its timestamp.
     pub fn enter(&self, timestamp: u64, operation: Operation) {
         let mut state = self.lock();
         assert!(timestamp > 0, "timestamp 0 was given out");
@@ -184,7 +184,7 @@ impl Model {
                         space.dropped
                     );
                     let versions = space.rows.entry(key).or_default();
-                    // Commits of different rows may be entered out of order; commits of one row hold its lock.
+                    // Commits of different rows may be entered out of order; commits of the same row hold its lock.
                     if let Some(newest) = versions.last() {
                         let newest = newest.timestamp;
                         assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
@@ -199,7 +199,7 @@ impl Model {
         }
     }
 
-    /// Notes that a commit was answered. If it is full, it must survive every cut.
+    /// Records that a commit was acknowledged. If it is full, it must survive every cut.
     pub fn answer(&self, timestamp: u64, is_full: bool) {
         let mut state = self.lock();
         state.answered = state.answered.max(timestamp);
@@ -208,7 +208,8 @@ impl Model {
         }
     }
 
-    /// Notes that a reader saw the state at this timestamp and may have told others, so it must survive every cut.
+    /// Records that a reader saw the database at this timestamp. The reader may have passed on the result, so the
+    /// commits up to it must survive every cut.
     pub fn seen(&self, timestamp: u64) {
         let mut state = self.lock();
         state.acknowledged = state.acknowledged.max(timestamp);
@@ -219,7 +220,7 @@ impl Model {
         self.lock().last
     }
 
-    /// Returns the newest commit that every later opening must have.
+    /// Returns the newest commit that every later opening must recover.
     #[must_use]
     pub fn acknowledged(&self) -> u64 {
         self.lock().acknowledged
@@ -230,13 +231,13 @@ impl Model {
         self.lock().commits
     }
 
-    /// Returns the number of rows compared with what was read.
+    /// Returns the number of rows that were compared with the result of a read.
     #[must_use]
     pub fn checked(&self) -> u64 {
         self.lock().checked
     }
 
-    /// Returns the newest commit that reads beginning now must see.
+    /// Returns the newest commit that a read must see if it begins now.
     #[must_use]
     pub fn answered(&self) -> u64 {
         self.lock().answered
@@ -249,7 +250,7 @@ impl Model {
 
     // ── keyspaces ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the keyspace that has this name now.
+    /// Returns the keyspace that currently has this name.
     #[must_use]
     pub fn space(&self, name: &str) -> Option<SpaceNumber> {
         self.lock().spaces.iter().rposition(|space| space.name == name && space.dropped.is_none())
@@ -289,14 +290,14 @@ impl Model {
         rows.filter_map(|(key, versions)| Some((key.clone(), versions.last()?.content?))).collect()
     }
 
-    /// Returns the newest commit that changed a row, or 0 if none did.
+    /// Returns the newest commit that changed a row, or 0 if no commit did.
     #[must_use]
     pub fn newest_change(&self, space: SpaceNumber, key: &[u8]) -> u64 {
         let state = self.lock();
         state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
     }
 
-    /// Returns a commit between these two, both excluded, that changed the row.
+    /// Returns a commit that changed the row after the first of these two commits and before the second.
     #[must_use]
     pub fn change_between(&self, space: SpaceNumber, key: &[u8], after: u64, before: u64) -> Option<u64> {
         let state = self.lock();
@@ -304,7 +305,8 @@ impl Model {
         versions.iter().map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
-    /// Returns a commit between these two, both excluded, that changed a row within the bounds.
+    /// Returns a commit that changed a row within the bounds, after the first of these two commits and before the
+    /// second.
     #[must_use]
     pub fn change_within(
         &self,
@@ -318,10 +320,10 @@ impl Model {
         versions.map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
-    /// Checks what a plain read found. Returns the oldest commit that the read may have seen.
+    /// Checks the result of a plain read. Returns the oldest commit that the read may have seen.
     ///
     /// # Errors
-    /// The reason, if the answer is wrong.
+    /// The reason, if the result is wrong.
     pub fn check_plain(
         &self,
         window: Window,
@@ -356,7 +358,7 @@ impl Model {
         ))
     }
 
-    /// Returns `true` if a row existed, or did not, at some moment of the window.
+    /// Returns `true` if, at some moment of the window, the row's existence was equal to `is_there`.
     #[must_use]
     pub fn was(&self, window: Window, space: SpaceNumber, key: &[u8], is_there: bool) -> bool {
         let mut state = self.lock();
@@ -379,7 +381,7 @@ impl Model {
         rows
     }
 
-    /// Returns the timestamps above `from` at which the keyspace was changed.
+    /// Returns the timestamps above `from` at which a commit changed the keyspace.
     #[must_use]
     pub fn changes_above(&self, space: SpaceNumber, from: u64) -> BTreeSet<u64> {
         let state = self.lock();
@@ -389,10 +391,10 @@ impl Model {
 
     // ── cuts ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Notes that the database was opened and stands at this commit. Later commits are forgotten.
+    /// Records that the database was opened and that this is its last commit. Later commits are forgotten.
     ///
     /// # Errors
-    /// If it must not stand there.
+    /// If the last commit is not an allowed one.
     pub fn reopen(&self, at_commit: u64, tampering: Tampering) -> Result<(), String> {
         let mut state = self.lock();
         if at_commit < state.acknowledged && tampering != Tampering::Much {
@@ -400,7 +402,7 @@ impl Model {
             if tampering == Tampering::None {
                 return Err(text);
             }
-            // One damaged record is allowed. If it is the last one, no other record knows that it was there.
+            // One damaged record is allowed. If it is the last record, no other record shows that it existed.
             let lost = at_commit + 1;
             let mut later = state.known.range(lost + 1..).take_while(|(later, _)| **later <= state.acknowledged);
             if let Some((knowing, _)) = later.find(|(_, known)| **known >= lost) {
@@ -414,13 +416,13 @@ impl Model {
         state.acknowledged = at_commit;
         state.answered = at_commit;
         state.known.retain(|timestamp, _| *timestamp <= at_commit);
-        // Keyspaces created later are emptied, not removed, so that the numbers of the others stay the same.
+        // Keyspaces created later are emptied, not removed, so that the numbers of the remaining ones do not change.
         for space in &mut state.spaces {
             if space.created > at_commit {
                 *space = Space { name: String::new(), created: 0, dropped: Some(0), rows: BTreeMap::new() };
             }
-            // Older versions stay, and so do rows of dropped keyspaces: a drive that lied may still go back to before
-            // the drop.
+            // Keep older versions, including rows of dropped keyspaces: a drive that lied may still revert to a time
+            // before the drop.
             space.dropped = space.dropped.filter(|dropped| *dropped <= at_commit);
             space.rows.retain(|_, versions| {
                 versions.retain(|version| version.timestamp <= at_commit);
@@ -430,7 +432,7 @@ impl Model {
         Ok(())
     }
 
-    /// The keyspaces that are there: names and numbers.
+    /// Returns the names and numbers of the existing keyspaces.
     #[must_use]
     pub fn spaces(&self) -> Vec<(String, SpaceNumber)> {
         let state = self.lock();
@@ -444,7 +446,7 @@ fn at(versions: &[Version], timestamp: u64) -> Option<Content> {
     versions[..count].last().and_then(|version| version.content)
 }
 
-/// Describes a value in a report.
+/// Describes a value for a report.
 #[must_use]
 pub fn describe(bytes: &[u8]) -> String {
     let seed = bytes.get(8..16).map(|seed| u64::from_le_bytes(seed.try_into().expect("eight bytes")));
@@ -455,7 +457,7 @@ pub fn describe(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// Returns a model of this many full commits, each of which knows that the one before it is durable.
+    /// Returns a model of this many full commits, each with a record that its predecessor is durable.
     fn model(commits: u64) -> Model {
         let model = Model::default();
         for timestamp in 1..=commits {
@@ -465,7 +467,7 @@ mod tests {
         model
     }
 
-    /// One damaged record may lose the last commit, and no other.
+    /// One damaged record may lose the last commit, but no earlier one.
     #[test]
     fn one_flipped_bit_may_take_the_last_commit() {
         let after = |commit, tampering| model(5).reopen(commit, tampering);

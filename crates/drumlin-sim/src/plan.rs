@@ -1,64 +1,65 @@
-//! The plan of a world: everything that is drawn from its seed before it begins.
+//! The plan of a world: all choices that are drawn from its seed before it begins.
 
 use drumlin::{Config, VersionOverflow};
 use drumlin_io::testing::sim::{Disk, Random, Schedule};
 
-/// The fault of a world, besides power cuts.
+/// The kind of fault that a world has in addition to power cuts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Fault {
     None,
-    /// Reads fail, once or for ever.
+    /// Reads fail, once or permanently.
     FailingReads,
     FailingWrites,
     FailingSyncs,
     FullDisk,
-    /// A full disk with very many pages and keyspaces on it. No seed draws it; only the command line asks for it.
+    /// A full disk with very many pages and keyspaces. It is never drawn from a seed, only selected on the command
+    /// line.
     CrowdedDisk,
-    /// Writes that were reported as done but did not happen, or landed elsewhere.
+    /// Writes that were reported as done but did not happen, or were misdirected.
     LostWrites,
     /// Bits flip at rest.
     Rot,
-    /// The disk reports writes as durable that are not.
+    /// The disk reports writes as durable when they are not.
     Lies,
 }
 
 impl Fault {
-    /// Returns its name on the command line.
+    /// Returns the name of the fault on the command line.
     #[must_use]
     pub fn name(self) -> String {
         use clap::ValueEnum as _;
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
 
-    /// Returns the fault of that name.
+    /// Returns the fault with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Fault> {
         <Fault as clap::ValueEnum>::from_str(name, false).ok()
     }
 }
 
-/// Everything that is drawn from a seed before the world begins.
+/// The choices that are drawn from a seed before the world begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
-    /// A fault that replaces the one drawn from the seed.
+    /// A fault to use instead of the one drawn from the seed.
     pub imposed: Option<Fault>,
     pub schedule: Schedule,
-    /// Some transactions are serializable.
+    /// `true` if some transactions are serializable.
     pub serializable: bool,
-    /// The number of threads that run clients as tasks, and the number of tasks on each.
+    /// The number of threads that run clients as tasks. `tasks` is the number of tasks on each.
     pub task_threads: u64,
     pub tasks: u64,
-    /// Clients put and remove runs of neighbouring rows.
+    /// `true` if clients put and remove runs of neighbouring rows.
     pub runs: bool,
-    /// A client keeps its snapshot until it is too old.
+    /// `true` if a client keeps its snapshot until it is too old.
     pub keeps_snapshots: bool,
-    /// The log grows without triggering checkpoints.
+    /// `true` if the log grows without triggering checkpoints.
     pub log_grows: bool,
     pub log_segment_bytes: u64,
-    /// Each session has another number of log streams, and log segments of another length.
+    /// `true` if each session has a different number of log streams and a different length of log segments.
     pub log_varies: bool,
-    /// Faults also occur while the database is opened and closed.
+    /// `true` if faults also occur while the database is being opened and closed.
     pub faults_at_openings: bool,
     pub fault: Fault,
     pub sessions: u64,
@@ -75,15 +76,16 @@ pub struct Plan {
     pub page_bytes: usize,
     pub streams: u16,
     pub checkpoint_log_bytes: u64,
-    /// Clients read in every way there is, and use closures that are retried.
+    /// `true` if clients use every kind of read, and closures that are retried.
     pub reads_all: bool,
     /// On a crowded disk, the number of keyspaces in addition to those that all worlds have.
     pub keyspaces_beside: u64,
-    /// Each opening does a warm start: it reads the pages again that were in memory.
+    /// `true` if each opening does a warm start, which rereads the pages that were in memory.
     pub warm_start: bool,
-    /// The space on disk for old versions of rows, of which a few KiB stay in memory.
+    /// The space on disk for old versions of rows. A few KiB of them stay in memory.
     pub version_disk_bytes: u64,
-    /// Commits wait if that space is full, unless a client keeps its snapshot: they would wait for that one.
+    /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because the commits
+    /// would wait for that snapshot.
     pub delays_commits: bool,
 }
 
@@ -125,14 +127,14 @@ impl Plan {
             relaxed_percent: one_of(&[0, 0, 20, 60]),
             maintenance_weight: one_of(&[1, 10, 40]),
             slow_one_in: one_of(&[0, 0, 50, 1000]),
-            // Each additional log stream needs a buffer. With less memory than this, running operations could hold all
+            // Each additional log stream needs a buffer. With less memory than this, running operations could pin all
             // pages.
             memory_bytes: one_of(&[4 << 20, 5 << 20, 8 << 20]) + (384 << 10) + ((streams - 1) << 19),
             page_bytes: one_of(&[512, 1024, 4096]) as usize,
             streams: streams as u16,
             checkpoint_log_bytes: one_of(&[32 << 10, 128 << 10, 1 << 20]),
-            // Draws below were added later. `plain` undoes them, so that the plain worlds of older seeds stay as they
-            // were.
+            // The draws below were added later. `plain` undoes them, so that the plain worlds of older seeds stay the
+            // same.
             serializable: one_of(&[0, 1, 1, 1]) == 1,
             task_threads: one_of(&[0, 0, 1, 1, 2]),
             tasks: one_of(&[1, 2, 4]),
@@ -150,7 +152,8 @@ impl Plan {
         }
     }
 
-    /// The same world without the choices that were added later: blocking clients only, no serializable transactions.
+    /// Returns the same world without the choices that were added later: blocking clients only, no serializable
+    /// transactions.
     #[must_use]
     pub fn plain(self) -> Plan {
         Plan {
@@ -170,7 +173,7 @@ impl Plan {
         }
     }
 
-    /// The same world with another fault.
+    /// Returns the same world with a different fault.
     #[must_use]
     pub fn with(self, imposed: Option<Fault>) -> Plan {
         let plan = Plan { imposed, fault: imposed.unwrap_or(self.fault), ..self };
@@ -180,13 +183,15 @@ impl Plan {
         }
     }
 
-    /// The same world with many rows and many keyspaces, and enough memory for their dirty pages and page tables.
+    /// Returns the same world with many rows and many keyspaces, and enough memory for their dirty pages and page
+    /// tables.
     fn crowded(self) -> Plan {
-        // Half of the budget is for pages, and page tables may take three quarters of that: 12 KiB of these 32.
+        // Half of the budget is for pages, and page tables may take three quarters of that half: 12 KiB of these 32
+        // KiB.
         const KEYSPACE_BYTES: u64 = 32 << 10;
         let keyspaces_beside = [2, 20, 100][(self.seed / 3 % 3) as usize];
         let (key_count, more_bytes) = [(2000, 0), (6000, 8 << 20), (15_000, 32 << 20)][(self.seed % 3) as usize];
-        // Scans of so many rows take long, so clients make fewer steps.
+        // Scans take long with so many rows, so clients make fewer steps.
         let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
         Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, ..self }

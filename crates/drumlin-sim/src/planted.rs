@@ -1,9 +1,9 @@
 //! Planted bugs, which show that the simulation finds bugs of their kind.
 //!
-//! Each bug is a patch in `plants/`: a line that says what the bug is, a line that names its finder, and a unified
-//! diff. The patch is applied to a copy of the sources, which is built with the profile `planted`: quick to build, with
-//! assertions. The finder must then find something within a minute of processor time. On a copy without a patch, the
-//! same finders must find nothing. The library itself knows nothing of this.
+//! Each bug is a patch in `plants/`: a line that describes the bug, a line that names its finder, and a unified diff.
+//! The patch is applied to a copy of the sources, which is built with the profile `planted`: which builds quickly and
+//! keeps assertions. The finder must then find the bug within a minute of processor time. On a copy without a patch,
+//! the same finders must find nothing. The library itself contains no code for planted bugs.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -14,7 +14,7 @@ use std::time::Instant;
 use diffy::{Line, Patch};
 use drumlin_testing::documents;
 
-/// A command of this program that looks for bugs.
+/// A command of this program that searches for bugs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finder {
     /// Power cuts and kills after each disk change of one script.
@@ -28,7 +28,7 @@ pub enum Finder {
 impl Finder {
     const ALL: [Self; 3] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds];
 
-    /// Returns the name that patches use.
+    /// Returns the name used in patches.
     fn name(self) -> &'static str {
         match self {
             Self::CrashPoints => "crash-points",
@@ -37,7 +37,7 @@ impl Finder {
         }
     }
 
-    /// Returns the name that docs/testing.md uses.
+    /// Returns the name used in docs/testing.md.
     fn title(self) -> &'static str {
         match self {
             Self::CrashPoints => "crash points",
@@ -46,8 +46,8 @@ impl Finder {
         }
     }
 
-    /// Returns the arguments of the command. They bound the work, the same on every machine; the ten minutes only end a
-    /// run that hangs.
+    /// Returns the arguments of the command. They limit the run to the same operations on every machine; the ten
+    /// minutes are only for a run that hangs.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::CrashPoints => {
@@ -61,7 +61,7 @@ impl Finder {
     }
 }
 
-/// A bug must be found within this much processor time.
+/// The limit on a finder's processor time.
 const SECONDS_MAX: f64 = 60.0;
 
 /// The sources that drumlin-sim is built from, relative to the root of the workspace.
@@ -71,16 +71,16 @@ const SOURCES: [&str; 6] = [
     "crates/drumlin/src",
     "crates/drumlin-sim/Cargo.toml",
     "crates/drumlin-sim/src",
-    // A dev-dependency in the library's manifest.
+    // `drumlin-testing` is a dev-dependency in the library's manifest.
     "crates/drumlin-testing",
 ];
 
 /// A planted bug.
 #[derive(Clone, Debug)]
 pub struct Plant {
-    /// The name of its file, without the extension.
+    /// The name of its patch file, without the extension.
     pub name: String,
-    /// A sentence that says what is wrong.
+    /// A sentence that describes the bug.
     pub bug: String,
     pub finder: Finder,
     diff: String,
@@ -97,7 +97,7 @@ impl Plant {
         Ok(Self { name: name.to_owned(), bug: bug.to_owned(), finder, diff: diff.to_owned() })
     }
 
-    /// Changes the one file below `root` that the patch names.
+    /// Applies the patch to the one file that it names, below `root`.
     ///
     /// # Errors
     /// If a hunk's old lines are not in that file exactly once, or the file can't be read or written.
@@ -109,7 +109,7 @@ impl Plant {
     /// Returns the path of the file that the patch names, and its text with the bug.
     ///
     /// # Errors
-    /// See [`Plant::apply`].
+    /// Same as [`Plant::apply`].
     pub fn changed(&self, root: &Path) -> Result<(PathBuf, String)> {
         let wrong = |what: String| Error::other(format!("{}.patch {what}", self.name));
         let patch = Patch::from_str(&self.diff).map_err(|error| wrong(format!("is not a unified diff: {error}")))?;
@@ -133,7 +133,7 @@ impl Plant {
     }
 }
 
-/// Returns a diff line's text in the unchanged file, or `None` for an inserted line.
+/// Returns the text that a diff line has in the unchanged file, or `None` for an inserted line.
 fn old_line<'l>(line: &Line<'l, str>) -> Option<&'l str> {
     match line {
         Line::Context(text) | Line::Delete(text) => Some(text),
@@ -147,10 +147,10 @@ pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Returns every planted bug, sorted by name: the files of `plants/`.
+/// Returns every planted bug, one per file in `plants/`, sorted by name.
 ///
 /// # Errors
-/// If the folder can't be read or holds anything else.
+/// If the folder can't be read or contains any other file.
 pub fn plants() -> Result<Vec<Plant>> {
     let mut plants = Vec::new();
     for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("plants"))? {
@@ -164,13 +164,14 @@ pub fn plants() -> Result<Vec<Plant>> {
 }
 
 /// Runs each finder on the unchanged library, where it must find nothing. Then builds the library with each bug and
-/// runs the bug's finder, which must find it within a minute of processor time. Returns `true` if all went as it must.
+/// runs the bug's finder, which must find it within a minute of processor time. Returns `true` if every finder behaved
+/// as required.
 ///
 /// `only` selects bugs whose name contains it. With `updates_docs`, writes the table in docs/testing.md, provided that
 /// all bugs were selected and found.
 ///
 /// # Errors
-/// If something can't be read, copied, built or run, or a patch does not apply.
+/// If a source can't be read, copied or built, a finder can't be run, or a patch does not apply.
 pub fn run(only: &str, updates_docs: bool) -> Result<bool> {
     let mut plants = plants()?;
     plants.retain(|plant| plant.name.contains(only));
@@ -224,7 +225,7 @@ fn build(plant: Option<&Plant>) -> Result<PathBuf> {
     Ok(folder.join("target/planted/drumlin-sim"))
 }
 
-/// Replaces `copy` with the sources that drumlin-sim is built from, as a workspace of its own.
+/// Replaces `copy` with the sources that drumlin-sim is built from, as a separate workspace.
 fn copy_sources(copy: &Path) -> Result<()> {
     if copy.exists() {
         fs::remove_dir_all(copy)?;
@@ -237,7 +238,7 @@ fn copy_sources(copy: &Path) -> Result<()> {
     SOURCES.iter().try_for_each(|source| copy_all(&workspace().join(source), &copy.join(source)))
 }
 
-/// Copies a file, or a folder with everything in it.
+/// Copies a file, or a folder with its whole content.
 fn copy_all(from: &Path, to: &Path) -> Result<()> {
     if from.is_dir() {
         return fs::read_dir(from)?.try_for_each(|entry| {
@@ -253,9 +254,9 @@ fn copy_all(from: &Path, to: &Path) -> Result<()> {
 struct Outcome {
     found: bool,
     processor_seconds: f64,
-    /// The seed or the disk change by which the bug was found.
+    /// The seed or the disk change at which the bug was found.
     place: String,
-    /// The time it took, and the report of the find.
+    /// The time that the finder took, and the report of the find.
     text: String,
 }
 
@@ -267,7 +268,7 @@ fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     let found = !output.status.success() && text.contains("FOUND");
     let seconds = text.lines().find_map(|line| line.strip_prefix(PROCESSOR_TIME)?.strip_suffix(" s")?.parse().ok());
     let processor_seconds = seconds.unwrap_or(f64::INFINITY);
-    // Leave out how to repeat the find: that command is for a library without the bug.
+    // Omit the command that repeats the find, because it would run the library without the bug.
     let report = text.lines().skip_while(|line| !line.contains("FOUND")).take(2);
     let report: Vec<&str> = report.map(str::trim).filter(|line| !line.starts_with("again:")).collect();
     let place = report.first().and_then(|line| place_of(line)).unwrap_or_default();
@@ -286,7 +287,7 @@ fn place_of(line: &str) -> Option<String> {
     after("FOUND by seed ", "seed").or_else(|| after(" after change ", "change"))
 }
 
-/// The beginning of the line in which a finder prints its processor time.
+/// The prefix of the line with a finder's processor time.
 pub const PROCESSOR_TIME: &str = "processor time: ";
 
 /// Returns the line with this process's processor time.
@@ -300,7 +301,7 @@ pub fn processor_time() -> String {
 mod tests {
     use super::place_of;
 
-    /// The place is parsed from finds of both kinds.
+    /// The place is parsed from the reports of both kinds of finds.
     #[test]
     fn finds_name_their_place() {
         let place = |line| place_of(line).unwrap_or_default();

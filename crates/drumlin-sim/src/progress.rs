@@ -1,6 +1,6 @@
-//! The progress of long runs, kept in files: a run that was stopped continues where it was.
+//! The progress of long runs, kept in files, so that a stopped run continues where it was.
 //!
-//! A file is replaced as a whole every few seconds. A run that is killed loses at most that much work.
+//! A file is replaced as a whole every few seconds. A killed run loses at most the progress since then.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::explore::Summary;
 /// The interval between two writes of the file.
 pub const STORE_EVERY: Duration = Duration::from_secs(10);
 
-/// The worlds of all runs.
+/// The totals over the worlds of all runs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Worlds {
@@ -28,13 +28,13 @@ pub struct Worlds {
     pub openings: u64,
     pub cuts: u64,
     pub kills: u64,
-    /// The number of hits of each mark.
+    /// The number of hits of each coverage mark.
     pub hits: BTreeMap<String, u64>,
-    /// The find of each seed that found something.
+    /// The reports of finds by seed.
     pub finds: BTreeMap<u64, String>,
 }
 
-/// The crash points of all runs.
+/// The totals over the crash points of all runs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CrashPoints {
@@ -53,7 +53,7 @@ impl Worlds {
         self.simulated_millis as f64 / 3_600_000.0
     }
 
-    /// Returns the sum with what this process has run from `next_seed` on.
+    /// Returns the totals including the seeds that this process has run, starting at `next_seed`.
     #[must_use]
     pub fn with(&self, summary: &Summary) -> Worlds {
         let (report, mut sum) = (&summary.report, self.clone());
@@ -74,7 +74,7 @@ impl Worlds {
 }
 
 impl CrashPoints {
-    /// Returns the sum with what this process has done of the current pass.
+    /// Returns the totals including the part of the current pass that this process has done.
     #[must_use]
     pub fn with(&self, report: &crash_points::Report) -> CrashPoints {
         let mut sum = self.clone();
@@ -91,7 +91,7 @@ fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/sim").join(name)
 }
 
-/// Loads the value that was stored under this name, or the default if there is none.
+/// Loads the progress that was stored under this name, or the default if there is none.
 ///
 /// # Errors
 /// If the file can't be read or parsed.
@@ -103,7 +103,7 @@ pub fn load<T: DeserializeOwned + Default>(name: &str) -> std::io::Result<T> {
     }
 }
 
-/// Stores a value under this name.
+/// Stores the progress under this name.
 ///
 /// # Errors
 /// Errors of the file system.

@@ -1,4 +1,4 @@
-//! Reports of runs, as text.
+//! Formats the results of runs as text.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::explore::Summary;
 use crate::progress::{CrashPoints, Worlds};
 use crate::world::RunReport;
 
-/// Returns the report of an exploration that took this long.
+/// Returns the report of an exploration that ran for this long.
 #[must_use]
 pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(0.001);
@@ -31,7 +31,7 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     text
 }
 
-/// Returns the report of the operations and faults in one world or many.
+/// Returns the report of the operations and faults in one world or in many.
 #[must_use]
 pub fn of_story(report: &RunReport) -> String {
     let mut text = String::new();
@@ -70,7 +70,7 @@ fn of_harm(harm: &FaultCounts) -> [(u64, &'static str); 10] {
     ]
 }
 
-/// Returns the report of the worlds of all runs.
+/// Returns the report of the worlds over all runs.
 #[must_use]
 pub fn of_all_worlds(worlds: &Worlds) -> String {
     let mut text = format!("in total {:.1} simulated hours, {}\n", worlds.hours(), counted(worlds.seeds, "world"));
@@ -84,7 +84,7 @@ pub fn of_all_worlds(worlds: &Worlds) -> String {
     text
 }
 
-/// Returns the report of the crash points of all runs.
+/// Returns the report of the crash points over all runs.
 #[must_use]
 pub fn of_all_crash_points(points: &CrashPoints) -> String {
     let mut text = format!(
@@ -136,7 +136,7 @@ fn found(count: usize) -> String {
     if count == 0 { "nothing".into() } else { format!("{count} finds") }
 }
 
-/// Returns the number of coverage marks that this process has hit, and the names of the others.
+/// Returns the number of coverage marks that this process has hit, and the names of those that it has not.
 #[must_use]
 pub fn own_marks() -> String {
     marks(|mark| drumlin::simulation::marks().iter().any(|(own, hits)| *own == mark && *hits > 0))
@@ -154,7 +154,7 @@ fn marks(is_hit: impl Fn(&str) -> bool) -> String {
 }
 
 fn row(text: &mut String, name: &str, what: &str) {
-    /// The longest line, unless a single part is longer.
+    /// The maximum length of a line, unless a single part is longer.
     const COLUMNS_MAX: usize = 110;
     let mut line = format!("  {name:<10}");
     let mut is_empty = true;
@@ -176,7 +176,7 @@ fn listed<'a>(counts: impl IntoIterator<Item = (u64, &'a str)>) -> String {
     if list.is_empty() { "nothing".to_owned() } else { list.join(", ") }
 }
 
-/// Returns a count with its noun, in the plural if needed. A `|` marks the end of the noun if more words follow.
+/// Returns a count with its noun, in the plural if needed. A `|` marks the end of the noun if more words follow it.
 fn counted(count: u64, noun: &str) -> String {
     let (noun, rest) = noun.split_once('|').unwrap_or((noun, ""));
     format!("{} {noun}{}{rest}", figure(count), if count == 1 { "" } else { "s" })
@@ -186,7 +186,7 @@ fn counted(count: u64, noun: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Counts have thousands separators, nouns their plural, and zeros are left out.
+    /// Counts have thousands separators, nouns have a plural, and zeros are omitted.
     #[test]
     fn counts_read_well() {
         let counts = [(1, "power cut"), (0, "kill"), (1_234_567, "row| compared"), (12, "whole round")];

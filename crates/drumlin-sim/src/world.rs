@@ -1,4 +1,4 @@
-//! The world of one seed: a disk, a database on it that is opened again and again, its clients, and its faults.
+//! The world of one seed: a disk, a database on it that is reopened many times, its clients, and its faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::crowd;
 use crate::model::{Model, Operation, Tampering};
 use crate::plan::{Fault, Plan};
 
-/// The counts of what happened in a world.
+/// Counts of the events in a world.
 #[derive(Clone, Debug, Default)]
 pub struct RunReport {
     pub openings: u64,
-    /// Openings that failed because of a fault of the disk.
+    /// Openings that failed because of a disk fault.
     pub openings_refused: u64,
     pub cuts: u64,
     pub cuts_while_opening: u64,
@@ -26,13 +26,13 @@ pub struct RunReport {
     pub commits: u64,
     pub rows_checked: u64,
     pub damage_reported: u64,
-    /// Openings at a commit older than the last one that had to be durable, after the disk was damaged.
+    /// Openings whose last commit was older than the last one that had to be durable, after the disk was damaged.
     pub openings_behind: u64,
     pub counts: BTreeMap<&'static str, u64>,
     pub harm: FaultCounts,
 }
 
-/// The outcome of a seed.
+/// The outcome of running a seed.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub plan: Plan,
@@ -42,7 +42,7 @@ pub struct Run {
     pub points: u64,
 }
 
-/// Runs a world.
+/// Runs the world that a plan describes.
 #[must_use]
 pub fn run(plan: Plan) -> Run {
     let own = plan.clone();
@@ -56,16 +56,16 @@ struct World {
     model: Model,
     counts: Counts,
     report: RunReport,
-    /// The disk was damaged behind the database's back, in this or an earlier session.
+    /// `true` if the disk was damaged without the database's knowledge, in this or an earlier session.
     is_damaged: bool,
 }
 
-/// The way in which a session ends.
+/// The ways to end a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// The power is cut amid the work.
+    /// The power is cut while clients are running.
     Cut,
-    /// The process is killed: the disk keeps all changes, but uncertain ones stay uncertain.
+    /// The process is killed: the disk keeps all changes, but the uncertain ones remain uncertain.
     Kill,
     Close,
 }
@@ -122,8 +122,8 @@ impl World {
         disk.medium()
     }
 
-    /// Runs one session: opens the database, verifies it, lets clients work, ends. Returns the disk afterwards, or
-    /// `None` if the database can't be opened again.
+    /// Runs one session: opens the database, verifies it, lets the clients run, and ends the session. Returns the disk
+    /// afterwards, or `None` if the database can't be reopened.
     fn session(&mut self, medium: Medium, is_last: bool) -> Option<Medium> {
         let disk = Disk::new(medium, self.random.next());
         let end = self.draw_end(is_last);
@@ -182,8 +182,8 @@ impl World {
         end
     }
 
-    /// Schedules a power cut at some change of the disk. Early cuts are drawn more often: the changes of opening are
-    /// few and matter most.
+    /// Schedules a power cut at some change of the disk. Early cuts are drawn more often, because an opening makes few
+    /// changes and they matter most.
     fn plan_cut(&mut self, disk: &Disk) {
         let clients = self.plan.clients + self.plan.task_threads * self.plan.tasks;
         let changes = match self.random.below(100) {
@@ -194,7 +194,7 @@ impl World {
         disk.turn_off_at(1 + changes);
     }
 
-    /// Ends the session in this way. Returns the disk afterwards.
+    /// Ends the session in the given way. Returns the disk afterwards.
     fn end_session(&mut self, db: Database, disk: &Disk, end: End) -> Medium {
         match end {
             End::Cut => {
@@ -246,7 +246,8 @@ impl World {
         }
     }
 
-    /// Flips a bit, at most one in each world: the model knows how far the damage of one flip may reach.
+    /// Flips a bit, at most one in each world, because the model knows the possible extent of the damage from only one
+    /// flip.
     fn rot(&mut self, medium: &mut Medium) {
         if self.is_damaged {
             return;
@@ -267,7 +268,7 @@ impl World {
         self.is_damaged && (error.contains("corrupted: ") || error.contains("not a Drumlin database"))
     }
 
-    /// Handles an opening that failed although the power was on: only damage of the disk may explain it.
+    /// Handles an opening that failed while the power was on: only disk damage can explain the failure.
     fn unopened(&mut self, disk: &Disk, error: &Error) -> Option<Medium> {
         let text = error.to_string();
         assert!(self.may_be_damaged(&text), "opening: {text}");
@@ -276,8 +277,8 @@ impl World {
         None
     }
 
-    /// Handles an opening that failed because of a fault: ends the process, maybe with a power cut. The next session
-    /// tries again.
+    /// Handles an opening that failed because of a fault: ends the process, possibly with a power cut. The next session
+    /// retries the opening.
     fn refused(&mut self, disk: &Disk, error: &Error) -> Medium {
         // An unreadable superblock counts as corrupted, and the older one may be behind the log.
         let is_unread = disk.fault_counts().reads_failed > 0 && matches!(error, Error::Corrupted { .. });
@@ -287,7 +288,7 @@ impl World {
         self.add_harm(&disk.fault_counts());
         disk.turn_off();
         let mut medium = if self.random.chance(50) { self.cut(disk) } else { disk.medium() };
-        // Let the disk read everything again: the next session may need the blocks that it could not.
+        // Make all blocks readable, because the next session may need those whose reads failed.
         medium.renew();
         medium
     }
@@ -368,7 +369,7 @@ impl World {
             sim::spawn(&format!("tasks {number}"), Box::new(body)).expect("a thread")
         }));
         if end == End::Kill {
-            // At a random moment, not after all clients have finished.
+            // Stop at a random moment, not after all clients have finished.
             let order = 18 + self.random.below(12);
             let nanos = self.random.below(1 << order);
             sim::sleep(Duration::from_nanos(nanos));
@@ -397,7 +398,7 @@ impl World {
         }
     }
 
-    /// Fills the disk, then removes rows, while no client runs.
+    /// Fills the disk and then removes rows, while no client is running.
     fn fill_and_thin_out(&mut self, db: &Database, has_put: bool) -> Result<(), Error> {
         let has_filled = crowd::fill_up(db, &self.model, &mut self.random)?;
         // Before a row is put in this session, there may be too little space to reserve for removals.
@@ -450,7 +451,7 @@ impl World {
         disk.set_faults(faults);
     }
 
-    /// Ends the faults, except those of a lying or full disk, before a check that must read the whole database.
+    /// Ends the faults, except for those of a lying or full disk, before a check that must read the whole database.
     fn end_faults(&mut self, disk: &Disk) {
         if !matches!(self.plan.fault, Fault::Lies | Fault::FullDisk | Fault::CrowdedDisk) {
             disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, ..Faults::default() });

@@ -1,4 +1,4 @@
-//! A short round of the crash points; `drumlin-sim crash-points` tries all.
+//! A short round of crash points; `drumlin-sim crash-points` tries them all.
 
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use drumlin_sim::crash_points::{Bounds, Round, run};
 
-/// Coverage marks belong to the process, so a test that reads them runs alone.
+/// Coverage marks are process-wide, so a test that reads them must not run concurrently with others.
 static MARKS: RwLock<()> = RwLock::new(());
 
-/// The script takes the rare paths that no other test cuts: warm start, shortening an idle database's file, sorting
-/// loads.
+/// The script takes the rare paths that no other test cuts: warm start, shortening an idle database's file, and sorting
+/// rows of a bulk load.
 #[test]
 fn the_script_passes_rare_ways() {
     let _alone = MARKS.write().unwrap();
@@ -30,13 +30,13 @@ fn the_script_passes_rare_ways() {
     }
 }
 
-/// A cut after any write or sync of the script, or of a recovery, loses nothing acknowledged and leaves nothing half
-/// done.
+/// A power cut after any write or sync of the script, or of a recovery, loses no acknowledged commit and leaves no
+/// partial one.
 #[test]
 fn a_cut_anywhere_in_the_script_takes_nothing() {
     let _with_others = MARKS.read().unwrap();
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 1, of_recovery: 1, stride: 47 };
-    // Seed 0 has one log stream, seed 1 two.
+    // Seed 0 has one log stream, and seed 1 has two.
     for seed in 0..2 {
         let round = Round { bounds, seed, from: 0, duration_max: Duration::from_secs(10), finds_max: 20 };
         let report = run(round, &AtomicBool::new(false), |_| ());
@@ -46,8 +46,8 @@ fn a_cut_anywhere_in_the_script_takes_nothing() {
     }
 }
 
-/// A cut after any write, sync or rename of a creation, or of the opening that continues it after a kill, leaves a
-/// database that is complete or can be created again.
+/// A power cut after any write, sync or rename of a creation, or of the opening that continues the creation after a
+/// kill, leaves a database that is complete or can be recreated.
 #[test]
 fn a_creation_cut_anywhere_can_be_gone_on_with() {
     let _with_others = MARKS.read().unwrap();
@@ -60,14 +60,14 @@ fn a_creation_cut_anywhere_can_be_gone_on_with() {
     assert!(report.next > 24);
 }
 
-/// Cuts are survived while the superblock lists as many openings as it can: recovery erases the records that those
-/// openings voided, and may itself be cut.
+/// The database survives cuts while the superblock lists as many openings as it can: recovery erases the records that
+/// those openings voided, and may itself be cut.
 #[test]
 fn records_that_openings_voided_are_erased_whatever_is_cut() {
     let _alone = MARKS.write().unwrap();
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 2, of_recovery: 4, stride: 5 };
     let round = |bounds, seed| Round { bounds, seed, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
-    // Seeds that begin with openings that are cut off. The schedule decides whether those leave void records; if they
+    // These seeds begin with openings that are cut off. The schedule decides whether those leave void records; if they
     // do, the script's first opening erases them.
     let script_alone = Bounds { subsets_of: 0, alone_max: 0, random: 0, of_recovery: 0, stride: usize::MAX };
     let erases = |seed: &u64| {

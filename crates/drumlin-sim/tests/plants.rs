@@ -5,7 +5,7 @@ use std::fs;
 
 use drumlin_sim::planted;
 
-/// Every patch applies to the sources as they are, exactly and in one place, and changes the library.
+/// Every patch applies to the current sources, exactly and in one place, and changes the library.
 #[test]
 fn every_patch_applies() {
     let root = planted::workspace();
@@ -16,7 +16,7 @@ fn every_patch_applies() {
     }
 }
 
-/// docs/testing.md lists every planted bug and no other.
+/// docs/testing.md lists every planted bug, and no others.
 #[test]
 fn every_patch_is_documented() {
     let text = fs::read_to_string(planted::workspace().join("docs/testing.md")).unwrap();

@@ -1,7 +1,7 @@
 //! Tables in documents whose figures are written by programs.
 //!
-//! Such a table is between two marks: `<!-- table planted -->`, which has its name, and `<!-- end -->`. A program
-//! replaces all of its rows, or some.
+//! Such a table is between two marks: `<!-- table planted -->`, which contains the table's name, and `<!-- end -->`. A
+//! program replaces some or all of the rows.
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -12,11 +12,11 @@ const END: &str = "<!-- end -->";
 /// A table of a document.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
-    /// The name in its mark.
+    /// The name in the mark before the table.
     pub name: String,
-    /// The titles of its columns.
+    /// The titles of the columns.
     pub titles: Vec<String>,
-    /// Its rows, each with as many cells as there are titles.
+    /// The rows, each with as many cells as there are titles.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -63,13 +63,13 @@ pub fn tables(text: &str) -> Result<Vec<Table>> {
     tables.collect()
 }
 
-/// Returns the path of the page with the figures of long runs, in the repository that this was built from.
+/// Returns the path of the page with the figures of long runs, in the repository from which this was built.
 #[must_use]
 pub fn testing_page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testing.md")
 }
 
-/// Returns the path of the page that says what a commit promises, with the figures of real file systems.
+/// Returns the path of the page about the guarantees of a commit, with the figures for real file systems.
 #[must_use]
 pub fn durability_page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/durability.md")
@@ -112,7 +112,7 @@ pub fn write_table(document: &Path, name: &str, titles: Vec<String>, rows: Vec<V
     change(document, name, |table| (table.titles, table.rows) = (titles, rows))
 }
 
-/// Replaces the row that begins with the same cell, or adds it.
+/// Replaces the row that has the same first cell, or adds the row if there is none.
 ///
 /// # Errors
 /// If there is no such table, or the document can't be read or written.
@@ -139,7 +139,7 @@ mod tests {
 
     const TEXT: &str = "a\n\n<!-- table t -->\n| a | b | c |\n| --- | --- | --- |\n| x | 1 | 2 |\n<!-- end -->\n\nz\n";
 
-    /// A row replaces the one of the same name, and everything else stays as it was.
+    /// A row replaces the row of the same name, and the rest of the document is unchanged.
     #[test]
     fn a_row_is_replaced_in_its_table() {
         let path = std::env::temp_dir().join(format!("drumlin-documents-{}", std::process::id()));
@@ -154,7 +154,8 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// A table is replaced as a whole, and everything else stays as it was. Rows of another length are refused.
+    /// A table is replaced as a whole, and the rest of the document is unchanged. Rows of a different length are
+    /// rejected.
     #[test]
     fn a_table_is_replaced_whole() {
         let path = std::env::temp_dir().join(format!("drumlin-documents-whole-{}", std::process::id()));
@@ -168,7 +169,7 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// A malformed table is an error, not half a table.
+    /// A malformed table causes an error, and no part of it is returned.
     #[test]
     fn a_broken_table_is_an_error() {
         for (from, to) in [("<!-- end -->", ""), ("| x | 1 | 2 |", "| x | 1 |"), ("| --- | --- | --- |\n", "")] {

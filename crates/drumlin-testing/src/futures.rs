@@ -1,4 +1,4 @@
-//! Futures that are polled a number of times and dropped, and the list of the calls that return futures.
+//! Futures that are polled a given number of times and dropped, and the list of the calls that return futures.
 
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
@@ -39,7 +39,7 @@ pub fn count_polls<T>(future: impl Future<Output = T>) -> (T, usize) {
     (value, polls)
 }
 
-/// Polls a future at most `polls` times, then drops it, while the operation that it waits for is in flight.
+/// Polls a future at most `polls` times, then drops it while the operation that it waits for is in flight.
 pub async fn within_polls<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut polls_left = polls;
@@ -91,7 +91,7 @@ fn is_async(signature: &str) -> bool {
     signature.split(['<', '(']).next().is_some_and(|name| name.ends_with("_async"))
 }
 
-/// Returns the type of an `impl` line: `Range` for `impl<'r> Iterator for Range<'r> {`.
+/// Returns the type of an `impl` line, for example `Range` for `impl<'r> Iterator for Range<'r> {`.
 fn implementing_type(line: &str) -> String {
     let mut depth = 0;
     let plain: String = line
@@ -111,7 +111,7 @@ fn implementing_type(line: &str) -> String {
 mod tests {
     use super::{block_on, count_polls, methods_of, within_polls};
 
-    /// Methods are listed under the type of their `impl` block, whatever its parameters.
+    /// Methods are listed under the type of their `impl` block, regardless of its parameters.
     #[test]
     fn methods_are_named_by_their_types() {
         let source = "impl<'r, F: FnMut(&K) -> G> Groups<'_, F> {\n    pub async fn next_async(&mut self) {}\n}\n\
@@ -119,7 +119,7 @@ mod tests {
         assert!(methods_of(source).eq(["Groups::next_async", "Range::get_async"]));
     }
 
-    /// A future gets as many polls as it is given.
+    /// A future gets the requested number of polls.
     #[test]
     fn futures_are_dropped_after_their_polls() {
         let twice = || async {

@@ -1,12 +1,12 @@
-//! The random generator of tests, fuzzers and rigs, and the tables of documents that they write.
+//! The random generator for tests, fuzzers and rigs, and access to the tables in documents that these programs write.
 //!
-//! The library has the same algorithm for its simulation, `drumlin_io::testing::sim::Random`, because a published
-//! crate may depend on this one only in its tests.
+//! The library has the same algorithm for its simulation, `drumlin_io::testing::sim::Random`, because a published crate
+//! may depend on this one only in its tests.
 
 pub mod documents;
 pub mod futures;
 
-/// SplitMix64 (Steele, Lea, Flood 2014). A seed determines all numbers.
+/// SplitMix64 (Steele, Lea, Flood 2014). The seed determines all numbers.
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -26,7 +26,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// Returns an index into something of this length, which must not be 0.
+    /// Returns an index into a sequence of this length, which must not be 0.
     pub fn index(&mut self, length: usize) -> usize {
         self.below(length as u64) as usize
     }
@@ -51,7 +51,7 @@ impl Random {
 mod tests {
     use super::Random;
 
-    /// The numbers are those of the published algorithm, so seeds keep their meaning.
+    /// The numbers are those of the published algorithm, so seeds remain valid.
     #[test]
     fn a_seed_keeps_its_meaning() {
         let mut random = Random(0);

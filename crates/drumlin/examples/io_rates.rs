@@ -1,6 +1,6 @@
-//! Measures each backend: random 4 KiB direct reads per second, one at a time and 64 in flight, their processor time,
-//! and streams. Also prints what the probe finds in the folder. The file is read once before each, so that all backends
-//! find the drive in the same state.
+//! Measures each backend: random 4 KiB direct reads per second, one at a time and with 64 in flight, their processor
+//! time, and sequential streams. Also prints the results of probing the folder. The file is read once before each
+//! backend, so that the drive's caches are equally warm for all of them.
 //!
 //! `cargo run --release --example io_rates [folder] [MiB]`
 
@@ -93,7 +93,7 @@ fn measure(path: &std::path::Path, file_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens the file, fills it up if it is too short, and reads it once.
+/// Opens the file, extends it if it is too short, and reads it once.
 fn filled(backend: &dyn Backend, path: &std::path::Path, bytes: u64) -> io::Result<FileRef> {
     let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
     let file = backend.open(path, options)?;
@@ -111,7 +111,7 @@ fn filled(backend: &dyn Backend, path: &std::path::Path, bytes: u64) -> io::Resu
     Ok(file)
 }
 
-/// Repeats `work`, which returns how many units it did, and prints the rate.
+/// Repeats `work`, which returns the number of operations that it completed, and prints the rate.
 fn report(backend: &str, what: &str, mut work: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
     let (started, cpu_before) = (Instant::now(), cpu_time());
     let mut count = 0;
@@ -134,7 +134,7 @@ fn cpu_time() -> Duration {
     Duration::from_nanos(nanoseconds.sum())
 }
 
-/// Random block offsets. A linear congruential generator is random enough for a drive.
+/// Generates random block offsets. A linear congruential generator is random enough to test a drive.
 struct Offsets {
     state: u64,
     blocks: u64,

@@ -1,4 +1,5 @@
-//! Two transactions change different rows of one keyspace without waiting for each other. A third has to wait.
+//! Two transactions change different rows of one keyspace without waiting for each other. A third transaction has to
+//! wait.
 //!
 //! `cargo run --example parallel_writers`
 
@@ -23,7 +24,7 @@ fn main() -> Result<()> {
     other.commit()?;
     println!("The second takes 12b, in the same page, and has committed: it did not wait.");
 
-    // Read committed waits for the row and then sees its newest version. Snapshot isolation, the default, would end
+    // Read committed waits for the row and then sees its newest version. Snapshot isolation, the default, would fail
     // with a conflict.
     let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
     let (asks, asked) = channel();

@@ -1,4 +1,4 @@
-//! Several threads move money between accounts. A transfer that conflicts with another is retried.
+//! Several threads move money between accounts. A transfer that conflicts with a concurrent one is retried.
 //!
 //! `cargo run --example transfer`
 
@@ -16,8 +16,8 @@ fn balance(tx: &Transaction, accounts: &Keyspace, name: &str) -> Result<u64> {
     Ok(u64::from_be_bytes(bytes[..].try_into().expect("eight bytes")))
 }
 
-/// Changes both accounts or neither. If another transaction changed one of them first, `transact` gets a conflict and
-/// retries this closure on the new balances.
+/// Changes both accounts or neither. If a different transaction changed one of them first, `transact` gets a conflict
+/// and retries this closure with the new balances.
 fn transfer(tx: &mut Transaction, accounts: &Keyspace, from: &str, to: &str, amount: u64) -> Result<bool> {
     let (has, gets) = (balance(tx, accounts, from)?, balance(tx, accounts, to)?);
     if has < amount {

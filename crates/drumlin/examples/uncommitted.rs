@@ -1,4 +1,4 @@
-//! Two transactions, neither of which sees the uncommitted changes of the other.
+//! Two transactions that do not see each other's uncommitted changes.
 //!
 //! `cargo run --example uncommitted`
 

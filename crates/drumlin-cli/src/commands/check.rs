@@ -42,7 +42,8 @@ struct Report {
     path: PathBuf,
 }
 
-/// The maximum number of damages that the text lists. People need the kinds and the number; the JSON has all.
+/// The maximum number of damaged places listed in the text output. A person needs only the kinds and the total; the
+/// JSON lists them all.
 const DAMAGE_SHOWN_MAX: usize = 20;
 
 #[derive(Serialize)]
@@ -55,7 +56,7 @@ struct Corruption {
     keys: Option<LostKeys>,
 }
 
-/// The keys of lost rows: from `from` on, and below `below`.
+/// The keys of lost rows: at or above `from`, and below `below`.
 #[derive(Serialize)]
 struct LostKeys {
     keyspace: String,
@@ -63,7 +64,7 @@ struct LostKeys {
     below: Option<Bytes>,
 }
 
-/// An owned key.
+/// A key that owns its bytes.
 struct Bytes(Vec<u8>);
 
 impl Serialize for Bytes {
@@ -182,7 +183,7 @@ impl Report {
         text
     }
 
-    /// Describes what remains of a database that does not open, and what the user can do.
+    /// Describes the remains of a database that can't be opened, and what the user can do.
     fn remains(&self) -> String {
         let mut text = format!(
             "\nsound: {} in leaves of {}",

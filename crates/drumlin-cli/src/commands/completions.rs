@@ -1,4 +1,4 @@
-//! `drumlin completions`: scripts that complete the command line.
+//! `drumlin completions`: prints scripts that complete the command line.
 
 use std::io::{self, Write};
 

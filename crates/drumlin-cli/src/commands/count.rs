@@ -41,10 +41,10 @@ impl Count {
     }
 }
 
-/// A count that read more than this reports it, if its result can't be kept.
+/// The number of read bytes above which a count is reported if its result can't be kept.
 const READ_BYTES_UNREPORTED_MAX: u64 = 1_000_000;
 
-/// Opens a database and counts in it. Keeps the counts, or reports why they can't be kept and how much the count read.
+/// Opens a database and counts in it. Keeps the counts, or reports why that is impossible and how much was read.
 pub(super) fn counting<T>(
     database: &DatabaseArgs,
     output: Output,

@@ -31,16 +31,16 @@ pub(crate) struct Du {
     depth: u32,
 }
 
-/// The files to sum.
+/// The files whose sizes are summed.
 struct Scope {
-    /// The path that the total shows. If it is only the beginning of paths, it ends with `*`.
+    /// The path shown in the total's line. If it is only the beginning of paths, it ends with `*`.
     name: String,
     range: KeyRange,
     /// The prefix of the paths of all directories in the scope, or `None` for a file.
     prefix: Option<Vec<u8>>,
 }
 
-/// The line of a directory or of the total, as `--json` prints it.
+/// The line for a directory or for the total, as `--json` prints it.
 #[derive(Serialize)]
 struct Line {
     path: String,

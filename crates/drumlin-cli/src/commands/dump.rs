@@ -71,9 +71,9 @@ pub(crate) struct Dump {
 #[derive(Serialize)]
 struct Summary {
     rows: u64,
-    /// Bytes of the keys and values.
+    /// Number of bytes in the keys and values.
     bytes: u64,
-    /// Bytes of the file, or `None` for a pipe or a device.
+    /// Length of the file in bytes, or `None` for a pipe or a device.
     file_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gaps: Option<u64>,
@@ -226,7 +226,8 @@ impl Dump {
         })
     }
 
-    /// Returns the failure if a value lacks the fields of a line, or if the file can't be written.
+    /// Classifies an error in writing a row: the value can't be read, the format can't represent the row, or the file
+    /// can't be written.
     fn not_written(&self, key: &[u8], error: io::Error) -> Stopped {
         if let Some(error) = streamed::reading(&error) {
             return self.not_read(error);
@@ -255,7 +256,7 @@ struct Target {
 }
 
 impl Target {
-    /// Creates a new file, or one that may replace an existing file of that name.
+    /// Creates a new file, or one that can replace an existing file of that name.
     fn create(path: &Path, replace: bool) -> Result<Target> {
         let failed = |error: io::Error| Failure::file("creating", path, &error);
         let old = fs::metadata(path).ok();
@@ -265,7 +266,7 @@ impl Target {
         if !replace && fs::symlink_metadata(path).is_ok() {
             return Err(Failure::other(format!("{} exists already", path.display())).hint("--force replaces it"));
         }
-        // Replace the file to which a symbolic link leads, not the link.
+        // Replace the file that a symbolic link points to, not the link.
         let path = if old.is_some() { fs::canonicalize(path).map_err(failed)? } else { path.to_path_buf() };
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
@@ -282,7 +283,7 @@ impl Target {
         Ok(Target { file, entry: Some(entry) })
     }
 
-    /// Gives the file its name after the file is durable, and returns its length. Pipes and devices have no name or
+    /// Syncs the file, then gives it its name, and returns its length. Pipes and devices have neither a name nor a
     /// length.
     fn finish(self, replace: bool) -> io::Result<Option<u64>> {
         let Some(entry) = self.entry else { return Ok(None) };
@@ -297,7 +298,7 @@ impl Target {
 /// A step of a dump: a row, or a gap between rows.
 enum Found {
     Row(Value, ValueReader),
-    /// A row that was read whole before any of it is written, because its value may be damaged near its end.
+    /// A row that was read completely before any part is written, because its value may be damaged near the end.
     Salvaged(Value, Value),
     Gap(Gap),
 }
@@ -312,7 +313,7 @@ impl From<Salvaged> for Found {
     }
 }
 
-/// The numbers of rows and bytes that were written, and of the gaps between the rows.
+/// The numbers of rows and bytes that were written, and of gaps between the rows.
 struct Written {
     rows: u64,
     bytes: u64,
@@ -320,7 +321,7 @@ struct Written {
 }
 
 impl Written {
-    /// Returns the outcome. `skipped` is the number of damages that opening the database skipped.
+    /// Returns the outcome. `skipped` is the number of damaged places that were skipped when the database was opened.
     fn outcome(&self, skipped: usize) -> Result<()> {
         let message = match (self.gaps, skipped) {
             (0, 0) => return Ok(()),
@@ -332,7 +333,7 @@ impl Written {
     }
 }
 
-/// Adds the option that continues, if the database does not open because it is damaged.
+/// Adds a hint to use `--skip-damage` if the database could not be opened because of damage.
 fn skip_damage_helps(failure: Failure) -> Failure {
     match failure.exit() {
         Exit::Corrupted => failure.hint("--skip-damage writes what is left of a keyspace"),
@@ -340,7 +341,7 @@ fn skip_damage_helps(failure: Failure) -> Failure {
     }
 }
 
-/// Names each gap once the row after it is known.
+/// Reports each gap once the row after it is known.
 struct Gaps {
     hex: bool,
     last: Option<Value>,
@@ -355,7 +356,7 @@ impl Gaps {
         is_first
     }
 
-    /// Names the gap before a row, if there is one.
+    /// Reports the gap before a row, if there is one.
     fn row(&mut self, key: &Value, progress: &Progress) {
         if let Some(gap) = self.open.take() {
             self.name(&gap, Some(key), progress);
@@ -363,7 +364,7 @@ impl Gaps {
         self.last = Some(key.clone());
     }
 
-    /// Names the gap after the last row, if there is one.
+    /// Reports the gap after the last row, if there is one.
     fn end(&mut self, progress: &Progress) {
         if let Some(gap) = self.open.take() {
             self.name(&gap, None, progress);

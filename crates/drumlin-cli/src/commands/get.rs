@@ -1,4 +1,4 @@
-//! `drumlin get`: prints the value of a key, unchanged to a pipe and escaped to a terminal.
+//! `drumlin get`: prints the value of a key, unchanged if the output is a pipe and escaped if it is a terminal.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -79,7 +79,7 @@ impl Get {
                     output.remark(&self.missing(key));
                 }
             }
-            // Flush now, so that a program that writes keys into a pipe one by one receives each row at once.
+            // Flush now, so that a program that writes keys into a pipe one by one receives each row immediately.
             if is_last { stdout.flush().map_err(|error| Failure::stdout(&error)) } else { Ok(()) }
         };
         wanted.iter().try_for_each(|key| print(key, false))?;

@@ -148,12 +148,13 @@ impl Lab {
     }
 }
 
-/// Returns the number of columns: the terminal's, or those of a page for a file or pipe.
+/// Returns the number of columns: the terminal's width, or that of a page if the output is a file or pipe.
 pub(super) fn columns() -> usize {
     Output::columns().unwrap_or(80)
 }
 
-/// Returns the system's temporary folder, or the current one if that is in memory, where no drive can be measured.
+/// Returns the system's temporary folder. If that is in memory, where no drive can be measured, returns the current
+/// folder.
 pub(super) fn default_folder() -> PathBuf {
     let temporary = std::env::temp_dir();
     match FileSystem::of(&temporary) {
@@ -173,7 +174,7 @@ fn typed() -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Shows the lab's progress, and tells the lab about Ctrl-C.
+/// Shows the lab's progress, and forwards Ctrl-C to the lab.
 pub(super) struct Watcher {
     output: Output,
     bar: RefCell<Option<Progress>>,

@@ -1,4 +1,4 @@
-//! `drumlin man`: manual pages.
+//! `drumlin man`: prints or writes manual pages.
 
 use std::fs;
 use std::io::{self, Write};
@@ -20,8 +20,8 @@ pub(crate) struct Man {
 }
 
 impl Man {
-    /// Prints the page of `command`, which describes the whole command line, or writes it with the pages of all
-    /// subcommands.
+    /// Prints the manual page of `command`, which describes the whole command line, or writes the pages of it and all
+    /// its subcommands to the folder.
     pub(crate) fn run(&self, command: clap::Command) -> Result<()> {
         if let Some(folder) = &self.folder {
             let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder));

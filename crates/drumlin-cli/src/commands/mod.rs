@@ -1,4 +1,4 @@
-//! The commands, one module each.
+//! The commands, one per module.
 
 pub(crate) mod bench;
 pub(crate) mod check;

@@ -1,4 +1,4 @@
-//! `drumlin scan`: rows in key order, one a line.
+//! `drumlin scan`: prints rows in key order, one per line.
 
 use std::io::{self, BufWriter, Write};
 
@@ -116,14 +116,14 @@ impl Scan {
             return stdout.write_all(b"\n");
         };
         let room = columns.saturating_sub(key.chars().count() + 2).max(20);
-        // A character has at most four bytes, so the rest can't be visible.
+        // A character has at most four bytes, so no further bytes can be visible.
         let shown = Escaped::new(text.beginning(value, room * 4)?).to_string();
         let (bold, dim) = (style::BOLD, style::DIM);
         writeln!(stdout, "{bold}{key}{bold:#}  {dim}{}{dim:#}", figures::clip(&shown, room))
     }
 }
 
-/// Returns a writer that shows each row at once on a terminal, and makes large writes to a pipe.
+/// Returns a writer that shows each row immediately on a terminal, and makes large writes to a pipe.
 fn stdout(columns: Option<usize>) -> impl Write {
     let capacity = if columns.is_some() { 0 } else { 256 << 10 };
     BufWriter::with_capacity(capacity, anstream::AutoStream::auto(io::stdout()).lock())

@@ -1,4 +1,4 @@
-//! The rows that `scan`, `dump` and `rm` select: all, a prefix, or a range.
+//! The rows that `scan`, `dump` and `rm` select: all rows, those with a prefix, or a range.
 
 use std::ffi::OsString;
 use std::ops::Bound;
@@ -22,7 +22,7 @@ pub(crate) struct Selection {
     to: Option<OsString>,
 }
 
-/// The bounds of keys.
+/// The bounds of a range of keys.
 pub(crate) type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 impl Selection {
@@ -31,7 +31,7 @@ impl Selection {
         self.prefix.is_some() || self.from.is_some() || self.to.is_some()
     }
 
-    /// Returns the selected range of keys for a command that removes them. Refuses an empty prefix or start, which may
+    /// Returns the selected range of keys for a command that removes them. Rejects an empty prefix or start, which may
     /// come from an unset shell variable.
     pub(crate) fn range_to_remove(&self, hex: bool) -> Result<KeyRange> {
         let range = self.range(hex)?;
@@ -55,7 +55,7 @@ impl Selection {
         let from = bound(&self.from)?.map_or(Bound::Unbounded, Bound::Included);
         let to = bound(&self.to)?.map_or(Bound::Unbounded, Bound::Excluded);
         Ok(match (from, to) {
-            // A range whose end is not above its start is empty, but the engine may refuse it.
+            // A range whose end is not above its start is empty, but the engine may reject it.
             (Bound::Included(from), Bound::Excluded(to)) if from >= to => {
                 (Bound::Included(from.clone()), Bound::Excluded(from))
             }

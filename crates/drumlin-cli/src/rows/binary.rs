@@ -1,4 +1,4 @@
-//! The binary form: any bytes, of any size. Damage is detected before it is stored.
+//! The binary form, for any bytes of any size. Damage is detected before a damaged row is stored.
 //!
 //! ```text
 //! file     magic "drumrows", version u32 = 1, zero u32, rows…, end
@@ -20,11 +20,11 @@ const MAGIC: &[u8; 8] = b"drumrows";
 const VERSION: u32 = 1;
 const END: u32 = u32::MAX;
 
-/// The maximum size of values that are returned with their row. Larger ones are streamed.
+/// The maximum size of values that are returned with their row. Larger values are streamed.
 pub(crate) const VALUE_BYTES_STREAMED: u64 = streamed::VALUE_BYTES_WHOLE_MAX;
 
-/// The maximum length of a key, longer than those of any store. A greater length is damage, so no memory is allocated
-/// for it.
+/// The maximum length of a key, which exceeds the limit of every store. A greater length is treated as damage, so no
+/// memory is allocated for it.
 const KEY_BYTES_LIMIT: u32 = 1 << 20;
 
 /// Reads rows in the binary form.
@@ -118,7 +118,7 @@ impl<R: BufRead> BinarySource<R> {
         Ok(())
     }
 
-    /// Compares the checksum after the row that was just read.
+    /// Verifies the checksum after the row that was just read.
     fn verify_row(&mut self) -> Result<(), SourceError> {
         let expected = self.checksum.digest();
         if self.u64()? != expected {
@@ -168,7 +168,7 @@ impl<R: BufRead> Source for BinarySource<R> {
     }
 }
 
-/// Reads the streamed value. It returns the end of the value only after it has verified the checksum that follows.
+/// Reads the streamed value. Reports the end of the value only after it has verified the checksum that follows.
 impl<R: BufRead> Read for BinarySource<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.value_bytes_left == 0 || buffer.is_empty() {
@@ -293,7 +293,7 @@ mod tests {
         }
     }
 
-    /// A file that is cut at any length, has any byte changed, or has bytes after its end is refused.
+    /// A file that is truncated at any length, has any byte changed, or has bytes after its end is rejected.
     #[test]
     fn damage_is_noticed() {
         let file = file();

@@ -1,8 +1,8 @@
 //! CSV and TSV (RFC 4180): quoted fields, doubled quotes, newlines within quotes.
 //!
-//! The reader is stricter than most, so that a broken file is detected where it breaks: a quote that is never closed,
-//! text after a closing quote, and a row with too few or too many fields are errors with line and column. Bytes that
-//! are not UTF-8 are allowed in single columns; a whole row becomes a JSON object and has to be UTF-8.
+//! The reader is stricter than most, so that malformed input is reported at its source: an unclosed quote, text after a
+//! closing quote, and a row with too few or too many fields are errors with line and column. Bytes that are not UTF-8
+//! are allowed if single columns are stored; a whole row becomes a JSON object and must be UTF-8.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::streamed::{self, Stream};
 use crate::terminal::figures;
 use crate::text::Escaped;
 
-/// The fields of one record, and the place where each begins.
+/// The fields of one record, and the position at which each begins.
 #[derive(Default, Debug)]
 struct Record {
     bytes: Vec<u8>,
@@ -56,10 +56,10 @@ pub(super) struct Delimited<R> {
     remark: Option<String>,
 }
 
-/// The maximum length of the column names in a message.
+/// The maximum length of a list of column names in a message.
 const HEADER_CHARS_SHOWN: usize = 200;
 
-/// The roles of columns, which the first line decides.
+/// The roles of the columns, as determined by the first line.
 #[derive(Debug)]
 struct Columns {
     count: usize,
@@ -74,9 +74,9 @@ impl<R: BufRead> Delimited<R> {
         Delimited { delimiter, lines, choice, columns: None, record: Record::default(), remark: None }
     }
 
-    /// Reads the next record. Returns `false` at the end. Skips blank lines. If a quote is not closed, or if a later
-    /// line closes it before more text, the line in which it opens is malformed, and reading continues with the next
-    /// line.
+    /// Reads the next record. Returns `false` at the end. Skips blank lines. If a quote is never closed, or if text
+    /// follows its closing quote on a later line, only the line with the opening quote is malformed, and reading
+    /// continues with the line after it.
     fn read_record(&mut self) -> Result<bool, SourceError> {
         let record = &mut self.record;
         record.clear();
@@ -130,8 +130,8 @@ impl<R: BufRead> Delimited<R> {
         }
     }
 
-    /// Goes back to the line after the one in which a quote opens; `quote_line_end` is the end of that line in the
-    /// record. If `hold_last`, the line that was read last is not in the record, and is read again after it.
+    /// Goes back to the line after the one with the opening quote; `quote_line_end` is the end of that line in the
+    /// record. If `hold_last` is set, the line that was read last is not in the record, and is reread after it.
     fn go_back(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> SourceError {
         let record = std::mem::take(&mut self.record);
         if let Some(Place::Line { line, .. }) = record.places.first()
@@ -143,7 +143,7 @@ impl<R: BufRead> Delimited<R> {
         SourceError::Row { place: quote.place(), what }
     }
 
-    /// Decides the roles of columns, by the header or by the number of fields in the first record.
+    /// Determines the roles of the columns, from the header or from the number of fields in the first record.
     fn settle_columns(&mut self) -> Result<Option<Columns>, SourceError> {
         if !self.read_record()? {
             return Ok(None);
@@ -185,7 +185,7 @@ impl<R: BufRead> Delimited<R> {
         SourceError::Header { place: self.record.places[0], what, hint }
     }
 
-    /// Returns the option that would divide a first line of a single field, if that looks like several fields.
+    /// If the first line has a single field that looks like several, returns the option that would split it.
     fn other_delimiter(&self) -> Option<&'static str> {
         let others =
             [(b';', "--delimiter ';'"), (b'\t', "--delimiter tab"), (b'|', "--delimiter '|'"), (b',', "--delimiter ,")];
@@ -201,7 +201,7 @@ impl<R: BufRead> Source for Delimited<R> {
         let mut have_record = false;
         if self.columns.is_none() {
             self.columns = self.settle_columns().map_err(|error| match error {
-                // A later line must not take the place of a malformed header.
+                // A later line must not be used as the header if the header is malformed.
                 SourceError::Row { place, what } if self.choice.header => SourceError::Rest { place, what },
                 error => error,
             })?;
@@ -238,8 +238,8 @@ impl<R: BufRead> Source for Delimited<R> {
     }
 }
 
-/// Returns the names of a header as labels of a JSON object's fields. Two equal names are refused, because JSON readers
-/// treat them differently.
+/// Returns the names in a header as labels for the fields of a JSON object. Rejects duplicate names, which JSON readers
+/// handle differently.
 fn labels(header: &Record) -> Result<Vec<String>, SourceError> {
     let mut columns = HashMap::new();
     for (column, name) in header.fields().enumerate() {
@@ -302,7 +302,7 @@ fn write_json(record: &Record, labels: &[String], value: &mut Vec<u8>) -> Result
     Ok(())
 }
 
-/// Returns the text of a field in a row or header that is stored as JSON.
+/// Returns the text of a field, in a row or header that is stored as JSON.
 fn text<'f>(record: &Record, index: usize, field: &'f [u8]) -> Result<&'f str, SourceError> {
     std::str::from_utf8(field).map_err(|_| SourceError::Row {
         place: record.places[index],
@@ -324,13 +324,13 @@ impl Quote {
     }
 }
 
-/// The place where text follows a closing quote.
+/// The position of text that follows a closing quote.
 struct TextAfter {
     quote: Quote,
     column: u64,
 }
 
-/// The usual reason for text after a closing quote.
+/// The usual mistake behind text after a closing quote.
 const DOUBLED: &str = "a quote within quotes is written twice";
 
 /// Adds one physical line to the record. Returns `true` if the record is complete, or `false` if it continues in the
@@ -401,7 +401,7 @@ impl<W: Write> DelimitedSink<W> {
     }
 }
 
-/// Writes the names of columns, or a row of at least one field. Writes nothing if the row exceeds the limit.
+/// Writes the column names, or a row of at least one field. Writes nothing if the row exceeds the limit.
 pub(super) fn write_record<F: AsRef<[u8]>>(
     output: &mut impl Write,
     delimiter: u8,
@@ -443,7 +443,7 @@ fn needs_quotes(delimiter: u8, text: &[u8]) -> bool {
     memchr3(b'"', b'\n', b'\r', text).is_some() || memchr(delimiter, text).is_some()
 }
 
-/// Returns `true` if the text begins with a byte order mark, which the beginning of a file may have.
+/// Returns `true` if the text begins with a byte order mark, which is allowed at the beginning of a file.
 fn begins_as_file(text: &[u8]) -> bool {
     text.starts_with(b"\xef\xbb\xbf")
 }
@@ -458,7 +458,7 @@ fn write_doubling_quotes(output: &mut impl Write, text: &[u8]) -> io::Result<()>
     output.write_all(rest)
 }
 
-/// Writes a row whose value is read in pieces: once to decide whether it needs quotes, and once to write it.
+/// Writes a row whose value is read in pieces: first to find out whether it needs quotes, and then to write it.
 fn write_streamed(output: &mut impl Write, delimiter: u8, key: &[u8], value: &mut dyn Stream) -> io::Result<()> {
     write_field(output, delimiter, key)?;
     output.write_all(&[delimiter])?;
@@ -525,7 +525,7 @@ mod tests {
         Place::Line { line, column }
     }
 
-    /// Each kind of malformed row is reported with its place, and the rows around it are read.
+    /// Each kind of malformed row is reported with its place, and the rows around it are still read.
     #[test]
     fn malformed_rows_have_a_place() {
         let text = b"id,name\n1,a\n2\n3,\"b\"c\n4,d,e\n\n5,\"f\ng\"\n6,\"open\n7,x\n";
@@ -536,8 +536,8 @@ mod tests {
         assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));
     }
 
-    /// A broken quote makes only its own line malformed, whether it is never closed or a quote of a later row closes
-    /// it. No later row is lost or changed.
+    /// A broken quote makes only its own line malformed, regardless of whether the quote is never closed or is closed
+    /// by a quote in a later row. No later row is lost or changed.
     #[test]
     fn a_broken_quote_costs_its_line() {
         let good = "1,\"two\nlines, \"\"quoted\"\"\"\r\n2,x\n\n3,\"\"\n4,say \"\"\n5,\u{e9}";
@@ -556,8 +556,8 @@ mod tests {
         Delimited::new(b',', Lines::new(text, bytes_limit), choice())
     }
 
-    /// Reading any text in one pass finds the same records and errors as starting again at each line that the pass
-    /// reaches. The texts include lines and quotes over the limit.
+    /// Reading any text in one pass finds the same records and errors as restarting at each line that the pass reaches.
+    /// The texts include lines and quotes over the limit.
     #[test]
     fn reading_goes_on_as_if_it_began_there() {
         let mut random = SmallRng::seed_from_u64(5);
@@ -592,7 +592,8 @@ mod tests {
         }
     }
 
-    /// Without a key column, the key is file and line. Without a header, columns are numbered and the row is an array.
+    /// Without a key column, the key is made of file and line. Without a header, columns are numbered and the row is an
+    /// array.
     #[test]
     fn rows_without_names() {
         let choice = Choice { key: vec![], value: None, header: false, delimiter: None, name: b"t.csv".to_vec() };
@@ -601,7 +602,7 @@ mod tests {
         assert_eq!(rows[1], Ok((b"t.csv:000000000002".to_vec(), b"[\"c\",\"d\"]".to_vec())));
     }
 
-    /// In each file that the `csv` crate considers well-formed, it finds the same fields.
+    /// For each file that the `csv` crate considers well-formed, both readers find the same fields.
     #[test]
     fn agrees_with_the_csv_crate() {
         let mut random = SmallRng::seed_from_u64(11);

@@ -1,4 +1,5 @@
-//! Values made of fields. `load` stores a whole row as a JSON object, or as an array if the input has no header.
+//! Values that consist of fields. `load` stores a whole row as a JSON object, or as an array if the input has no
+//! header.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,7 +14,7 @@ use serde_json::value::RawValue;
 use super::Sink;
 use super::delimited::write_record;
 
-/// The fields of a JSON object in order, or the elements of an array, which have no names.
+/// The fields of a JSON object in order, or the unnamed elements of an array.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'v> {
     names: Vec<Cow<'v, str>>,
@@ -100,7 +101,7 @@ struct Base64 {
     base64: String,
 }
 
-/// Returns the bytes that a field stands for.
+/// Returns the bytes that a field represents.
 pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
     let text = field.get();
     match text.as_bytes()[0] {
@@ -109,11 +110,12 @@ pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
             .and_then(|base64| STANDARD.decode(base64.base64).map_err(serde::de::Error::custom)),
         _ => Ok(text.as_bytes().to_vec()),
     }
-    // An object that is not base64 stands for itself. A string always parses, unless it contains half a surrogate pair.
+    // An object that is not base64 represents its own text. A string always parses, unless it contains half a surrogate
+    // pair.
     .unwrap_or_else(|_| text.as_bytes().to_vec())
 }
 
-/// Returns a field as a cell of CSV. `null` becomes empty.
+/// Returns a field as a CSV cell. `null` becomes an empty cell.
 fn cell(field: &RawValue) -> Vec<u8> {
     if field.get() == "null" { Vec::new() } else { field_bytes(field) }
 }
@@ -130,11 +132,11 @@ pub(super) struct FieldsSink<W> {
 
 #[derive(Debug)]
 enum Columns {
-    /// The requested fields; others are left out.
+    /// The requested fields; any others are omitted.
     Chosen(Vec<String>),
-    /// The fields of the first value. No other value may have additional fields.
+    /// The fields of the first value. Later values must not have additional fields.
     OfFirst(Vec<String>),
-    /// The elements of arrays, with this number in each row.
+    /// The elements of arrays, with this number of elements in each row.
     Unnamed(usize),
 }
 
@@ -157,7 +159,7 @@ impl<W: Write> FieldsSink<W> {
         })
     }
 
-    /// Takes the columns from the first value, and writes their names as the first line.
+    /// Determines the columns from the first value, and writes their names as the first line.
     fn settle(&mut self, first: &Fields<'_>) -> io::Result<Columns> {
         if first.values.is_empty() {
             return Err(invalid("its value has no fields, but a line needs at least one".to_owned()));
@@ -187,7 +189,7 @@ impl<W: Write> Sink for FieldsSink<W> {
             Columns::Unnamed(count) => {
                 return Err(invalid(format!("its value is not an array of {count} elements, as the first one is")));
             }
-            // The most common case.
+            // The most common case: the same fields in the same order.
             Columns::OfFirst(names) if *names == fields.names => {
                 fields.values.iter().map(|field| cell(field)).collect()
             }

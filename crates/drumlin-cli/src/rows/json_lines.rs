@@ -1,8 +1,8 @@
-//! JSON Lines: one JSON value a line.
+//! JSON Lines: one JSON value per line.
 //!
 //! A field that becomes a key or a value is stored as its text if it is a string, as the decoded bytes if it is
-//! `{"base64": "…"}`, and otherwise as the JSON text of the field. So `load --key key --value value` restores what
-//! `dump` writes, whatever the bytes.
+//! `{"base64": "…"}`, and otherwise as the field's JSON text. So `load --key key --value value` restores any bytes that
+//! `dump` writes.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
@@ -15,7 +15,7 @@ use super::{Choice, Layout, Next, Place, Row, Sink, Source, SourceError, line_ke
 use crate::streamed::{self, Stream};
 use crate::text::{JsonBytes, JsonRow};
 
-/// Reads rows of JSON Lines.
+/// Reads rows from JSON Lines.
 #[derive(Debug)]
 pub(super) struct JsonLines<R> {
     lines: Lines<R>,
@@ -70,8 +70,8 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
     Ok(())
 }
 
-/// Returns the column and the text of serde_json's error. The position at the end of the text is removed, because our
-/// message has the file's line.
+/// Returns the column and the text of serde_json's error. The position is removed from the end of the text, because our
+/// message has the line in the file.
 fn reason(error: &serde_json::Error) -> (u64, String) {
     let text = error.to_string();
     let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
@@ -113,14 +113,14 @@ fn write_value(output: &mut impl Write, value: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes JSON as it is, but without line breaks: outside of strings they are only white space, and inside they can't
-/// occur.
+/// Writes JSON unchanged except for line breaks: outside of strings they are only white space, and inside strings they
+/// can't occur.
 fn write_json(output: &mut impl Write, json: &RawValue) -> io::Result<()> {
     json.get().split(['\n', '\r']).try_for_each(|part| output.write_all(part.as_bytes()))
 }
 
-/// Writes a line whose value is read in pieces, more than once, because its first bytes do not decide how it is
-/// written.
+/// Writes a line whose value is read in pieces. The value is read more than once, because its first bytes do not
+/// determine its form in the output.
 fn write_line_streamed(output: &mut impl Write, layout: &Layout, key: &[u8], value: &mut dyn Stream) -> io::Result<()> {
     match layout {
         Layout::Rows => {
@@ -204,7 +204,7 @@ mod tests {
         parse(text.as_bytes(), choice, &mut row).map(|()| (row.key, row.value))
     }
 
-    /// Strings, base64 and other JSON become the bytes that they stand for.
+    /// Strings, base64 and other JSON are converted to the bytes that they represent.
     #[test]
     fn fields_become_bytes() {
         let text = r#"{"a":"x\n","b":{"base64":"//4="},"c":12.50,"d":{"e":1}}"#;
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(row(text, &choice(&["c"], None)), Ok((b"12.50".to_vec(), text.as_bytes().to_vec())));
     }
 
-    /// A line that is not JSON, is not an object or lacks the field is refused, with the column.
+    /// A line that is not JSON, is not an object or lacks the field is rejected, with the column.
     #[test]
     fn malformed_lines_have_a_column() {
         assert_eq!(row("{\"a\":1,}", &choice(&["a"], None)).unwrap_err().0, 8);

@@ -1,4 +1,4 @@
-//! Physical lines of a text file with their numbers, and the limit on their length.
+//! Physical lines of a text file with their line numbers, and the limit on their length.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 
@@ -6,23 +6,23 @@ use memchr::memchr;
 
 use super::{Place, RowTooLong, SourceError};
 
-/// The maximum length of a line, or of a row of several lines. Without a limit, a binary file given by mistake would
-/// fill the memory. The limit also applies to rows that are written.
+/// The maximum length of a line, or of a row that spans several lines. Without a limit, a binary file given by mistake
+/// could fill the memory. The limit also applies to rows that are written.
 pub(super) const LINE_BYTES_LIMIT: u64 = 256 << 20;
 
 /// Reads a file line by line.
 #[derive(Debug)]
 pub(super) struct Lines<R> {
     input: R,
-    /// The number of the line read last, starting at 1.
+    /// The number of the most recently read line, starting at 1.
     number: u64,
     line: Vec<u8>,
     bytes_limit: u64,
-    /// The line read last was too long, and its rest has not been read.
+    /// `true` if the most recently read line was too long and its remainder has not been read.
     is_cut: bool,
-    /// Lines to read again, from the offset on: the content of a quote, in which one quote stands for two.
+    /// Lines to reread, starting at the offset: the unescaped content of a quote. Rereading doubles each quote in it.
     again: (Vec<u8>, usize),
-    /// The line to read after these.
+    /// The line to read after the lines in `again`.
     held: Option<Vec<u8>>,
 }
 
@@ -31,7 +31,7 @@ impl<R: BufRead> Lines<R> {
         Lines { input, number: 0, line: Vec::new(), bytes_limit, is_cut: false, again: (Vec::new(), 0), held: None }
     }
 
-    /// Returns the number of the line read last.
+    /// Returns the number of the most recently read line.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -40,7 +40,7 @@ impl<R: BufRead> Lines<R> {
         self.bytes_limit
     }
 
-    /// Returns the next line including its line ending, with its number, or `None` after the last one.
+    /// Returns the next line including its line ending, with its number, or `None` after the last line.
     pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>, SourceError> {
         if !self.take_again() {
             while std::mem::take(&mut self.is_cut) {
@@ -66,8 +66,8 @@ impl<R: BufRead> Lines<R> {
         Ok(self.input.by_ref().take(self.bytes_limit).read_until(b'\n', &mut self.line)?)
     }
 
-    /// Goes back to the line after `number`. The lines from there on are the content of one quote: `record` from an
-    /// offset on, and then, if `hold_last`, the line read last.
+    /// Goes back to the line after `number`. The lines after it are the content of one quote: `record` starting at an
+    /// offset, followed by the most recently read line if `hold_last` is set.
     pub(super) fn go_back(&mut self, number: u64, record: Vec<u8>, from: usize, hold_last: bool) {
         assert!(self.again.0.is_empty() && self.held.is_none(), "no quote opens in lines that are read again");
         self.number = number;
@@ -75,7 +75,7 @@ impl<R: BufRead> Lines<R> {
         self.held = hold_last.then(|| std::mem::take(&mut self.line));
     }
 
-    /// Takes the next of the lines to read again. Returns `false` if there is none.
+    /// Takes the next of the lines to reread. Returns `false` if none are left.
     fn take_again(&mut self) -> bool {
         let (again, from) = &mut self.again;
         let rest = &again[*from..];
@@ -95,13 +95,13 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// Returns `true` if data may exceed the limit as text. A sink then measures the row before it writes it. The longest
-/// escape of a byte has six bytes (`\u0000`), and a row adds a few bytes.
+/// Returns `true` if the row might exceed the limit when written as text. A sink then measures the row before it writes
+/// it. The longest escape of a byte takes six bytes (`\u0000`), and a row adds a few bytes.
 pub(super) fn may_exceed(bytes_limit: u64, data_bytes: u64) -> bool {
     data_bytes > bytes_limit / 8
 }
 
-/// Counts the bytes of one row, and fails above a limit.
+/// Counts the bytes of one row, and fails if they exceed a limit.
 #[derive(Debug)]
 pub(super) struct Measure {
     bytes_limit: u64,

@@ -1,6 +1,6 @@
-//! Rows outside of a database: CSV, TSV, JSON Lines and the binary form, read and written.
+//! Reads and writes rows outside of a database: CSV, TSV, JSON Lines and the binary form.
 //!
-//! A [`Source`] yields one row after another and reports the exact place of an error. After a malformed text line it
+//! A [`Source`] yields rows in sequence and reports the exact place of an error. After a malformed text line, it
 //! continues with the next line. A [`Sink`] writes rows that the source of the same format can read.
 
 mod binary;
@@ -36,7 +36,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// Returns the format that a file's name implies.
+    /// Returns the format implied by a file's name.
     pub(crate) fn of_path(path: &Path) -> Option<Format> {
         match path.extension().and_then(OsStr::to_str)?.to_ascii_lowercase().as_str() {
             "csv" => Some(Format::Csv),
@@ -47,7 +47,7 @@ impl Format {
         }
     }
 
-    /// Returns the format that the name of a possibly compressed file implies, such as `rows.csv.gz`.
+    /// Returns the format implied by the name of a possibly compressed file, such as `rows.csv.gz`.
     pub(crate) fn of_input(path: &Path) -> Option<Format> {
         match path.extension().and_then(OsStr::to_str)?.to_ascii_lowercase().as_str() {
             "gz" | "gzip" | "zst" | "zstd" => Format::of_path(Path::new(path.file_stem()?)),
@@ -61,7 +61,7 @@ impl Format {
     }
 }
 
-/// The fields that become key and value if the rows are text.
+/// The fields of a text row that become the key and the value.
 #[derive(Clone, Debug)]
 pub(crate) struct Choice {
     /// The columns or fields that form the key, joined by a zero byte. If empty, the key is a [`line_key`].
@@ -76,7 +76,7 @@ pub(crate) struct Choice {
     pub(crate) name: Vec<u8>,
 }
 
-/// Returns the key of a row that has none of its own: its file and line. So keys sort like the lines, and keys of
+/// Returns the key of a row without a key column: its file and line. Such keys sort in line order, and keys from
 /// different files differ.
 fn line_key(name: &[u8], line: u64) -> Vec<u8> {
     [name, format!(":{line:012}").as_bytes()].concat()
@@ -86,7 +86,7 @@ fn line_key(name: &[u8], line: u64) -> Vec<u8> {
 pub(crate) struct Row {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
-    /// The position in the file of the row's key, or of the row if its key is made of the line's number.
+    /// The position in the file of the row's key, or of the row itself if its key is made of the line number.
     pub(crate) place: Place,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct Row {
 pub(crate) enum Next {
     /// The row is complete.
     Row,
-    /// The key is complete. The value is too large for memory and comes from [`Source::value`].
+    /// The key is complete. The value is too large for memory and is read from [`Source::value`].
     Streamed,
     /// There are no more rows.
     End,
@@ -129,9 +129,9 @@ impl fmt::Display for Place {
 /// An error in a source.
 #[derive(Debug)]
 pub(crate) enum SourceError {
-    /// One row is malformed. The next call continues after it.
+    /// One row is malformed. The next call continues with the row after it.
     Row { place: Place, what: String },
-    /// Nothing after this place can be trusted.
+    /// The rest of the file, starting at this place, can't be trusted.
     Rest { place: Place, what: String },
     /// The first line does not define the columns.
     Header { place: Place, what: String, hint: Option<String> },
@@ -150,18 +150,18 @@ pub(crate) trait Source {
     /// Reads the next row into `row`.
     fn next(&mut self, row: &mut Row) -> Result<Next, SourceError>;
 
-    /// Returns the value of the row that was just returned as [`Next::Streamed`]. It must be read to its end.
+    /// Returns the value of the row that was just returned as [`Next::Streamed`]. The caller must read it to its end.
     fn value(&mut self) -> &mut dyn Read {
         unreachable!("only a source that answers `Streamed` has a value to stream")
     }
 
-    /// Returns a remark on what was read so far, for people. Each remark is returned once.
+    /// Returns a remark to print about the rows read so far. Each remark is returned once.
     fn remark(&mut self) -> Option<String> {
         None
     }
 }
 
-/// Creates a reader of rows of a format.
+/// Creates a reader of rows in a format.
 pub(crate) fn source<'a>(format: Format, input: impl BufRead + 'a, choice: Choice) -> Box<dyn Source + 'a> {
     source_within(LINE_BYTES_LIMIT, format, input, choice)
 }
@@ -184,32 +184,32 @@ fn source_within<'a>(
 
 /// A writer of rows.
 pub(crate) trait Sink {
-    /// Writes one row. Fails with `InvalidData` if the layout can't show the value, or with [`RowTooLong`]; nothing of
-    /// the row is then written.
+    /// Writes one row. Fails with `InvalidData` if the layout can't represent the value, or with [`RowTooLong`]; no
+    /// part of the row is written in that case.
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
-    /// Writes one row whose value is read in pieces, unless the layout needs it whole. Otherwise like
+    /// Writes one row whose value is read in pieces, unless the layout requires the whole value. Otherwise the same as
     /// [`write`](Self::write).
     fn write_streamed(&mut self, key: &[u8], length: u64, value: &mut dyn Stream) -> io::Result<()> {
         let mut whole = Vec::new();
         value.take(length).read_to_end(&mut whole)?;
         self.write(key, &whole)
     }
-    /// Writes what follows the last row.
+    /// Completes the output after the last row.
     fn finish(&mut self) -> io::Result<()>;
-    /// Returns the requested fields that no row has had.
+    /// Returns the requested fields that have not occurred in any row.
     fn missing_fields(&self) -> &[String] {
         &[]
     }
 }
 
-/// The error for a row that is longer as text than a line may be.
+/// The error for a row whose text form exceeds the maximum length of a line.
 #[derive(Debug)]
 pub(crate) struct RowTooLong {
     bytes_limit: u64,
 }
 
 impl RowTooLong {
-    /// Returns `true` if this is the error of a sink.
+    /// Returns `true` if this is the reason for the error of a sink.
     pub(crate) fn is_reason(error: &io::Error) -> bool {
         error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<RowTooLong>)
     }
@@ -227,18 +227,18 @@ impl fmt::Display for RowTooLong {
 
 impl std::error::Error for RowTooLong {}
 
-/// The parts of rows that are written.
+/// The parts of rows to write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Layout {
     /// The key and the value.
     Rows,
-    /// The values alone, as they were loaded: in CSV and TSV their fields, with columns named by the first value.
+    /// The values alone, as they were loaded: for CSV and TSV, their fields, with columns named by the first value.
     Values,
     /// These fields of the values.
     Fields(Vec<String>),
 }
 
-/// Creates a writer of rows of a format. `delimiter` replaces the default byte between fields of CSV and TSV. The
+/// Creates a writer of rows in a format. `delimiter` replaces the default byte between fields of CSV and TSV. The
 /// binary form always has keys and values.
 pub(crate) fn sink<'a>(
     format: Format,
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Returns a line of cells with characters that have a meaning in some format. Many cells are empty.
+    /// Returns a line of cells, many of them empty, with characters that are special in some format.
     fn cells(random: &mut impl Rng, count: usize) -> Vec<String> {
         const PARTS: [&str; 12] = ["a", ",", "\t", "\"", "\n", "\r", "\\", "\u{feff}", "\u{e9}", "{", "\0", "null"];
         let mut cell = || {
@@ -314,8 +314,7 @@ mod tests {
         (0..count).map(|_| cell()).collect()
     }
 
-    /// Tables that were loaded and dumped as values can be loaded again unchanged, whatever their cells and column
-    /// names.
+    /// Tables that were loaded and dumped as values can be reloaded unchanged, with any cells and column names.
     #[test]
     fn tables_round_trip_as_values() {
         let mut random = SmallRng::seed_from_u64(3);
@@ -347,8 +346,8 @@ mod tests {
         }
     }
 
-    /// Each row that a text form writes can be read. A row that is longer than a line may be is refused before a byte
-    /// of it is written, in one line or several, with escapes and without.
+    /// Each row that a text form writes can be read back. A row that is too long for a line is rejected before any byte
+    /// of it is written, in one line or several, with and without escapes.
     #[test]
     fn rows_that_are_too_long_are_not_written() {
         const BYTES_LIMIT: u64 = 300;
@@ -388,7 +387,7 @@ mod tests {
         assert!(written > 500 && refused > 500, "{written} written, {refused} refused");
     }
 
-    /// Whatever the bytes, reading a format returns what was written.
+    /// Reading a format returns the rows that were written, with any bytes.
     #[test]
     fn every_format_round_trips_any_bytes() {
         let mut random = SmallRng::seed_from_u64(7);

@@ -1,4 +1,4 @@
-//! Prints the warnings of the engine to stderr.
+//! Prints the engine's warnings to stderr.
 
 use anstyle::{AnsiColor, Style};
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -8,10 +8,10 @@ use crate::escape::harmless;
 
 struct Stderr;
 
-/// Prints warnings and errors from now on; with `--quiet`, only errors.
+/// Starts printing warnings and errors, or with `--quiet` only errors.
 pub(crate) fn show(output: Output) {
     let filter = if output.quiet() { LevelFilter::Error } else { LevelFilter::Warn };
-    // This fails only if a logger is set already, which then does the same.
+    // This fails only if a logger is already set, which can only be this one.
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(filter);
     }

@@ -1,5 +1,5 @@
-//! Output for people. Figures go to stdout, progress goes to stderr. Colours are used only on a terminal, and not if
-//! `NO_COLOR` is set.
+//! Output for people. Figures go to stdout, and progress goes to stderr. Colours are used only on a terminal, and not
+//! at all if `NO_COLOR` is set.
 
 pub(crate) mod figures;
 pub(crate) mod log;

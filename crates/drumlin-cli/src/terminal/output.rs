@@ -18,7 +18,7 @@ pub(crate) mod style {
     pub(crate) const ACCENT: Style = Style::new().bold().fg_color(Some(anstyle::Color::Ansi(AnsiColor::Cyan)));
 }
 
-/// The options that every command has, which control how it prints.
+/// The options of every command, which control its output.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Common {
     /// Print figures and rows as JSON, one object a line
@@ -36,7 +36,7 @@ impl Common {
     }
 }
 
-/// The way in which a command prints its answer.
+/// The settings by which a command prints its output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
@@ -63,7 +63,7 @@ impl Output {
         io::stdout().is_terminal()
     }
 
-    /// Returns the columns that a row may take: those of the terminal, or `None` for no limit.
+    /// Returns the number of columns that a row may take: the terminal's width, or `None` for no limit.
     pub(crate) fn columns() -> Option<usize> {
         let stdout = io::stdout();
         if !stdout.is_terminal() {
@@ -72,7 +72,7 @@ impl Output {
         rustix::termios::tcgetwinsize(&stdout).ok().map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0)
     }
 
-    /// Prints the figures as one line of JSON, or as the text.
+    /// Prints the figures, as one line of JSON or as the given text.
     pub(crate) fn print<T: Serialize>(&self, figures: &T, text: impl FnOnce() -> String) -> Result<()> {
         if self.json { self.print_json(figures) } else { self.print_text(&text()) }
     }
@@ -90,7 +90,7 @@ impl Output {
         writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(|error| Failure::stdout(&error))
     }
 
-    /// Prints a remark that is not part of the answer to stderr, so that pipes get the answer alone.
+    /// Prints a remark to stderr, so that a pipe receives only the output proper.
     pub(crate) fn remark(&self, text: &str) {
         if !self.quiet {
             anstream::eprintln!("{text}");

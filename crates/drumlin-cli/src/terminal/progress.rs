@@ -7,7 +7,7 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressFinish, 
 use super::Output;
 use super::figures;
 
-/// A line on stderr that shows how far a command has come.
+/// A line on stderr that shows the progress of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Progress(ProgressBar);
 
@@ -17,12 +17,12 @@ impl Progress {
         Progress::new(output, what, Some(total), "{msg:12} {bar:28.cyan/dim} {done} of {whole}  {speed}/s  {eta}")
     }
 
-    /// Counts things towards a total.
+    /// Counts items towards a total.
     pub(crate) fn items(output: Output, what: &'static str, total: u64) -> Progress {
         Progress::new(output, what, Some(total), "{msg:13} {bar:28.cyan/dim} {human_pos} of {human_len}  {eta}")
     }
 
-    /// Counts milliseconds of work towards the planned time. [`say`](Progress::say) shows the current work.
+    /// Counts elapsed milliseconds towards the planned time. [`say`](Progress::say) shows the current step.
     pub(crate) fn work(output: Output, planned_ms: u64) -> Progress {
         Progress::new(
             output,
@@ -32,24 +32,24 @@ impl Progress {
         )
     }
 
-    /// Shows a running count of items whose total is unknown.
+    /// Counts items whose total is unknown.
     pub(crate) fn counter(output: Output, what: &'static str) -> Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg} {human_pos}")
     }
 
-    /// Shows that the command is working.
+    /// Shows that the command is busy.
     pub(crate) fn spinner(output: Output, what: &'static str) -> Progress {
         Progress::new(output, what, None, "{spinner:.cyan} {msg}")
     }
 
-    /// Shows only remarks.
+    /// Shows remarks, but no progress.
     pub(crate) fn none() -> Progress {
         Progress(ProgressBar::hidden())
     }
 
     fn new(output: Output, what: &'static str, total: Option<u64>, template: &str) -> Progress {
         let target = if output.quiet() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr_with_hz(10) };
-        // Clear the progress even if the command fails, before its error is printed.
+        // Clear the progress line even if the command fails, before its error is printed.
         let bar = ProgressBar::with_draw_target(total, target).with_finish(ProgressFinish::AndClear);
         let style = ProgressStyle::with_template(template)
             .expect("a valid template")
@@ -79,12 +79,12 @@ impl Progress {
         self.0.set_length(total);
     }
 
-    /// Shows the current work.
+    /// Shows the current step.
     pub(crate) fn say(&self, what: &str) {
         self.0.set_message(what.to_owned());
     }
 
-    /// Shows how much time is left.
+    /// Shows the remaining time.
     pub(crate) fn say_left(&self, left: Duration) {
         self.0.set_prefix(format!("{:#}", HumanDuration(Duration::from_secs(left.as_secs()))));
     }
@@ -101,6 +101,6 @@ impl Progress {
 }
 
 fn write_bytes(f: &mut dyn std::fmt::Write, number: u64) {
-    // If the formatter fails, the error can't be reported.
+    // If the formatter fails, there is no way to report the error.
     let _ = f.write_str(&figures::bytes(number));
 }

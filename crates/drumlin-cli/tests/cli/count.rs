@@ -2,7 +2,7 @@
 
 use crate::support::Bench;
 
-/// All rows, those with a prefix and those in a range are counted, as text and as JSON, in any keyspace.
+/// Counts cover all rows, rows with a prefix and rows in a range, as text and as JSON, in any keyspace.
 #[test]
 fn rows_are_counted() {
     let bench = Bench::new();
@@ -20,7 +20,7 @@ fn rows_are_counted() {
     bench.fails(3, &["count", "db", "-k", "missing"]);
 }
 
-/// The next count reads next to nothing, whichever command counted first.
+/// The second count reads next to nothing, no matter which command counted first.
 #[test]
 fn counts_are_kept() {
     for count in [&["count", "db"][..], &["scan", "db", "--count"], &["keyspaces", "db", "--count"]] {
@@ -28,7 +28,7 @@ fn counts_are_kept() {
         let rows: String = (0..100_000).map(|row: u64| format!("{row:08}\t{:0>60}\n", row * 7919)).collect();
         let load = ["load", "db", "-", "--format", "tsv", "--no-header", "--key", "1", "--value", "2"];
         bench.ok_with(&load, rows.as_bytes());
-        // No load has counted this row.
+        // This row was not counted by any load.
         bench.ok(&["put", "db", "more", "1"]);
         let reads = || {
             let config = drumlin::Config::new().memory(16 << 20).read_only(true);
@@ -41,14 +41,14 @@ fn counts_are_kept() {
     }
 }
 
-/// A count that can't write succeeds, and says how much it read and why the counts are not kept.
+/// A count that can't write succeeds, and reports the bytes read and why the counts are not kept.
 #[test]
 fn a_count_that_is_not_kept_says_so() {
     let bench = Bench::new();
     let db = drumlin::Config::new().memory(16 << 20).open(bench.path().join("db")).unwrap();
     let rows = db.keyspace("default").unwrap();
     for row in 0..40_000u64 {
-        // Values that do not compress.
+        // Use values that do not compress.
         let value: Vec<u8> = (1..16).flat_map(|part| (row * 16 + part).wrapping_pow(7).to_be_bytes()).collect();
         rows.insert_with(row.to_be_bytes(), value, drumlin::Durability::Relaxed).unwrap();
     }

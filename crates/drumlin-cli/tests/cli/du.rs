@@ -31,8 +31,8 @@ fn line(path: &str, files: u64, bytes: u64) -> Value {
     json!({ "path": path, "files": files, "bytes": bytes })
 }
 
-/// Each directory down to the depth has a line with everything below it, the largest first and the total last. Names
-/// that sort between a directory and its content are not counted in it.
+/// Each directory down to the given depth has a line that includes all files below it, the largest first and the total
+/// last. Names that sort between a directory and its content are not counted as part of it.
 #[test]
 fn directories_are_summed() {
     let bench = tree();
@@ -48,7 +48,7 @@ fn directories_are_summed() {
     assert_eq!(lines(&bench, &["nothing"]), [line("nothing", 0, 0)]);
 }
 
-/// A prefix that is not a directory means all paths that begin with it. The path of a file means that file.
+/// A prefix that is not a directory selects all paths that begin with it. The path of a file selects that file.
 #[test]
 fn prefixes_are_summed() {
     let bench = tree();
@@ -69,7 +69,7 @@ fn people_get_units() {
     assert_eq!(text.lines().last(), Some("   322 kB  7 files  ."));
 }
 
-/// Sums follow what a later run of `index` stores and removes.
+/// Sums include the changes of a later run of `index`.
 #[test]
 fn sums_follow_the_tree() {
     let bench = tree();
@@ -79,7 +79,8 @@ fn sums_follow_the_tree() {
     assert_eq!(lines(&bench, &["a"]), [line("a", 2, 3000)]);
 }
 
-/// A missing path, and a database without a tree, are not found. A row that `index` did not write is reported.
+/// A missing path, and a database without a tree, end with the code for "not found". A row that `index` did not write
+/// is reported.
 #[test]
 fn what_is_missing_has_a_code() {
     let bench = tree();

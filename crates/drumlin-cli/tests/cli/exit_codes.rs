@@ -2,7 +2,7 @@
 
 use crate::support::Bench;
 
-/// Success, usage errors and missing things each have their code, and the message says what to do.
+/// Success, usage errors and missing databases or keys each have a code, and the message says what to do.
 #[test]
 fn exit_codes_name_the_failure() {
     let bench = Bench::new();
@@ -29,7 +29,7 @@ fn exit_codes_name_the_failure() {
     assert!(bench.fails(3, &["rm", "db", "missing"]).contains("nothing was removed"));
 }
 
-/// A folder or file that is not a database is reported as such and not changed.
+/// A folder or file that is not a database is reported as such and left unchanged.
 #[test]
 fn not_a_database() {
     let bench = Bench::new();
@@ -42,7 +42,7 @@ fn not_a_database() {
     assert_eq!(std::fs::read_dir(bench.path().join("folder")).unwrap().count(), 1);
 }
 
-/// If a budget is too small, the error says how much is needed.
+/// If a budget is too small, the error states the required budget.
 #[test]
 fn budgets_have_a_minimum() {
     let bench = Bench::new();
@@ -50,7 +50,7 @@ fn budgets_have_a_minimum() {
     assert!(message.contains("at least") && message.contains("--memory"), "{message}");
 }
 
-/// A key over the limit is bad input, and the message names the limit.
+/// A key above the limit is bad input, and the message states the limit.
 #[test]
 fn keys_have_a_limit() {
     let bench = Bench::new();
@@ -58,7 +58,7 @@ fn keys_have_a_limit() {
     assert!(message.contains("70000") && message.contains("up to"), "{message}");
 }
 
-/// `check` detects a damaged data file and reports it with its own code.
+/// `check` detects a damaged data file and returns the code for damage.
 #[test]
 fn damage_has_a_code() {
     let bench = Bench::new();
@@ -71,7 +71,7 @@ fn damage_has_a_code() {
     let largest = files.filter(|item| item.path().is_file()).max_by_key(|item| item.metadata().unwrap().len());
     let largest = largest.expect("a data file").path();
     let mut bytes = std::fs::read(&largest).unwrap();
-    // Change every block in the second half of the used part.
+    // Damage every block in the second half of the used part.
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
     (used / 2..used).step_by(997).for_each(|at| bytes[at] ^= 0x55);
     std::fs::write(&largest, bytes).unwrap();
@@ -97,7 +97,7 @@ fn rows_around_damage_are_saved() {
     let data = bench.path().join("db/data");
     let mut bytes = std::fs::read(&data).unwrap();
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap();
-    // Damage leaves and chunks of the large value. The structures that opening needs are after them in the file.
+    // Damage leaves, and chunks of the large value. The structures needed for opening come after them in the file.
     let starts = [used / 8, used / 4, used / 2];
     starts.iter().for_each(|&at| bytes[at..at + 64].iter_mut().for_each(|byte| *byte ^= 0x55));
     std::fs::write(&data, bytes).unwrap();
@@ -133,8 +133,8 @@ fn rows_around_damage_are_saved() {
     );
 }
 
-/// `check` examines a database that is too damaged to be opened: it reports what it found and what remains, and returns
-/// the same code. No file changes.
+/// `check` examines a database that is too damaged to open: it reports the damage and what remains, and returns the
+/// code for damage. No file changes.
 #[test]
 fn a_database_that_does_not_open_is_examined() {
     let bench = Bench::new();
@@ -149,7 +149,7 @@ fn a_database_that_does_not_open_is_examined() {
     let contents = || {
         let log = std::fs::read_dir(folder.join("log")).unwrap();
         let files = std::fs::read_dir(&folder).unwrap().chain(log).flatten();
-        // The file `lock` names the process that opens the database.
+        // Ignore the file `lock`, which names the process that opens the database.
         let files = files.filter(|item| item.file_name() != "lock");
         let mut files: Vec<_> = files.map(|item| (item.path(), std::fs::read(item.path()).ok())).collect();
         files.sort();
@@ -163,8 +163,8 @@ fn a_database_that_does_not_open_is_examined() {
     assert!(contents() == before, "a check changed a file");
 }
 
-/// If a database does not open because a page table is damaged, `dump --skip-damage` writes the rows that remain, here
-/// all of another keyspace. Without the option, the error names it.
+/// If a database can't be opened because a page table is damaged, `dump --skip-damage` writes the remaining rows: here,
+/// all rows of another keyspace. Without the option, the error suggests it.
 #[test]
 fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     let bench = Bench::new();
@@ -174,8 +174,8 @@ fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     bench.ok_with(&[&["load", "db", "-", "-k", "other"][..], &columns].concat(), rows(50).as_bytes());
     let data = bench.path().join("db/data");
     let mut bytes = std::fs::read(&data).unwrap();
-    // The header of an extent has its keyspace, its number and two lengths. Only a chunk of a page table has 8 KiB and
-    // a header of 40 bytes.
+    // The header of an extent has its keyspace, its number and two lengths. Only chunks of page tables have 8 KiB and a
+    // header of 40 bytes.
     let is_chunk = |at: &usize| {
         bytes[*at..].starts_with(&8232u32.to_le_bytes()) && bytes[at - 12..at - 4] == [1, 0, 0, 0, 2, 0, 0, 0]
     };
@@ -198,7 +198,8 @@ fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     assert!(answer.stderr.contains("gap between '"), "{}", answer.stderr);
 }
 
-/// If both superblocks are lost, the other files show that the folder is a damaged database, not something else.
+/// If both superblocks are lost, the other files show that the folder is a damaged database and not an unrelated
+/// folder.
 #[test]
 fn a_database_without_superblocks_is_damaged() {
     let bench = Bench::new();
@@ -233,7 +234,7 @@ fn hints_fit_the_command() {
     let keys: Vec<String> = (0..1800).map(|key| format!("{key:0>900}")).collect();
     let rows = keys.join("\n");
     bench.ok_with(&["load", "db", "-", "--format", "csv", "--no-header", "--key", "1"], rows.as_bytes());
-    // Remove the keys in one transaction, which is too large for the memory.
+    // Remove the keys in one transaction that is too large for the memory.
     let args: Vec<&str> = keys.iter().map(String::as_str).collect();
     let message = bench.fails(1, &[&["rm", "db", "--memory", "8MiB"][..], &args].concat());
     assert!(message.contains("transaction too large") && message.contains("--memory"), "{message}");

@@ -1,4 +1,4 @@
-//! Trees that are stored and extracted again.
+//! Storing a directory tree and extracting it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ use walkdir::WalkDir;
 
 use crate::support::Bench;
 
-/// Each path of a tree with its kind, mode, time if that is stored, and content.
+/// Each path of a tree with its kind and mode, its time if the time is stored, and its content.
 type Tree = BTreeMap<PathBuf, (u32, i64, i64, Vec<u8>)>;
 
 fn tree(root: &Path) -> Tree {
@@ -40,7 +40,7 @@ fn tree(root: &Path) -> Tree {
     found
 }
 
-/// Creates a tree with everything that is easily lost.
+/// Creates a tree with attributes and names that are easily lost.
 fn awkward(bench: &Bench) -> PathBuf {
     let root = bench.path().join("tree");
     let old = UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
@@ -88,7 +88,7 @@ fn a_tree_comes_back_whole() {
     assert!(again.contains("indexed 0 files") && again.contains("8 unchanged"), "{again}");
 }
 
-/// Existing files are kept and named, unless they are to be replaced.
+/// Existing files are kept and named, unless replacing them is requested.
 #[test]
 fn files_that_are_there_are_kept() {
     let bench = Bench::new();
@@ -106,9 +106,9 @@ fn files_that_are_there_are_kept() {
     assert!(tree(&bench.path().join("out")) == tree(&bench.path().join("tree")));
 }
 
-/// The next run completes one that was killed or interrupted at any point: the tree is whole, with all modes and times
-/// and nothing else in it, and the code is 0. The same is true after a run that completed. A directory that existed
-/// before keeps its mode.
+/// If a run is killed or interrupted at any point, the next run completes the tree, with all modes and times and no
+/// other files, and returns code 0. The same is true after a completed run. A directory that existed before keeps its
+/// mode.
 #[test]
 fn an_interrupted_run_is_completed() {
     let bench = Bench::new();
@@ -132,7 +132,7 @@ fn an_interrupted_run_is_completed() {
             std::thread::yield_now();
         }
         let signal = if part % 2 == 0 { Signal::KILL } else { Signal::INT };
-        // This fails if the process has ended already.
+        // This fails if the process has already ended.
         let _ = kill_process(Pid::from_child(&extract), signal);
         stopped += u32::from(extract.wait().unwrap().code() != Some(0));
         bench.ok(&["extract", "db", "out"]);
@@ -155,7 +155,8 @@ fn an_interrupted_run_is_completed() {
     assert_eq!(fs::metadata(out.join("many/4")).unwrap().mode() & 0o7777, 0o711);
 }
 
-/// A path selects one file, or a directory with everything below it, but not names that merely begin with it.
+/// A path selects one file, or a directory with its whole content, but not other names that begin with the same
+/// characters.
 #[test]
 fn a_part_of_a_tree() {
     let bench = Bench::new();
@@ -172,8 +173,8 @@ fn a_part_of_a_tree() {
     assert!(!bench.path().join("none").exists());
 }
 
-/// Rows that `index` did not write are not extracted outside of the directory, nor through a link in it, nor with
-/// content that differs from the record.
+/// Rows that `index` did not write are never extracted to a place outside of the directory or behind a link in it, and
+/// never with content that differs from the record.
 #[test]
 fn rows_that_no_index_wrote() {
     let bench = Bench::new();
@@ -195,8 +196,8 @@ fn rows_that_no_index_wrote() {
     assert!(bench.fails(2, &["extract", "db", "db/out"]).contains("within the database itself"));
 }
 
-/// Entries without content are counted by kind and named. An entry that replaces one of another kind also replaces it
-/// in the database.
+/// Entries without content are counted by kind and named. If an entry's kind changes, the new entry replaces the old
+/// one in the database.
 #[test]
 fn special_entries_and_changed_kinds() {
     let bench = Bench::new();
@@ -225,8 +226,7 @@ fn special_entries_and_changed_kinds() {
     assert_eq!(times_aside(tree(&bench.path().join("out"))), times_aside(tree(&root)));
 }
 
-/// From a damaged database everything that can be read is extracted. The rest is named, and the code tells of the
-/// damage.
+/// All readable files of a damaged database are extracted. The rest are named, and the exit code indicates the damage.
 #[test]
 fn a_damaged_tree() {
     let bench = Bench::new();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::Bench;
 
-/// A second process is refused with code 5, and the message names the first.
+/// A second process is refused with code 5, and the message names the first process.
 #[test]
 fn a_second_process_sees_the_id_of_the_first() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Directory trees.
+//! Storing directory trees.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ fn row_counts(bench: &Bench) -> [u64; 4] {
         .map(|keyspace| bench.ok(&["count", "db", "-k", keyspace]).trim().parse().unwrap())
 }
 
-/// A tree stored at once and one stored by transactions have the same rows, even with the smallest budget.
+/// A tree stored by bulk load and one stored by transactions have the same rows, even with the smallest budget.
 #[test]
 fn both_ways_store_the_same() {
     let bench = Bench::new();
@@ -35,7 +35,7 @@ fn both_ways_store_the_same() {
     assert_eq!(acknowledged.lines().count(), 3001);
 }
 
-/// Returns the bytes that a process has read from files while it is running.
+/// Returns the number of bytes that a running process has read from files.
 fn bytes_read(process: &mut Child) -> Option<u64> {
     process.try_wait().unwrap().is_none().then(|| {
         let io = fs::read_to_string(format!("/proc/{}/io", process.id())).unwrap_or_default();
@@ -43,7 +43,7 @@ fn bytes_read(process: &mut Child) -> Option<u64> {
     })
 }
 
-/// A killed run into an empty database leaves either nothing or everything, and the next run stores the tree.
+/// A killed run into an empty database leaves either no files or the whole tree, and the next run stores the tree.
 #[test]
 fn a_killed_run_leaves_nothing_or_all() {
     const FILES: u64 = 400;
@@ -52,7 +52,7 @@ fn a_killed_run_leaves_nothing_or_all() {
     for number in 0..FILES {
         bench.write(&format!("tree/{}/{number}", number % 5), vec![number as u8; FILE_BYTES as usize]);
     }
-    // Create the database first, because a kill during its creation is not what is tested.
+    // Create the database first, because this test is not about a kill during its creation.
     bench.ok(&["put", "db", "key", "value"]);
     let (nothing, all) = ([0; 4], [FILES, FILES, FILES, 5]);
     for part in 0..=8 {
@@ -76,7 +76,8 @@ fn a_killed_run_leaves_nothing_or_all() {
     assert!(bench.ok(&["check", "db"]).starts_with("sound"));
 }
 
-/// Rows of a run that was killed while its keyspaces were being filled are not a tree, and the next run drops them.
+/// If a run is killed while its keyspaces are being filled, its rows do not count as a tree, and the next run drops
+/// them.
 #[test]
 fn a_half_attached_tree_is_none() {
     let bench = Bench::new();
@@ -92,7 +93,7 @@ fn a_half_attached_tree_is_none() {
     assert!(!bench.ok(&["keyspaces", "db"]).contains("index_unfinished"));
 }
 
-/// Files enter the three keyspaces. A second run stores only what changed, and removes missing files if asked to.
+/// Files are stored in three keyspaces. A second run stores only changes, and removes missing files if asked to.
 #[test]
 fn a_tree_is_stored_and_kept_up_to_date() {
     let bench = Bench::new();
@@ -125,8 +126,8 @@ fn a_tree_is_stored_and_kept_up_to_date() {
     }
 }
 
-/// Paths that are longer than keys may be are named and counted, and the rest of the tree is stored: at once, by
-/// transactions, and when it is stored again.
+/// Paths that are too long for keys are named and counted, and the rest of the tree is stored: by bulk load, by
+/// transactions, and in a second run.
 #[test]
 fn long_paths_are_named() {
     let bench = Bench::new();
@@ -175,9 +176,9 @@ fn acknowledgements_name_every_file() {
     assert_eq!(acks, expected);
 }
 
-/// A database inside the tree that it stores is left out and named, however it is reached: as the folder, through a
-/// symbolic link in its place, and as a hard link to one of its files. `--delete` removes what an older program stored
-/// of it.
+/// A database inside the tree that it stores is left out and named, no matter how it is reached: as the folder itself,
+/// through a symbolic link in its place, and as a hard link to one of its files. `--delete` removes any of its files
+/// that an older version stored.
 #[test]
 fn a_database_is_not_stored_in_itself() {
     let bench = Bench::new();
@@ -211,7 +212,8 @@ fn a_database_is_not_stored_in_itself() {
     assert!(text.contains("indexed 1 file") && text.contains("the database itself: log"), "{text}");
 }
 
-/// A database refuses its own folder and anything in it as a tree, and its own files as a value or an output file.
+/// A command refuses to store the database's own folder or its parts as a tree, and to use the database's own files as
+/// a value or an output file.
 #[test]
 fn a_database_is_no_input_or_output_of_its_own() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Ctrl-C.
+//! Interrupting commands with Ctrl-C.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::Bench;
 
-/// An interrupted load ends with code 130, and leaves a database that opens and has whole transactions.
+/// An interrupted load ends with code 130, and leaves a database that opens and contains only whole transactions.
 #[test]
 fn a_load_ends_between_transactions() {
     let (bench, rows) = interrupted_load(&["--batch", "10"]);
@@ -17,14 +17,14 @@ fn a_load_ends_between_transactions() {
     assert!(rows == 0 || last.starts_with(&format!("{rows:08}\t")), "{rows} rows, the last is {last}");
 }
 
-/// An interrupted load that would store all rows at once stores none.
+/// An interrupted bulk load stores no rows.
 #[test]
 fn a_load_at_once_leaves_nothing() {
     let (_, rows) = interrupted_load(&[]);
     assert_eq!(rows, 0);
 }
 
-/// Interrupts a load. Returns the number of rows that it leaves.
+/// Interrupts a load. Returns the number of rows that it stored.
 fn interrupted_load(options: &[&str]) -> (Bench, u64) {
     let bench = Bench::new();
     let mut load = bench
@@ -41,7 +41,7 @@ fn interrupted_load(options: &[&str]) -> (Bench, u64) {
         // The loop ends when the command closes its end of the pipe.
         while writeln!(stdin, "{}", if row == 0 { "k,v".to_owned() } else { format!("{row:08},{row}") }).is_ok() {
             row += 1;
-            // This is more than a pipe holds, so the command has read some of it.
+            // This is more than a pipe holds, so the command must have read some of it.
             if row == 9_000 {
                 begun.send(()).unwrap();
             }
@@ -68,7 +68,7 @@ fn a_dump_leaves_no_file() {
         while names().count() == 1 && dump.try_wait().unwrap().is_none() {
             std::thread::yield_now();
         }
-        // This fails if the dump has ended already.
+        // This fails if the dump has already ended.
         let _ = kill_process(Pid::from_child(&dump), Signal::INT);
         match dump.wait().unwrap().code() {
             Some(130) => break,

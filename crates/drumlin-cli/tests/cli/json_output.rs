@@ -1,4 +1,4 @@
-//! `--json` prints valid JSON, one object a line, in every command that prints figures.
+//! `--json` prints valid JSON, one object per line, in every command that prints figures.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ fn parse(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
-/// Every command answers with objects and prints nothing else to stdout.
+/// Every command prints its answer as objects, and prints nothing else to stdout.
 #[test]
 fn every_command_speaks_json() {
     let bench = Bench::new();
@@ -38,7 +38,7 @@ fn every_command_speaks_json() {
     }
 }
 
-/// With `--json`, an error is an object too, and the only line on stderr: its message, kind, exit code and hints.
+/// With `--json`, an error is also an object, and the only line on stderr: its message, kind, exit code and hints.
 #[test]
 fn errors_are_json() {
     let bench = Bench::new();
@@ -69,7 +69,7 @@ fn bytes_are_base64() {
     assert_eq!(lines[0]["value"]["base64"], "/g==");
 }
 
-/// Every bench has the fields that scripts rely on.
+/// Every benchmark has the fields that scripts rely on.
 #[test]
 fn benches_keep_their_contract() {
     const FIELDS: [&str; 16] = [

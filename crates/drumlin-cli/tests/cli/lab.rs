@@ -1,4 +1,4 @@
-//! The lab and the doctor: their answers, what they leave behind, and what they refuse.
+//! The lab and the doctor: their reports, the files that they leave behind, and the requests that they refuse.
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use crate::support::Bench;
 
-/// Returns the lab's temporary folders in a bench's folder.
+/// Returns the lab's temporary folders in a test's folder.
 fn left_behind(bench: &Bench) -> Vec<String> {
     let names = fs::read_dir(bench.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.starts_with("drumlin-lab")).collect()
 }
 
-/// An experiment answers with its chapter as JSON and as a page, and removes its files.
+/// An experiment reports its chapter as JSON and as a page, and removes its files.
 #[test]
 fn an_experiment_reports_and_leaves_nothing() {
     let bench = Bench::new();
@@ -27,7 +27,7 @@ fn an_experiment_reports_and_leaves_nothing() {
     assert!(chapter["failure"].is_null(), "{chapter}");
     let rows = chapter["tables"][0]["rows"].as_array().unwrap();
     assert!(rows.len() >= 3 && rows[0]["cells"][1].as_f64().unwrap() > 0.0, "{rows:?}");
-    // Only with a control group is this file larger than memory.
+    // This file is larger than memory only if a control group limits the memory.
     if report["memory_limit"].as_str().unwrap().starts_with("a control group") {
         assert!(rows[0]["source"].as_str().unwrap().starts_with("S1"));
     } else {
@@ -35,7 +35,7 @@ fn an_experiment_reports_and_leaves_nothing() {
         let missing = |verdict: &Value| verdict["missing"].as_str().unwrap_or("").contains("a file larger than memory");
         assert!(verdicts.iter().any(missing), "{verdicts:?}");
     }
-    // The machine's memory is not taken without the option.
+    // Without the option, the machine's memory is not filled.
     let verdicts = chapter["verdicts"].as_array().unwrap();
     let unasked = |verdict: &&Value| verdict["missing"].as_str().unwrap_or("").starts_with("--fill-memory");
     assert!(verdicts.iter().filter(unasked).count() >= 2, "{verdicts:?}");
@@ -49,7 +49,7 @@ fn an_experiment_reports_and_leaves_nothing() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// A mapping of a truncated file causes SIGBUS, which kills only the lab's worker.
+/// Mapping a truncated file causes SIGBUS, which kills only the lab's worker process.
 #[test]
 fn hazards_are_survived() {
     let bench = Bench::new();
@@ -61,7 +61,7 @@ fn hazards_are_survived() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// Ctrl-C ends a run at once, with the results so far, and removes its files.
+/// Ctrl-C ends a run immediately, prints the results so far, and removes the run's files.
 #[test]
 fn an_interrupted_run_reports_and_cleans_up() {
     let bench = Bench::new();
@@ -80,7 +80,7 @@ fn an_interrupted_run_reports_and_cleans_up() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// Returns the files in a bench's folder, including deleted ones, over which loop devices are attached.
+/// Returns the files in a test's folder, including deleted ones, that have loop devices attached.
 fn loop_devices(bench: &Bench) -> Vec<String> {
     let folder = bench.path().canonicalize().unwrap().to_string_lossy().into_owned();
     let devices = fs::read_dir("/sys/block").into_iter().flatten().filter_map(Result::ok);
@@ -88,7 +88,7 @@ fn loop_devices(bench: &Bench) -> Vec<String> {
     backing.filter(|file| file.contains(&folder)).collect()
 }
 
-/// Returns the number of mounts below a bench's folder that a process sees: `self`, or another's id.
+/// Returns the number of mounts below a test's folder that a process sees: `self`, or the process with an id.
 fn mounts(bench: &Bench, process: &str) -> usize {
     let folder = bench.path().canonicalize().unwrap().to_string_lossy().into_owned();
     let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();
@@ -116,7 +116,7 @@ fn start_with_a_file_system(bench: &Bench) -> Option<Child> {
         .unwrap();
     let process = child.id().to_string();
     let is_mounted = || !loop_devices(bench).is_empty() && mounts(bench, &process) > 0;
-    // Without root or mkfs, the lab goes on to measure in the folder's own file system, without a device.
+    // Without root or mkfs, the lab continues with the folder's own file system, without a loop device.
     let is_measuring = || {
         let rooms = left_behind(bench).into_iter();
         rooms.map(|room| bench.path().join(room)).any(|room| room.join("sync-0").exists())
@@ -168,7 +168,7 @@ fn a_killed_run_leaves_no_file_system() {
     assert!(left_behind(&bench).is_empty());
 }
 
-/// On a file system whose sync does nothing, the lab measures nothing, and the refusal says why.
+/// If the sync of a file system has no effect, the lab measures nothing and says why.
 #[test]
 fn a_file_system_in_memory_is_refused() {
     let bench = Bench::new();
@@ -181,7 +181,7 @@ fn a_file_system_in_memory_is_refused() {
     bench.fails(1, &["lab", "sync", "--path", "no/such/folder"]);
 }
 
-/// The doctor's exit code tells whether something is wrong: it is 0 for a sound database and 1 for a damaged one.
+/// The doctor's exit code is 0 for a sound database and 1 for a damaged one.
 #[test]
 fn the_doctor_says_what_is_wrong() {
     let bench = Bench::new();
@@ -190,7 +190,7 @@ fn the_doctor_says_what_is_wrong() {
     let found: Value = serde_json::from_slice(&answer.stdout).unwrap();
     let is_wrong =
         |found: &Value| found["findings"].as_array().unwrap().iter().any(|finding| finding["severity"] == "wrong");
-    // A full disk and a folder in memory are wrong, whatever the database.
+    // A full disk and an in-memory folder count as problems, with any database.
     assert_eq!(answer.code, Some(i32::from(is_wrong(&found))), "{}", answer.stderr);
     let settings: Vec<&str> =
         found["settings"].as_array().unwrap().iter().map(|setting| setting["setting"].as_str().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Values that are larger than the memory that a command may use.
+//! Values larger than the memory that a command may use.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -11,10 +11,10 @@ const VALUE_BYTES: usize = 24 << 20;
 /// The memory budget of the commands.
 const BUDGET: &str = "8MiB";
 
-/// The limit on resident memory: the budget, and what the command itself and the engine need besides.
+/// The limit on resident memory: the budget, plus the memory that the command itself and the engine need.
 const RESIDENT_BYTES_MAX: u64 = 30 << 20;
 
-/// Creates a database with a value that is text, one that is not, and a short one.
+/// Creates a database with three values: a large text, large binary data, and a short one.
 fn bench() -> Bench {
     let bench = Bench::new();
     let line = b"some \"text\", with\ttabs and caf\xc3\xa9\n";
@@ -54,11 +54,11 @@ fn resident_bytes_max(bench: &Bench, args: &[&str], bytes_read: u64) -> u64 {
 }
 
 /// Commands that list, write or remove rows never hold a whole value that is larger than their budget, even if the
-/// reader of their output ends early.
+/// reader of their output stops early.
 #[test]
 fn commands_hold_no_large_value_whole() {
     let bench = bench();
-    // Text is slow without optimization, so the reader ends after a part of the first value.
+    // Text is slow without optimization, so the reader stops after a part of the first value.
     let part = 3_000_000;
     let commands: [(&[&str], u64); 14] = [
         (&["scan", "db", "--keys-only"], u64::MAX),
@@ -100,7 +100,7 @@ fn large_values_round_trip() {
     }
 }
 
-/// Thousands of rows are removed by their prefix in a budget too small for one transaction of a thousand rows.
+/// Thousands of rows are removed by prefix, with a budget too small for a transaction of a thousand rows.
 #[test]
 fn many_rows_are_removed_in_little_memory() {
     let bench = Bench::new();

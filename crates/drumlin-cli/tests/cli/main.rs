@@ -1,4 +1,4 @@
-//! Tests of the command as its users see it: one topic in each file, and at least one process in each test.
+//! Tests of the command as users see it: one topic per file, and at least one process per test.
 
 mod count;
 mod du;

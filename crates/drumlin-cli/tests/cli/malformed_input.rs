@@ -1,4 +1,4 @@
-//! Malformed rows: named with file, line and column, or counted.
+//! Malformed rows: reported with file, line and column, or counted.
 
 use crate::support::Bench;
 
@@ -26,7 +26,7 @@ fn the_place_is_named() {
     assert_eq!(bench.ok(&["get", "db", "1"]), "{\"k\":1}");
 }
 
-/// A row that is not UTF-8 can't become JSON, but its columns can be stored as they are.
+/// A row that is not UTF-8 can't be converted to JSON, but its columns can be stored unchanged.
 #[test]
 fn bytes_that_are_no_text() {
     let bench = Bench::new();
@@ -37,7 +37,7 @@ fn bytes_that_are_no_text() {
     assert_eq!(bench.run(&["get", "db", "a"]).stdout, b"caf\xe9");
 }
 
-/// A missing column is an error of its own kind, which lists the columns that exist.
+/// A missing column causes an error that lists the existing columns.
 #[test]
 fn missing_columns() {
     let bench = Bench::new();
@@ -46,7 +46,7 @@ fn missing_columns() {
     assert!(message.contains("no column \"id\"; there are: k, v"), "{message}");
 }
 
-/// `--skip-bad` stores the good rows and counts the others.
+/// `--skip-bad` stores the good rows and counts the bad ones.
 #[test]
 fn bad_rows_are_counted() {
     let bench = Bench::new();
@@ -58,8 +58,8 @@ fn bad_rows_are_counted() {
     assert_eq!(bench.ok(&["scan", "db", "--keys-only"]), "a\nc\ne\n");
 }
 
-/// Keys that are too long are bad rows: they are named by their place and skipped with `--skip-bad`, also in the binary
-/// form and if their values are streamed.
+/// Rows whose keys are too long are bad rows: they are reported with their place and skipped with `--skip-bad`, even in
+/// the binary form and if their values are streamed.
 #[test]
 fn long_keys_are_bad_rows() {
     let bench = Bench::new();
@@ -80,7 +80,7 @@ fn long_keys_are_bad_rows() {
     assert_eq!(answer.stderr.matches("skipped: stdin:").count(), 12, "each is named: {}", answer.stderr);
 }
 
-/// A binary file that is truncated or changed is refused, and the damaged row is not stored.
+/// A truncated or changed binary file is rejected, and the damaged row is not stored.
 #[test]
 fn damaged_binary_files() {
     let bench = Bench::new();
@@ -99,9 +99,9 @@ fn damaged_binary_files() {
     assert_eq!(bench.ok(&["scan", "changed", "--count"]), "0\n");
 }
 
-/// A quote that is never closed, or that a later quote closes, makes only its own row malformed. All rows after it are
-/// stored, from files, pipes and compressed files. Rows of several lines stay whole, and a malformed one is reported
-/// with its lines.
+/// A quote that is never closed, or is closed by a quote in a later row, makes only its own row malformed. All rows
+/// after it are stored, from files, pipes and compressed files. Rows of several lines stay whole, and a malformed one
+/// is reported with its lines.
 #[test]
 fn an_open_quote_costs_one_row() {
     let bench = Bench::new();
@@ -145,9 +145,9 @@ fn an_open_quote_costs_one_row() {
     );
 }
 
-/// Columns with the same name would be equal keys of a JSON object, so the header is refused. If single columns are
-/// stored, only the requested ones have to differ. A dump refuses values that have two fields of the same name. A
-/// malformed header ends a load even with `--skip-bad`, so that no row takes its place.
+/// Columns with the same name would be duplicate keys of a JSON object, so the header is rejected. If single columns
+/// are stored, only the requested names must be unique. A dump rejects values that have two fields of the same name. A
+/// malformed header ends a load even with `--skip-bad`, so that no row is taken for the header.
 #[test]
 fn headers_say_which_column_is_what() {
     let bench = Bench::new();

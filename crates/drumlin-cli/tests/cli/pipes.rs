@@ -1,4 +1,4 @@
-//! Pipes: unchanged values, readers that end early, no escape codes.
+//! Pipes: values are unchanged, readers may stop early, and there are no escape codes.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -14,7 +14,7 @@ fn values_are_raw() {
     assert_eq!(bench.run(&["get", "db", "all bytes"]).stdout, value);
 }
 
-/// If the reader has seen enough, the command ends quietly.
+/// If the reader stops early, the command ends quietly.
 #[test]
 fn a_reader_may_leave() {
     let bench = Bench::new();
@@ -42,7 +42,7 @@ fn no_escape_codes() {
     }
 }
 
-/// A closed stdout is an error, which is noticed before anything is done; /dev/null is a valid output.
+/// A closed stdout is an error that is noticed before the command starts; /dev/null is a valid output.
 #[test]
 fn a_closed_stdout() {
     let bench = Bench::new();

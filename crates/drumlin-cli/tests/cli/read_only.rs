@@ -10,7 +10,7 @@ use crate::support::Bench;
 
 const NOBODY: u32 = 65_534;
 
-/// Removes the permission to write from files and folders.
+/// Removes the write permission from files and folders.
 fn protect(path: &Path) {
     if path.is_dir() {
         fs::read_dir(path).unwrap().for_each(|entry| protect(&entry.unwrap().path()));
@@ -20,7 +20,7 @@ fn protect(path: &Path) {
     }
 }
 
-/// Restores the permission, so that the folder can be removed.
+/// Restores the permission, so the folder can be removed.
 fn release(path: &Path) {
     fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     for entry in fs::read_dir(path).unwrap() {
@@ -31,7 +31,7 @@ fn release(path: &Path) {
     }
 }
 
-/// Runs the command as a user to whom permissions apply, because root ignores them.
+/// Runs the command as a user who is subject to permissions, because root ignores them.
 fn run(bench: &Bench, args: &[&str]) -> Output {
     let mut command = bench.command(args);
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
@@ -40,7 +40,7 @@ fn run(bench: &Bench, args: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// Commands that read succeed, and `check` says that it can't write. The others end with code 9.
+/// Commands that read succeed, and `check` reports that it can't write. Commands that write end with code 9.
 #[test]
 fn what_may_not_be_written_is_read() {
     let bench = Bench::new();
@@ -86,8 +86,8 @@ fn what_may_not_be_written_is_read() {
     release(&database);
 }
 
-/// Commands that read share the database with each other and change none of its bytes. A command that writes is refused
-/// without waiting.
+/// Commands that read share the database with one another and change none of its bytes. A command that writes is
+/// refused without waiting.
 #[test]
 fn readers_share_the_database() {
     let bench = Bench::new();
@@ -122,7 +122,7 @@ fn stats_shows_the_sync_method_of_the_database() {
     }
 }
 
-/// The first command recovers a database that was killed, whichever command it is.
+/// If a database was killed, the first command recovers it, whichever command that is.
 #[test]
 fn a_database_that_was_not_closed_is_recovered_to_read_it() {
     let bench = Bench::new();

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use crate::support::Bench;
 
-/// Creates a database with values that are difficult for some format.
+/// Creates a database with values that are difficult to represent in some format.
 fn awkward() -> Bench {
     let bench = Bench::new();
     for (key, value) in [
@@ -30,7 +30,7 @@ fn assert_same(bench: &Bench, left: &str, right: &str) {
     assert!(read("left.rows") == read("right.rows"), "{left} and {right} differ");
 }
 
-/// The binary form needs no options.
+/// The binary form is restored without any options.
 #[test]
 fn binary() {
     let bench = awkward();
@@ -39,7 +39,7 @@ fn binary() {
     assert_same(&bench, "db", "copy");
 }
 
-/// The text forms keep every byte too.
+/// The text forms also keep every byte.
 #[test]
 fn text_forms() {
     let bench = awkward();
@@ -51,7 +51,7 @@ fn text_forms() {
     }
 }
 
-/// A selection of rows passes from stdout to stdin, into another keyspace.
+/// A selection of rows is piped from stdout to stdin, into another keyspace.
 #[test]
 fn through_a_pipe() {
     let bench = Bench::new();
@@ -63,7 +63,7 @@ fn through_a_pipe() {
     assert_eq!(bench.ok(&["scan", "db", "-k", "copy"]), "a/1\ta/1\na/2\ta/2\n");
 }
 
-/// CSV that was loaded is dumped as CSV, byte for byte, with its columns in order or with the named columns.
+/// CSV that was loaded is dumped byte for byte as it was, with all its columns in order or with the named columns.
 #[test]
 fn columns_come_back() {
     let bench = Bench::new();
@@ -89,7 +89,7 @@ fn columns_come_back() {
     assert_eq!(bench.ok(&["dump", "json", "--values", "--from", "k"]), "{ \"a\": 1 }\n\"no json\"\n");
 }
 
-/// A value that lacks the columns ends a dump and is named. Nothing of it is lost silently.
+/// A value that lacks the columns ends a dump, and is named. No part of it is lost silently.
 #[test]
 fn values_without_the_columns() {
     let bench = Bench::new();
@@ -101,7 +101,7 @@ fn values_without_the_columns() {
     bench.fails(2, &["dump", "db", "rows", "--format", "binary", "--values"]);
 }
 
-/// An existing file is replaced only with the option for it.
+/// An existing file is replaced only with `--force`.
 #[test]
 fn a_dump_keeps_what_is_there() {
     let bench = Bench::new();
@@ -117,8 +117,8 @@ fn a_dump_keeps_what_is_there() {
     assert_eq!((&sizes["bytes"], &sizes["file_bytes"]), (&2.into(), &58.into()));
 }
 
-/// A column without a name has a line of its own in a dump, and so does a row of one empty cell. Values without any
-/// field have no line, and are refused.
+/// A column with an empty name is written as a line in a dump, and so is a row of one empty cell. Values with no fields
+/// can't be written as a line, and are rejected.
 #[test]
 fn lines_are_never_blank() {
     let bench = Bench::new();
@@ -139,8 +139,8 @@ fn lines_are_never_blank() {
     }
 }
 
-/// A dump that ends early leaves no file under any name, and does not change the file that it should replace. A dump
-/// that completes replaces the file to which a link leads, and keeps its permissions.
+/// A dump that ends early leaves no file under any name, and leaves the file that it should replace unchanged. A
+/// completed dump replaces the file that a link points to, and keeps its permissions.
 #[test]
 fn a_dump_is_whole_or_not_there() {
     let bench = Bench::new();
@@ -154,7 +154,7 @@ fn a_dump_is_whole_or_not_there() {
     };
     assert!(bench.fails(7, &["dump", "db", "out.csv", "--values"]).contains("hint: no file was made"));
     assert_eq!(names(), ["db"]);
-    // To a process, a limit on the size of files looks like a full disk.
+    // To a process, a file size limit looks like a full disk.
     let limited = format!("ulimit -f 100; exec '{}' dump db out.csv", env!("CARGO_BIN_EXE_drumlin"));
     let mut shell = std::process::Command::new("sh");
     let ended = shell.args(["-c", &format!("trap '' XFSZ; {limited}")]).current_dir(bench.path()).output().unwrap();

@@ -1,4 +1,4 @@
-//! put, get, scan, rm and load: single rows and ranges of them.
+//! put, get, scan, rm and load: single rows and ranges.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -35,7 +35,7 @@ fn scans() {
     assert_eq!(bench.ok(&["scan", "db", "--from", "j"]), "j\tjj\n");
 }
 
-/// Several keys, from the command line, a file and stdin, are printed one a line. Missing keys are named.
+/// Several keys, from the command line, a file and stdin, are printed one per line. Missing keys are named.
 #[test]
 fn values_of_many_keys() {
     let bench = letters();
@@ -73,7 +73,7 @@ fn keyspaces_have_sizes() {
     assert!(bench.ok(&["keyspaces", "db"]).contains("on disk"));
 }
 
-/// Keys, prefixes, ranges and keyspaces are removed, and nothing else.
+/// Keys, prefixes, ranges and keyspaces are removed, and no other rows.
 #[test]
 fn removals() {
     let bench = letters();
@@ -88,7 +88,7 @@ fn removals() {
     bench.fails(3, &["scan", "db"]);
 }
 
-/// Any bytes can be a key, and can be shown and typed in two ways. Empty keys and values are legal.
+/// Any bytes can be a key, which can be shown and typed in two ways. Empty keys and values are allowed.
 #[test]
 fn awkward_keys() {
     let bench = Bench::new();
@@ -112,7 +112,7 @@ fn values() {
     bench.fails(7, &["put", "db", "d", "--file", "missing"]);
 }
 
-/// Several columns can form one key. Without a key column, the key is file and line.
+/// Several columns can form one key. Without a key column, the key is made of file and line.
 #[test]
 fn keys_of_loaded_rows() {
     let bench = Bench::new();
@@ -126,7 +126,7 @@ fn keys_of_loaded_rows() {
     assert_eq!(first["value"], r#"{"country":"FR","city":"Paris","people":"2"}"#);
 }
 
-/// Many files load at once, each in order: the last of several rows with the same key stays.
+/// Many files are loaded concurrently, each in order: if several rows have the same key, the last one stays.
 #[test]
 fn many_files() {
     let bench = Bench::new();
@@ -138,7 +138,7 @@ fn many_files() {
     }
     args.extend(["--key", "k", "--value", "v", "--threads", "4", "--json"].map(str::to_owned));
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    // Load all rows at once, and in batches.
+    // Load with one bulk load, and in batches.
     for (database, batch) in [("at-once", &[][..]), ("batches", &["--batch", "64"])] {
         let loaded = bench.ok(&[&["load", database][..], &args[..], batch].concat());
         let summary: serde_json::Value = serde_json::from_str(&loaded).unwrap();
@@ -148,7 +148,7 @@ fn many_files() {
     }
 }
 
-/// Rows whose keys exist are counted and replaced, left out, or refused with their place.
+/// Rows whose keys exist are counted, and replace the old row, are skipped, or are rejected with their place.
 #[test]
 fn duplicates() {
     let bench = Bench::new();
@@ -179,8 +179,8 @@ fn duplicates() {
     assert_eq!(bench.ok(&["load", "none", "none.csv", "--key", "id"]), "loaded no rows from 1 file\n");
 }
 
-/// `load` recognises compressed files and pipes by their content and reads them. If the input is damaged, or compressed
-/// in a way that `load` can't read, the error says so.
+/// `load` recognises compressed files and pipes by their content and decompresses them. If the input is damaged, or its
+/// form of compression is not supported, the error says so.
 #[test]
 fn compressed_input() {
     let bench = Bench::new();
@@ -219,7 +219,7 @@ fn compressed_input() {
     assert!(message.contains("compressed with xz") && message.contains("xz -dc 'rows.csv.xz' |"), "{message}");
 }
 
-/// Rows whose text begins like a compressed file are read as rows, including those that a dump wrote.
+/// Rows that begin with the magic of a compressed form are read as text, including rows that a dump wrote.
 #[test]
 fn text_that_begins_like_a_compressed_file() {
     let bench = Bench::new();
@@ -231,7 +231,7 @@ fn text_that_begins_like_a_compressed_file() {
     }
 }
 
-/// Other separators are read and written, and suggested if the first line has one.
+/// Other separators are read and written. If the first line has one, the error suggests the option.
 #[test]
 fn delimiters() {
     let bench = Bench::new();
@@ -251,8 +251,8 @@ fn delimiters() {
     assert!(bench.fails(2, &["load", "db", "rows.csv", "--delimiter", "ab"]).contains("one ASCII character"));
 }
 
-/// Without a key column, no two inputs produce the same keys: names differ by their bytes, stdin has a name that no
-/// file has, and a file that is given twice is refused.
+/// Without a key column, no two inputs produce the same keys: names are compared byte by byte, stdin has a name that no
+/// file can have, and a file that is given twice is rejected.
 #[test]
 fn inputs_do_not_share_keys() {
     let bench = Bench::new();
@@ -282,7 +282,7 @@ fn inputs_do_not_share_keys() {
     assert!(with_keys.contains("loaded 2 rows, 1 replaced"), "{with_keys}");
 }
 
-/// A field that no row has is named on stderr, in every text form. A field that some row has is not.
+/// A field that no row has is reported on stderr, in every text form. A field that at least one row has is not.
 #[test]
 fn fields_that_no_row_has_are_named() {
     let bench = Bench::new();

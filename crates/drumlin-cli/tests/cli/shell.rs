@@ -2,7 +2,7 @@
 
 use crate::support::Bench;
 
-/// Every shell gets a script that knows the commands.
+/// Every shell gets a script that contains the commands.
 #[test]
 fn completions() {
     let bench = Bench::new();
@@ -12,7 +12,7 @@ fn completions() {
     }
 }
 
-/// The manual has a page for every command, and `man` without a folder prints the first page.
+/// The manual has a page for every command, and `man` without a folder prints the main page.
 #[test]
 fn manual_pages() {
     let bench = Bench::new();
@@ -24,7 +24,8 @@ fn manual_pages() {
     }
 }
 
-/// Names that other programs use are answered with the command that does the same. Control characters are escaped.
+/// If a command is typed by the name that another program uses, the error names the command here. Control characters
+/// are escaped.
 #[test]
 fn other_names() {
     let bench = Bench::new();
@@ -38,7 +39,7 @@ fn other_names() {
     }
 }
 
-/// The help lists the exit codes, and each command has help of its own.
+/// The help lists the exit codes, and each command has its own help.
 #[test]
 fn help() {
     let bench = Bench::new();

@@ -54,7 +54,7 @@ impl Bench {
             .expect("the command starts");
         let mut pipe = child.stdin.take().expect("piped");
         let input = stdin.to_vec();
-        // A command that doesn't read its stdin may close it.
+        // A command that doesn't read its stdin may close it, so ignore the error.
         let writer = std::thread::spawn(move || drop(pipe.write_all(&input)));
         let output = child.wait_with_output().expect("the command ends");
         writer.join().expect("the writer ends");

@@ -12,7 +12,8 @@ fn tree(bench: &Bench) {
     bench.write("tree/large.bin", vec![42u8; 6_000_000]);
 }
 
-/// The load is killed, everything acknowledged is in the database, a second load finishes, and the answers are right.
+/// The load is killed, every acknowledged file is in the database, a second load completes it, and the queries return
+/// the right answers.
 #[test]
 fn nothing_is_lost() {
     let bench = Bench::new();
@@ -36,7 +37,7 @@ fn nothing_is_lost() {
     }
 }
 
-/// The tour's text is short, narrow and without colours in a pipe. A second tour replaces only the first one's
+/// The tour's text is short, narrow and, in a pipe, without colours. A second tour replaces only the first tour's
 /// database, and the commands that it recommends work.
 #[test]
 fn the_story() {
@@ -60,14 +61,15 @@ fn the_story() {
     }
 }
 
-/// A tour whose database is inside the tree leaves that database out, also the previous tour's, and counts without it.
+/// If the tour's database is inside the tree, the tour leaves out that database and the previous tour's, and does not
+/// count their files.
 #[test]
 fn a_tour_within_its_tree() {
     let bench = Bench::new();
     tree(&bench);
     for _ in 0..2 {
         let report: Value = serde_json::from_str(&bench.ok(&["tour", ".", "--into", "tree", "--json"])).unwrap();
-        // The tour's folder contains a file that marks it.
+        // The tour's folder contains a marker file.
         assert_eq!(report["files"], 1502);
         assert_eq!(report["left_out"], serde_json::json!(["tree/drumlin-tour/db"]));
         let finish = &report["finish"];
@@ -79,7 +81,7 @@ fn a_tour_within_its_tree() {
     assert!(story.contains("the database itself: drumlin-tour/db"), "{story}");
 }
 
-/// If a tree is stored before the child can be killed midway, the tour says that the tree is too small.
+/// If the child stores the whole tree before it can be killed midway, the tour says that the tree is too small.
 #[test]
 fn a_small_tree() {
     let bench = Bench::new();

@@ -13,7 +13,7 @@ use crate::model::{Content, SpaceNumber};
 pub(crate) type Linear = (u64, u64);
 
 /// Maps each row to a linear function and composes these functions in key order. Composition is associative but not
-/// commutative, so the result depends on the order too.
+/// commutative, so the result also depends on the order.
 pub(crate) struct Fingerprint;
 
 /// The number of leading bytes of a value that its row's function depends on.
@@ -112,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Checks that a fingerprint matches a state that the call may have seen.
+    /// Checks that a fingerprint matches a database state that the call may have seen.
     pub(super) fn check_aggregate(
         &self,
         found: Linear,

@@ -1,4 +1,4 @@
-//! Judges answers: whether an error was possible, and whether the rows are right.
+//! Judges results: whether the faults so far can explain an error, and whether the rows are right.
 
 use std::sync::atomic::Ordering;
 
@@ -10,22 +10,22 @@ use crate::model::{Content, SpaceNumber, Window, describe};
 /// The kind of call that a client made. Some errors are possible only for some kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
-    /// A read of the newest state. It takes no row locks.
+    /// A read of the newest row versions. It takes no row locks.
     Plain,
-    /// A change that is a transaction of its own.
+    /// A change that commits as its own transaction.
     Change,
-    /// A change of its own that only removes rows.
+    /// A change that commits as its own transaction and only removes rows.
     Removal,
-    /// A change committed by itself, whose value is read from a reader that fails.
+    /// A change that commits as its own transaction and reads its value from a failing reader.
     FailingSource,
     /// Reads of single rows at one snapshot.
     Snapshot,
-    /// Reads that copy rows at one snapshot: scans, counts, values as streams.
+    /// Reads that copy rows at one snapshot: scans, counts, and values read as streams.
     Copy,
     Transaction,
 }
 
-/// Returns `true` if this call may be refused because this part of the memory budget is in use.
+/// Returns `true` if this call may fail because this part of the memory budget is in use.
 fn may_be_in_use(what: &str, call: Call) -> bool {
     match what {
         "writes, locks and reads of open transactions" => {
@@ -36,7 +36,7 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
         "values being written from readers or shown to reducers" => {
             matches!(call, Call::Change | Call::FailingSource | Call::Copy | Call::Transaction)
         }
-        // Only in worlds that delay commits.
+        // This happens only in worlds that delay commits.
         "old versions of rows that open snapshots need" => {
             matches!(call, Call::Change | Call::Removal | Call::FailingSource | Call::Transaction)
         }
@@ -69,11 +69,12 @@ impl Client {
                 }
             }
             Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
-            // Bytes that a failed sync dropped may be read before anyone learns that the sync failed.
+            // Bytes that a failed sync dropped may be read before the failure of the sync is known.
             Error::Corrupted { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.session.model.is_dropped(space)) => {}
-            // A transaction whose checkpoint hits a failing read closes the database for now. A full disk does not.
+            // If a transaction runs a checkpoint and one of its reads fails, the database refuses calls until it is
+            // reopened. A full disk does not have this effect.
             Error::Failed { .. } | Error::OutcomeUnknown { .. }
                 if is_off || is_damaged || harm.reads_failed > 0 || harm.has_failed_changes() =>
             {
@@ -84,13 +85,13 @@ impl Client {
         if is_off { Err(Stop) } else { Ok(()) }
     }
 
-    /// Returns `true` if something has gone wrong that may cause any error.
+    /// Returns `true` if a fault has occurred that can cause any error.
     pub(super) fn may_fail(&self) -> bool {
         let harm = self.session.disk.fault_counts();
         self.session.disk.is_off() || self.session.was_damaged || harm.has_damaged() || harm.has_failed()
     }
 
-    /// Judges the result of a commit, and tells the model if it succeeded.
+    /// Judges the result of a commit, and records it in the model if the commit succeeded.
     pub(super) fn settle<T>(
         &self,
         taken: u64,
@@ -143,11 +144,11 @@ impl Client {
         );
     }
 
-    /// Checks that a plain read found the row's newest state.
+    /// Checks that a plain read found the row's newest version.
     pub(super) fn check_plain(&self, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
         match self.session.model.check_plain(window, space, key, found) {
             Ok(timestamp) => self.saw(timestamp),
-            // A read of a keyspace that is being dropped sees its last state, or nothing.
+            // A read of a keyspace that is being dropped sees its last rows, or no row.
             Err(_) if self.session.model.is_dropped(space) => {}
             Err(reason) => panic!("plain read: {reason}"),
         }

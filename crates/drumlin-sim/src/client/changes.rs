@@ -10,7 +10,7 @@ use super::answers::Call;
 use super::{Api, Client, QUEUE, Stop, by_api, numbered};
 use crate::model::{Content, Operation, SpaceNumber};
 
-/// The maximum number of rows in the queue: few enough that one part of a bulk removal takes them all.
+/// The maximum number of rows in the queue: few enough that a bulk removal takes them all in one part.
 const QUEUE_ROWS_MAX: usize = 60;
 
 /// The kind of conditional change.
@@ -23,7 +23,7 @@ enum Kind {
     CompareAndSwap,
 }
 
-/// The old row, as the call returned it.
+/// The old row, in the form in which the call returned it.
 enum ReturnedRow {
     Value(Option<Value>),
     IsThere(bool),
@@ -43,12 +43,12 @@ impl Client {
         }
     }
 
-    /// Makes a change of one row that depends on the row's newest value and commits by itself.
+    /// Makes a change to one row that depends on the row's newest value, and commits it as its own transaction.
     pub(super) async fn conditional(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let key = self.key(space);
         let (kind, after) = self.kind();
-        // Half of the comparisons guess right, unless another client changes the row in the meantime.
+        // Half of the comparisons use the right value, unless another client changes the row in the meantime.
         let guess = if self.random.chance(50) { self.session.model.newest(space, &key) } else { self.some_content() };
         let durability = self.durability();
         let window = self.session.model.window();
@@ -82,7 +82,7 @@ impl Client {
         Ok(())
     }
 
-    /// Commits rows of several keyspaces as one batch, without reading.
+    /// Commits rows of several keyspaces as one batch, without any reads.
     pub(super) async fn batch(&mut self) -> Result<(), Stop> {
         let mut batch = match self.session.db.batch() {
             Ok(batch) => batch,
@@ -118,7 +118,7 @@ impl Client {
         let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.session.model.clone());
         let commit = async move {
             match by_api!(api, batch.commit_with(durability), batch.commit_with_async(durability)) {
-                // The model knows by now which keyspace was dropped.
+                // By now, the model knows which keyspace was dropped.
                 Err(Error::KeyspaceDropped { name }) => {
                     assert!(spaces.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
                     Err(Error::Conflict { reason: "a keyspace was dropped" })
@@ -134,8 +134,8 @@ impl Client {
         Ok(())
     }
 
-    /// Puts rows into the queue, pops them from both ends, and removes them. Only one client at a time does so, so that
-    /// the model knows which row each pop takes at its timestamp.
+    /// Puts rows into the queue, pops them from both ends, and removes them. Only one client at a time uses the queue,
+    /// so the model knows which row each pop takes at its timestamp.
     pub(super) async fn queue(&mut self) -> Result<(), Stop> {
         let session = std::sync::Arc::clone(&self.session);
         if session.queue_is_busy.swap(true, Ordering::SeqCst) {
@@ -189,8 +189,8 @@ impl Client {
         Ok(())
     }
 
-    /// Removes many rows by one call, in one part. Does nothing while a commit of one of these rows, whose future was
-    /// dropped, is in flight: that row may or may not be there.
+    /// Removes many rows with a single call, in one part. Does nothing while a commit of one of these rows is in flight
+    /// after its future was dropped: it is unknown whether that row exists.
     async fn remove_many(
         &mut self,
         keyspace: &Keyspace,
@@ -222,7 +222,7 @@ impl Client {
     }
 }
 
-/// Makes a conditional change and returns what the call said about the row.
+/// Makes a conditional change and returns the result that the call reported for the row.
 async fn change(
     api: Api,
     k: Keyspace,

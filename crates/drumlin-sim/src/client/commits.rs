@@ -13,8 +13,8 @@ use super::streams::Slow;
 use super::{Api, Client, Count, DURABLE, PASSING, Stop, by_api, numbered};
 use crate::model::{Content, Model, Operation, SpaceNumber};
 
-/// Makes a blocking commit, and enters its operation into the model when it gets its timestamp. Returns that timestamp,
-/// or 0 if it got none.
+/// Makes a blocking commit, and enters its operation into the model when the commit gets its timestamp. Returns that
+/// timestamp, or 0 if the commit got none.
 pub fn recorded<T>(
     model: &Model,
     operation: impl FnOnce(&Model) -> Operation + Send + 'static,
@@ -32,8 +32,8 @@ pub fn recorded<T>(
 }
 
 impl Client {
-    /// Runs a commit and enters its operation into the model when it gets its timestamp. Returns `None` if the commit
-    /// failed with an expected error or its future was dropped.
+    /// Runs a commit, and enters its operation into the model when the commit gets its timestamp. Returns `None` if the
+    /// commit failed with an expected error or its future was dropped.
     pub(super) async fn commit<T>(
         &mut self,
         operation: Operation,
@@ -44,13 +44,13 @@ impl Client {
     ) -> Result<Option<(u64, T)>, Stop> {
         let puts = operation.puts();
         let done = self.commit_if(operation, is_full, call, space, commit).await?;
-        // A removal of rows that do not exist may have nothing to commit.
+        // Removing rows that do not exist may require no commit.
         let is_made = done.as_ref().is_none_or(|(taken, _)| *taken > 0);
         assert!(is_made || !puts, "a commit that puts rows was acknowledged and never made");
         Ok(done)
     }
 
-    /// Like [`commit`](Self::commit), for operations that may have nothing to commit.
+    /// Like [`commit`](Self::commit), for operations that may not require a commit.
     pub(super) async fn commit_if<T>(
         &mut self,
         operation: Operation,
@@ -66,7 +66,7 @@ impl Client {
             .or_drop(async move {
                 let mut commit = pin!(commit);
                 poll_fn(|context| {
-                    // Other tasks run on this thread between two polls, so the callback is set before each.
+                    // Other tasks run on this thread between two polls, so the callback is set before each poll.
                     let (reported, model) = (Arc::clone(&reported), model.clone());
                     drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
                         let mut reported = reported.lock().expect("nobody panics with it");
@@ -86,8 +86,8 @@ impl Client {
         match result {
             Some(result) => self.settle(taken, result, is_full, call, space),
             None => {
-                // A commit that got its timestamp stands even if its future was dropped; the model has it. A thread
-                // that makes the commit for this task may still give it one.
+                // A commit that got its timestamp stands even if its future was dropped, and the model has it. If
+                // another thread is making the commit for this task, the commit may still get a timestamp.
                 if taken > 0 {
                     self.session.counts.add(Count::DroppedLate);
                 }
@@ -182,8 +182,7 @@ impl Client {
         Ok(())
     }
 
-    /// Puts or removes a run of neighbouring rows in one transaction, which makes leaves and inner nodes split and
-    /// merge.
+    /// Puts or removes a run of neighbouring rows in one transaction, so that leaves and inner nodes split and merge.
     pub(super) async fn run_of_rows(&mut self) -> Result<(), Stop> {
         self.session.counts.add(Count::Transactions);
         let name = DURABLE[self.random.below(2) as usize].0;
@@ -231,7 +230,7 @@ impl Client {
         let page_bytes = 512 << self.random.below(4);
         let db = self.session.db.clone();
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
-        // The keyspace may exist already; then creating it takes no timestamp.
+        // If the keyspace already exists, creating it takes no timestamp.
         let model = self.session.model.clone();
         let create =
             move || recorded(&model, |_| Operation::Create(name.to_owned()), || db.keyspace_with(name, options));
@@ -240,12 +239,12 @@ impl Client {
         Ok(())
     }
 
-    /// Loads rows in bulk into a keyspace that is created and dropped at random. The load is one commit, or is refused
+    /// Loads rows in bulk into a keyspace that is created and dropped at random. The load is one commit, or fails
     /// because the keyspace has rows or is in use.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let (db, model) = (self.session.db.clone(), self.session.model.clone());
-        // The keyspace may exist already, and may be dropped again before the load begins, which then creates it.
+        // The keyspace may already exist, and may be dropped before the load begins; the load then creates it.
         let operation = move |_: &Model| Operation::Create(name.to_owned());
         let begin = move || {
             let (taken, created) = recorded(&model, operation, || db.keyspace(name));
@@ -254,7 +253,7 @@ impl Client {
         };
         let (taken, created, taken_again, load) = self.elsewhere(begin).await;
         self.settle(taken, created, true, Call::Plain, None)?;
-        // The load may be refused after its keyspace was created, or because another client dropped it.
+        // The load may fail after it created its keyspace, or because another client dropped the keyspace.
         if let Err(Error::MemoryInUse { .. } | Error::KeyspaceNotEmpty { .. } | Error::KeyspaceDropped { .. }) = &load {
             if taken_again > 0 {
                 self.session.model.answer(taken_again, true);
@@ -267,13 +266,13 @@ impl Client {
         let Some((_, mut load)) = self.settle(taken_again, load, true, Call::Transaction, None)? else {
             return Ok(());
         };
-        // If the keyspace has been dropped since, the load fails, whichever keyspace this number stands for.
+        // If the keyspace has been dropped since then, the load fails, no matter which keyspace this number refers to.
         let Some(space) = self.session.model.space(name) else { return Ok(()) };
         let first = self.random.below(self.session.plan.key_count);
         let count = 1 + self.random.below(120);
         let numbers = first..(first + count).min(self.session.plan.key_count);
         let is_dropped = numbers.is_empty() || self.random.chance(20);
-        // A load that will be dropped may fill buffers.
+        // A load that will be dropped may fill its buffers.
         let length_max = if is_dropped { 12_000 } else { self.session.plan.value_bytes.min(100) };
         let mut rows: Vec<(Vec<u8>, Content)> = numbers
             .map(|number| {
@@ -281,7 +280,7 @@ impl Client {
                 (numbered(number), Content { length, seed: self.random.next() })
             })
             .collect();
-        // Half of the loads get their rows out of order.
+        // Half of the loads add their rows out of order.
         if self.random.chance(50) {
             for place in (1..rows.len()).rev() {
                 rows.swap(place, self.random.below(place as u64 + 1) as usize);
@@ -310,8 +309,8 @@ impl Client {
         let Some(space) = self.session.model.space(name) else { return Ok(()) };
         let db = self.session.db.clone();
         let model = self.session.model.clone();
-        // Another client may drop and recreate the keyspace between the lookup and the drop. The timestamp callback
-        // therefore resolves the name.
+        // Another client may drop and recreate the keyspace between the lookup and the drop. Therefore, the timestamp
+        // callback looks up the name.
         let drop = move || {
             let operation = |model: &Model| Operation::Drop(model.space(name).expect("what is dropped is there"));
             recorded(&model, operation, || db.drop_keyspace(name))

@@ -1,9 +1,9 @@
-//! A client: draws operations from its seed, runs them on the database, and checks the answers.
+//! A client: draws operations from its seed, runs them on the database, and checks the results.
 //!
 //! A client either blocks its thread, or is a task that shares a thread with others and uses the asynchronous calls. A
-//! task drops some of its futures at one of their waits. The checks are the same for both.
+//! task drops some of its futures at one of their waits. The checks are the same for blocking clients and tasks.
 //!
-//! A wrong answer panics, which ends the simulation; the panic message is the report.
+//! A wrong result causes a panic, which ends the simulation; the panic message is the report.
 
 pub(crate) mod aggregates;
 mod answers;
@@ -32,7 +32,7 @@ use crate::model::{Content, Model, SpaceNumber};
 use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
 
-/// Keyspaces that always exist, with their page sizes; then those that are created and dropped.
+/// The keyspaces that always exist, with their page sizes, followed by those that are created and dropped.
 pub const DURABLE: [(&str, usize); 4] = [("rows", 512), ("more", 2048), (HOT, 1024), (QUEUE, 512)];
 pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
 
@@ -40,10 +40,10 @@ pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
 const HOT: &str = "hot";
 const HOT_ROWS: u64 = 12;
 
-/// A keyspace that one client at a time changes.
+/// A keyspace that only one client at a time changes.
 const QUEUE: &str = "queue";
 
-/// The state that all clients of a run share.
+/// The state shared by all clients of a session.
 #[derive(Debug)]
 pub struct Session {
     pub db: Database,
@@ -53,34 +53,35 @@ pub struct Session {
     pub counts: Counts,
     /// `true` if the disk was damaged before this session began.
     pub was_damaged: bool,
-    /// A row was put in this session, so space is reserved for removals.
+    /// `true` if a row was put in this session, so that space is reserved for removals.
     pub has_put: AtomicBool,
-    /// A client is changing the queue.
+    /// `true` while a client is changing the queue.
     pub queue_is_busy: AtomicBool,
 }
 
-/// Counters of operations, over all sessions.
+/// Counts of operations over all sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Counts(Arc<[AtomicU64; COUNTS]>);
 
 const COUNTS: usize = Count::DroppedLate as usize + 1;
 
-/// A kind of operation that is counted.
+/// The kinds of operations that are counted.
 #[derive(Clone, Copy, Debug)]
 pub enum Count {
     Reads,
     Scans,
     Transactions,
     Conflicts,
-    /// Operations refused for lack of space; of these, pure removals after a row had been put.
+    /// Operations that were refused for lack of space, and how many of them were pure removals after a row had been
+    /// put.
     Refused,
     RefusedRemovals,
     Snapshots,
     SnapshotsTooOld,
-    /// Calls refused because other operations hold the memory they need.
+    /// Calls that were refused because other operations hold the memory that they need.
     MemoryInUse,
     Checkpoints,
-    /// Futures dropped before they were ready; of these, commits that stand all the same.
+    /// Futures that were dropped before they were ready, and how many of them were commits that stand nevertheless.
     Dropped,
     DroppedLate,
 }
@@ -96,18 +97,18 @@ impl Counts {
     }
 }
 
-/// Ends the client's work in this session.
+/// Tells the client to end its session early.
 #[derive(Clone, Copy, Debug)]
 pub struct Stop;
 
-/// The API that a client uses.
+/// The API through which a client calls the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Api {
     Blocking,
     Tasks,
 }
 
-/// Makes the call through the client's own API.
+/// Makes the call through the client's API.
 macro_rules! by_api {
     ($api:expr, $blocking:expr, $task:expr) => {
         match $api {
@@ -123,11 +124,11 @@ struct Client {
     random: Random,
     api: Api,
     timer: Timer,
-    /// A snapshot kept from an earlier step.
+    /// A snapshot that was kept from an earlier step.
     snapshot: Option<Snapshot>,
 }
 
-/// Runs a client that blocks its thread, for `steps` steps or until the database accepts no more.
+/// Runs a client that blocks its thread, for `steps` steps or until the database accepts no further operations.
 pub fn run(session: Arc<Session>, seed: u64, steps: u64) {
     let client = Client { session, random: Random(seed), api: Api::Blocking, timer: Timer::default(), snapshot: None };
     let session = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
@@ -146,7 +147,7 @@ pub fn run_tasks(session: &Arc<Session>, mut random: Random, count: u64, steps: 
     tasks::run(tasks, &timer, random);
 }
 
-/// Checks, after all clients have ended, that no row of the contended keyspace is still locked.
+/// Checks that no row of the contended keyspace is still locked after all clients have ended.
 ///
 /// # Errors
 /// If a row can't be locked.
@@ -180,7 +181,7 @@ impl Client {
         by_api!(self.api, sim::sleep(duration), self.timer.sleep(duration));
     }
 
-    /// Draws whether to drop the next future, and after how many waits.
+    /// Draws whether to drop the next future, and after how many waits to drop it.
     fn waits_max(&mut self) -> Option<u64> {
         (self.api == Api::Tasks && self.random.chance(12)).then(|| self.random.below(8))
     }
@@ -195,8 +196,8 @@ impl Client {
         result
     }
 
-    /// Runs a call whose timestamp callback belongs to its thread: here if this client blocks, otherwise on a thread of
-    /// its own, because tasks share theirs.
+    /// Runs a call whose timestamp callback belongs to its thread: on this thread if this client blocks, otherwise on a
+    /// separate thread, because tasks share their thread.
     async fn elsewhere<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         if self.api == Api::Blocking {
             return body();
@@ -250,7 +251,7 @@ impl Client {
 
     // ── keyspaces, keys and values ─────────────────────────────────────────────────────────────────────────────────
 
-    /// Opens a keyspace and returns it with its number in the model, or `None` if it does not exist.
+    /// Opens a keyspace and returns it with its number in the model. Returns `None` if it does not exist.
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
         let before = self.session.model.space(name)?;
         let opened = self.session.db.existing_keyspace(name);
@@ -342,7 +343,7 @@ fn hot(number: u64) -> Vec<u8> {
     format!("{number:05}").into_bytes()
 }
 
-/// Returns the key for a number. Every tenth key is long.
+/// Returns the key with this number. Every tenth key is long.
 #[must_use]
 pub fn numbered(number: u64) -> Vec<u8> {
     let mut key = format!("{number:05}").into_bytes();

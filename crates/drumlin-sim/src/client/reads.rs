@@ -1,4 +1,4 @@
-//! Reads outside of transactions: of the newest state and of snapshots.
+//! Reads outside of transactions: of the newest row versions, and of snapshots.
 
 use std::ops::ControlFlow;
 
@@ -41,7 +41,7 @@ impl Client {
         }
     }
 
-    /// Checks the answer of `contains_key`.
+    /// Checks the result of `contains_key`.
     async fn plain_look(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.session.model.window();
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// Makes one read of a random kind at a snapshot. Breaks if the snapshot has ended.
+    /// Makes one read of a random kind at a snapshot. Returns `Break` if the database has ended the snapshot.
     async fn snapshot_read(
         &mut self,
         snapshot: &Snapshot,
@@ -193,7 +193,7 @@ impl Client {
     }
 }
 
-/// Returns the one moment that every read of a snapshot sees.
+/// Returns the single timestamp at which every read of a snapshot sees the database.
 fn seen_by(snapshot: &Snapshot) -> VisibleStates<'static> {
     let at = snapshot.timestamp().0;
     VisibleStates { from: at, to: at, own: None, how: "snapshot", renews: false }

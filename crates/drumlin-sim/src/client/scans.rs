@@ -10,19 +10,20 @@ use super::answers::Call;
 use super::{Client, Count, Stop, by_api};
 use crate::model::{Content, Model, SpaceNumber, describe};
 
-/// The bounds of a scan, or of the part that was read.
+/// The bounds of a scan, or of the part of it that was read.
 pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 /// The rows that a transaction has put (`Some`) and removed (`None`).
 pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
 
-/// The states that a call may see: those after any commit in `from..=to`, overlaid with the transaction's own changes.
+/// The database states that a call may see: those after any commit in `from..=to`, overlaid with the transaction's own
+/// changes.
 pub(super) struct VisibleStates<'a> {
     pub from: u64,
     pub to: u64,
     pub own: Option<&'a Own>,
     pub how: &'static str,
-    /// A scan continues at a newer state if its snapshot is ended.
+    /// `true` if a scan continues at a newer timestamp when its snapshot is ended.
     pub renews: bool,
 }
 
@@ -52,13 +53,13 @@ impl VisibleStates<'_> {
 struct Seen {
     front: Vec<(Value, Value)>,
     back: Vec<(Value, Value)>,
-    /// The two ends have met.
+    /// `true` if the two ends have met.
     is_whole: bool,
 }
 
 impl Seen {
     /// # Errors
-    /// The first difference from these rows.
+    /// The first difference from `rows`.
     fn compare(&self, rows: &BTreeMap<Vec<u8>, Content>, bounds: &Bounds) -> Result<(), String> {
         let mut wanted = rows.range(bounds.clone());
         for (key, value) in &self.front {
@@ -73,11 +74,11 @@ impl Seen {
         }
     }
 
-    /// Compares the rows with those of several states: each row is one of some state, and every row that all states
-    /// have is there.
+    /// Compares the rows with those of several database states: each row must occur in one of the states, and every row
+    /// that occurs in all states must have been read.
     ///
     /// # Errors
-    /// The first row for which this is not so.
+    /// The first row that violates this.
     fn compare_with_any(&self, states: &[BTreeMap<Vec<u8>, Content>], bounds: &Bounds) -> Result<(), String> {
         let text = |key: &[u8]| key.escape_ascii().to_string();
         let mut shown = BTreeMap::new();
@@ -101,7 +102,7 @@ impl Seen {
         Ok(())
     }
 
-    /// Returns the parts of the bounds that were read.
+    /// Returns the parts of the range that were read.
     fn covered(&self, bounds: &Bounds) -> Vec<Bounds> {
         if self.is_whole {
             return vec![bounds.clone()];
@@ -169,7 +170,7 @@ impl Client {
         }
     }
 
-    /// Checks that a count matches a state that the call may have seen.
+    /// Checks that a count matches a database state that the call may have seen.
     pub(super) fn check_count(&self, count: u64, space: SpaceNumber, bounds: &Bounds, visible: &VisibleStates) {
         let model = &self.session.model;
         let counted = |moment| visible.rows(model, space, moment).range(bounds.clone()).count() as u64;
@@ -183,7 +184,7 @@ impl Client {
         );
     }
 
-    /// Checks that the row at an index matches a state that the call may have seen.
+    /// Checks that the row at an index matches a database state that the call may have seen.
     pub(super) fn check_nth(
         &self,
         index: u64,
@@ -211,7 +212,7 @@ impl Client {
         );
     }
 
-    /// Reads rows from one end through a closure, until there are `limit` of them.
+    /// Reads rows from one end through a closure, until `limit` rows are read.
     async fn show(&mut self, range: &mut Range, forward: bool, limit: usize, seen: &mut Seen) -> Result<(), Error> {
         let api = self.api;
         loop {
@@ -227,7 +228,7 @@ impl Client {
                     by_api!(api, range.for_each_row_back(look), range.for_each_row_back_async(look))
                 }
             };
-            // A dropped future has consumed no row and shown none twice.
+            // A dropped future has consumed no row, and no row is shown twice.
             if let Some(shown) = self.or_drop(shown).await {
                 seen.is_whole = shown?.is_continue();
                 return Ok(());
@@ -235,7 +236,8 @@ impl Client {
         }
     }
 
-    /// Reads a range from both ends and compares it with the states it may show. Returns the parts that were read.
+    /// Reads a range from both ends and compares it with the database states that it may show. Returns the parts that
+    /// were read.
     pub(super) async fn scan(
         &mut self,
         mut range: Range,

@@ -12,7 +12,7 @@ use super::answers::Call;
 use super::{Api, Client, Count, Stop};
 use crate::model::{Content, SpaceNumber};
 
-/// A value reader of either API.
+/// A value reader of one of the two APIs.
 pub(super) enum Reader {
     Blocking(ValueReader),
     Task(AsyncValueReader),
@@ -26,7 +26,7 @@ impl Reader {
         }
     }
 
-    /// Fills the buffer with the bytes that begin at `from`.
+    /// Fills the buffer with the bytes that start at offset `from`.
     async fn read_part(&mut self, from: u64, buffer: &mut [u8]) -> std::io::Result<()> {
         match self {
             Reader::Blocking(reader) => reader.seek(SeekFrom::Start(from)).and_then(|_| reader.read_exact(buffer)),
@@ -51,7 +51,7 @@ pub(super) struct Slow {
     bytes: Vec<u8>,
     position: usize,
     pub fails_at: Option<usize>,
-    /// The last poll returned `Pending`, so the next one returns bytes.
+    /// `true` if the last poll returned `Pending`, so that the next one returns bytes.
     has_waited: bool,
 }
 
@@ -89,7 +89,7 @@ impl AsyncRead for Slow {
 }
 
 impl Client {
-    /// Opens a value as a stream at a snapshot and reads parts of it.
+    /// Opens a value as a stream at a snapshot, and reads parts of it.
     pub(super) async fn stream(&mut self) -> Result<(), Stop> {
         if self.session.plan.reads_all && self.random.chance(50) {
             return self.plain_stream().await;
@@ -160,7 +160,7 @@ impl Client {
         assert!(self.session.model.is_dropped(space) || self.may_fail(), "stream: {error}");
     }
 
-    /// Reads a row's newest value as a stream, to its end.
+    /// Reads a row's newest value as a stream, from beginning to end.
     async fn plain_stream(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let window = self.session.model.window();

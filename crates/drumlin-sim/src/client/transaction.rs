@@ -1,4 +1,5 @@
-//! Transactions of several statements. Each statement is checked as it is made, and all of them together at the commit.
+//! Transactions of several statements. Each statement is checked when it is made, and all of them are checked together
+//! at the commit.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -21,13 +22,13 @@ struct RowTarget {
 }
 
 impl RowTarget {
-    /// The key range that a read of this row covers.
+    /// Returns the key range that a read of this row covers.
     fn bounds(&self) -> Bounds {
         (Bound::Included(self.key.clone()), Bound::Included(self.key.clone()))
     }
 }
 
-/// A running transaction, with what the model expects of it.
+/// A running transaction, with the results that the model expects of it.
 struct Running {
     tx: Transaction,
     isolation: Isolation,
@@ -40,8 +41,8 @@ struct Running {
 }
 
 impl Running {
-    /// Returns `true` if the transaction reads at its snapshot. At read committed, each statement reads the newest
-    /// state.
+    /// Returns `true` if the transaction reads at its snapshot. At read committed, each statement reads the newest row
+    /// versions.
     fn is_exact(&self) -> bool {
         self.isolation != Isolation::ReadCommitted
     }
@@ -171,7 +172,7 @@ impl Client {
                 ),
             }
         };
-        // A dropped statement leaves no trace, and the transaction continues.
+        // A dropped statement has no effect, and the transaction continues.
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
         done?;
         running.own.insert((space, key.clone()), content);
@@ -186,7 +187,7 @@ impl Client {
         let (expected, new) = (guess.map(Content::bytes), content.map(Content::bytes));
         let (expected, value) = (expected.as_deref(), new.as_deref());
         let (api, tx) = (self.api, &mut running.tx);
-        // Either the value that was found, or whether it was the guessed one.
+        // The result is either the value that was found, or whether the value was the guessed one.
         let change = async {
             match value {
                 _ if is_swap => by_api!(
@@ -219,8 +220,8 @@ impl Client {
         Ok(())
     }
 
-    /// Returns the transaction's own version of a row, or the newest one, which can't change while the transaction
-    /// holds its lock.
+    /// Returns the transaction's own version of a row, or else the newest version, which can't change while the
+    /// transaction holds the lock on the row.
     fn newest(&self, running: &Running, target: &RowTarget) -> Option<Content> {
         running.own(target).unwrap_or_else(|| self.session.model.newest(target.space, &target.key))
     }
@@ -267,7 +268,7 @@ impl Client {
         Ok(())
     }
 
-    /// Checks the row that a statement found.
+    /// Checks the row that a statement found against the model.
     fn check_own_read(&self, running: &Running, window: Window, target: &RowTarget, found: Option<&[u8]>) {
         let &RowTarget { space, ref key, .. } = target;
         self.session.counts.add(Count::Reads);
@@ -288,7 +289,7 @@ impl Client {
     async fn tx_lock(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
         let &RowTarget { ref keyspace, space, ref key } = target;
         let (api, tx) = (self.api, &mut running.tx);
-        // Not drawn, so that the worlds of earlier seeds stay as they are.
+        // This is not drawn, so that the worlds of older seeds stay the same.
         let is_shared = key.last().is_some_and(|last| last % 5 < 2);
         let found = async {
             match is_shared {
@@ -299,7 +300,7 @@ impl Client {
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
         self.session.counts.add(Count::Reads);
-        // No other client changes the row while it is locked.
+        // No other client can change the row while it is locked.
         let wanted = running.own(target).unwrap_or_else(|| self.session.model.newest(space, key));
         let (snapshot, newest) = (running.snapshot, self.session.model.newest_change(space, key));
         assert!(
@@ -370,7 +371,7 @@ impl Client {
         Ok(())
     }
 
-    /// Returns the states that a statement may see if it began after commit `from` and has read by now.
+    /// Returns the database states that a statement may see if it began after commit `from` and has finished reading.
     fn visible<'a>(&self, running: &'a Running, from: u64) -> VisibleStates<'a> {
         let (from, to) =
             if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.session.model.last()) };
@@ -388,7 +389,7 @@ impl Client {
         let (api, model) = (self.api, self.session.model.clone());
         let commit = async move {
             let result = by_api!(api, tx.commit(), tx.commit_async());
-            // If one of its keyspaces was dropped, the model knows by now which.
+            // If one of the keyspaces was dropped, the model knows by now which one.
             match result {
                 Err(Error::KeyspaceDropped { name }) => {
                     assert!(used.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
@@ -401,7 +402,7 @@ impl Client {
         let Some((taken, answered)) = done else { return Ok(()) };
         if rows.is_empty() {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
-            // The caller may tell others what the transaction read, so that must be durable.
+            // The caller may pass on what the transaction read, so those reads must be durable.
             let (durable, seen) = (self.session.db.stats().durable.0, answered.0);
             assert!(
                 snapshot <= seen && seen <= durable,
@@ -411,7 +412,7 @@ impl Client {
             return Ok(());
         }
         if taken == 0 {
-            // All it did was to remove rows that did not exist.
+            // The transaction only removed rows that did not exist.
             return Ok(());
         }
         assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");

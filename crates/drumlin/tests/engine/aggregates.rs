@@ -1,4 +1,4 @@
-//! Aggregates of ranges: exact at every snapshot, whatever happens to the tree, and cheap when asked again.
+//! Aggregates of ranges: exact at every snapshot, after any change to the tree, and cheap when repeated.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 const NUMBER: Field<u32> = Field::big_endian(0);
 const FLOAT: Field<f64> = Field::of("a float", |_, value| Some(f64::from(*value.first()?) * 0.1));
 
-/// A fingerprint of the rows of a range: the composition of one linear function for each row. It reveals every row that
-/// is missing, repeated or out of place.
+/// A fingerprint of the rows of a range: the composition of one linear function per row. It reveals every row that is
+/// missing, repeated or out of place.
 #[derive(Default)]
 struct Fingerprint {
     /// The number of rows read.
@@ -79,8 +79,8 @@ fn key(number: u64) -> Vec<u8> {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes().to_vec()
 }
 
-/// Returns a value that begins with a number. Some values are too short for one, and some are stored outside of their
-/// leaf.
+/// Returns a value that begins with a number. Some values are too short to have one, and some are stored outside of
+/// their leaf.
 fn value(random: &mut Random) -> Vec<u8> {
     let length = match random.below(50) {
         0 => random.below(4),
@@ -111,7 +111,7 @@ fn random_bounds(random: &mut Random, key_max: u64) -> Bounds {
     (bound(), bound())
 }
 
-/// Compares all aggregates of one random range with the model, by blocking and asynchronous calls.
+/// Compares all aggregates of one random range with the model, through blocking and asynchronous calls.
 fn check(reader: &Reader, k: &Keyspace, model: &Model, random: &mut Random, key_max: u64) {
     let bounds = random_bounds(random, key_max);
     let rows: Vec<(&Vec<u8>, &Vec<u8>)> = model.iter().filter(|(key, _)| bounds.contains(*key)).collect();
@@ -130,7 +130,7 @@ fn check(reader: &Reader, k: &Keyspace, model: &Model, random: &mut Random, key_
 }
 
 /// Aggregates match a model after inserts, removals and replacements, at snapshots of different ages, and in
-/// transactions with changes of their own.
+/// transactions with uncommitted changes.
 #[test]
 fn aggregates_are_those_of_a_model() {
     let (db, k) = opened();
@@ -181,8 +181,8 @@ fn aggregates_are_those_of_a_model() {
     }
 }
 
-/// The second aggregate of a range reads rows only at its two ends. After some changes it also reads the changed
-/// leaves, once; then only the ends again.
+/// The second aggregate of a range reads only the rows at its two ends. After some changes, the next aggregate also
+/// reads the changed leaves, and later ones again read only the ends.
 #[test]
 fn states_are_kept() {
     let (_db, k) = opened();
@@ -201,7 +201,7 @@ fn states_are_kept() {
     assert!(again <= 2 * leaf_rows_max, "{again} rows were read again");
     let between = read(vec![0x30]..vec![0x90]);
     assert!(between <= 2 * leaf_rows_max, "{between} rows were read for a range within");
-    // Writing the same values again changes no answer but invalidates the states of their leaves.
+    // Rewriting the same values changes no result, but invalidates the states of their leaves.
     for (key, value) in model.range(vec![0x20]..vec![0xD0]).step_by(200) {
         k.insert(key, value).unwrap();
     }
@@ -211,7 +211,7 @@ fn states_are_kept() {
     assert!(settled <= 2 * leaf_rows_max, "{settled} rows were read once the changes were folded");
 }
 
-/// While threads change rows, every aggregate at a snapshot equals the fold of the same snapshot's rows.
+/// While threads change rows, every aggregate at a snapshot equals the fold over the same snapshot's rows.
 #[test]
 fn aggregates_are_exact_during_writes() {
     const KEY_MAX: u64 = 12_000;
@@ -229,7 +229,7 @@ fn aggregates_are_exact_during_writes() {
             let rows: Result<Vec<_>, _> = snapshot.range(&k, bounds.clone()).collect();
             let (reduced, rows) = match (reduced, rows) {
                 (Ok(reduced), Ok(rows)) => (reduced, rows),
-                // The writers have left too many versions for a snapshot that was kept.
+                // The writers have left too many versions for a snapshot that was held.
                 (Err(Error::SnapshotTooOld { .. }), _) | (_, Err(Error::SnapshotTooOld { .. })) => continue,
                 (Err(error), _) | (_, Err(error)) => panic!("{error}"),
             };
@@ -266,8 +266,8 @@ fn aggregates_are_exact_during_writes() {
     });
 }
 
-/// Aggregates stay right through removals that merge all leaves, a cleared keyspace, a bulk load into it, and its
-/// replacement by a keyspace of the same name.
+/// Aggregates stay right after removals that merge all leaves, after the keyspace is cleared and loaded in bulk, and
+/// after it is replaced by a keyspace of the same name.
 #[test]
 fn aggregates_survive_all_that_happens_to_a_keyspace() {
     let (db, k) = opened();
@@ -318,7 +318,7 @@ fn aggregates_before_a_load_do_not_see_it() {
     }
 }
 
-/// In little memory few states or none are kept, but every answer is right.
+/// With little memory, few or no states are kept, but every result is right.
 #[test]
 fn aggregates_in_little_memory_are_right() {
     for memory in [8 << 20, 12 << 20, 24 << 20] {
@@ -339,7 +339,7 @@ fn aggregates_in_little_memory_are_right() {
     }
 }
 
-/// Sums the first `prefix_bytes` bytes of each value, and records the length of the longest value that it received.
+/// Sums the first `prefix_bytes` bytes of each value, and records the length of the longest value that it was shown.
 struct FirstBytes {
     prefix_bytes: usize,
     longest: AtomicU64,
@@ -382,8 +382,8 @@ impl Reducer for FirstBytes {
     }
 }
 
-/// A reducer is shown only the bytes that it looks at, for values of all lengths: stored in leaves, in one extent or in
-/// several, committed or put by the asking transaction.
+/// A reducer is shown only the bytes that it uses, for values of all lengths: stored in leaves, in one extent or in
+/// several, committed or put by the calling transaction.
 #[test]
 fn reducers_are_shown_the_bytes_that_they_look_at() {
     const LENGTHS: [usize; 9] = [0, 7, 300, 5_000, 65_000, 66_000, 262_100, 262_200, 700_000];
@@ -416,8 +416,8 @@ fn reducers_are_shown_the_bytes_that_they_look_at() {
     }
 }
 
-/// The states of two reducers over 3,300 leaves fit into the smallest budget. Asked again, each range reads only the
-/// rows at its two ends, and the statistics include the memory of states.
+/// The states of two reducers over 3,300 leaves fit into the smallest budget. When repeated, the aggregate of each
+/// range reads only the rows at its two ends, and the statistics include the memory of the states.
 #[test]
 fn reducers_share_the_least_memory() {
     let db = Config::in_memory().memory(8 << 20).page_bytes(1024).open("").unwrap();
@@ -457,7 +457,7 @@ fn reducers_share_the_least_memory() {
     }
 }
 
-/// A serializable transaction that has aggregated a range conflicts with a commit that changes a row of it.
+/// A serializable transaction that has aggregated a range conflicts with a commit that changes a row in the range.
 #[test]
 fn an_aggregate_is_a_read_of_its_range() {
     let (db, k) = opened();
@@ -472,7 +472,7 @@ fn an_aggregate_is_a_read_of_its_range() {
     }
 }
 
-/// The function of a [`Faulty`] reducer that fails.
+/// The function in which a [`Faulty`] reducer fails.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     Name,
@@ -525,8 +525,8 @@ impl Reducer for Faulty {
     }
 }
 
-/// A reducer that fails or panics, in any of its functions, ends the call with an error that names it. The database
-/// keeps working, and its other aggregates stay right.
+/// If any function of a reducer fails or panics, the call returns an error that names the reducer. The database keeps
+/// working, and its other aggregates stay right.
 #[test]
 fn reducers_that_fail_harm_nothing() {
     use Fault::{CombinePanics, Decode, Encode, Identity, Name, Output, Overflow, Row, RowPanics};
@@ -546,7 +546,8 @@ fn reducers_that_fail_harm_nothing() {
     }
 }
 
-/// An exact sum of floats does not depend on the shape of the tree: loaded in bulk, inserted in order, or at random.
+/// An exact sum of floats does not depend on the shape of the tree, regardless of whether rows were loaded in bulk,
+/// inserted in order, or inserted at random.
 #[test]
 fn sums_of_floats_do_not_depend_on_the_tree() {
     let (db, _) = opened();
@@ -573,7 +574,7 @@ fn sums_of_floats_do_not_depend_on_the_tree() {
     }
 }
 
-/// A reducer whose name has this many bytes.
+/// A reducer whose name has this number of bytes.
 struct Named(usize);
 
 impl Reducer for Named {
@@ -597,7 +598,7 @@ impl Reducer for Named {
     fn output(&self, (): ()) {}
 }
 
-/// A reducer's name may have a limited length, and the error for a longer one quotes only its beginning.
+/// The length of a reducer's name is limited, and the error for a longer name quotes only its beginning.
 #[test]
 fn the_name_of_a_reducer_has_a_limit() {
     let (_db, k) = opened();

@@ -1,5 +1,5 @@
-//! The asynchronous API gives the same answers on every executor, occupies no thread while a task waits, and is
-//! unharmed by a future that is dropped at any await.
+//! The asynchronous API returns the same results on every executor, occupies no thread while a task waits, and is
+//! unharmed if a future is dropped at any await.
 
 use crate::support;
 
@@ -29,12 +29,12 @@ impl Wake for Unpark {
     }
 }
 
-/// A minimal executor: polls a future until it is ready, and parks in between.
+/// A minimal executor: polls a future until it is ready, and parks the thread between polls.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     poll_at_most(future, usize::MAX).expect("polled until it is ready")
 }
 
-/// Polls a future at most `limit` times, parking in between, then drops it.
+/// Polls a future at most `limit` times, parking the thread between polls, then drops it.
 fn poll_at_most<T>(future: impl Future<Output = T>, limit: usize) -> Option<T> {
     let mut future = pin!(future);
     let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
@@ -55,7 +55,7 @@ fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
 }
 
-/// Returns a database with many more rows than fit its budget, most of them not in memory.
+/// Returns a database with many more rows than fit its budget, most of which are not in memory.
 fn filled(config: &Config, folder: &Folder, rows: u64) -> (Database, Keyspace) {
     let db = config.open(folder.path()).unwrap();
     let keyspace = db.keyspace("rows").unwrap();
@@ -75,7 +75,7 @@ fn filled(config: &Config, folder: &Folder, rows: u64) -> (Database, Keyspace) {
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Makes every call once and checks its answer.
+/// Makes every call once and checks its result.
 async fn everything(config: Config, folder: &Folder) {
     let db = config.open_async(folder.path()).await.unwrap();
     let keyspace = db.keyspace_async("rows").await.unwrap();
@@ -146,7 +146,8 @@ async fn a_scan_reads_from_both_ends(keyspace: &Keyspace, model: &Model) {
     assert!(front.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).eq(model.clone()));
 }
 
-/// Writes values from readers, and reads them in order and from a position. Returns the larger one, of row `film`.
+/// Writes values from readers, and reads them sequentially and from a position. Returns the larger value, that of row
+/// `film`.
 async fn a_value_is_a_stream(keyspace: &Keyspace) -> Vec<u8> {
     let film = Random(9).bytes(1_000_000);
     assert_eq!(keyspace.insert_from_async(b"film", &film[..]).await.unwrap(), 1_000_000);
@@ -163,9 +164,9 @@ async fn a_value_is_a_stream(keyspace: &Keyspace) -> Vec<u8> {
     film
 }
 
-/// A transaction sees its own writes, others see them once it has committed, and an older snapshot never does. Rolling
-/// back to a savepoint undoes later writes. Returns the snapshot. The keyspace must have the rows of `model`, `film`
-/// and `short`.
+/// A transaction sees its own writes, other transactions see them once it has committed, and an older snapshot never
+/// sees them. Rolling back to a savepoint undoes later writes. Returns the snapshot. The keyspace must have the rows of
+/// `model`, `film` and `short`.
 async fn a_transaction_sees_its_own_writes_alone(
     db: &Database,
     keyspace: &Keyspace,
@@ -193,8 +194,8 @@ async fn a_transaction_sees_its_own_writes_alone(
     before
 }
 
-/// A write waits up to the time limit for a row that another transaction has locked, and conflicts once that has
-/// changed the row.
+/// A write waits for a row that a different transaction has locked, up to the time limit, and conflicts once that
+/// transaction has changed the row.
 async fn a_changed_row_is_a_conflict(db: &Database, keyspace: &Keyspace) {
     let mut first = db.begin().unwrap();
     first.insert_async(keyspace, b"row", b"first").await.unwrap();
@@ -239,13 +240,13 @@ fn every_call_works_on_every_executor() {
         let single = tokio::runtime::Builder::new_current_thread().build().unwrap();
         single.block_on(everything(config.clone(), &Folder::new()));
         let many = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-        // Spawning shows that the futures are `Send`.
+        // Spawning requires that the futures are `Send`.
         many.block_on(many.spawn(async move { everything(config, &Folder::new()).await })).unwrap();
     }
 }
 
-/// Hundreds of tasks that wait for pages, rows and the log need no thread each. The portable backend reads with
-/// threads, so this holds for io_uring.
+/// Hundreds of tasks that wait for pages, rows and the log do not need a thread each. This is true only with io_uring,
+/// because the portable backend reads on threads.
 #[cfg(not(drumlin_portable))]
 #[test]
 fn waiting_tasks_cost_no_threads() {
@@ -287,7 +288,7 @@ fn waiting_tasks_cost_no_threads() {
             drop(holder);
         };
         block_on(join(join_all(tasks), watch));
-        // Threads for pages, for rare work, and for the timer.
+        // Allow for threads for pages, for rare operations, and for the timer.
         assert!(most < before + 200, "{before} threads became {most}");
         assert_eq!(keyspace.count(key(1_000_000).to_vec()..).unwrap(), TASKS + 1);
     });
@@ -314,8 +315,8 @@ fn commits_that_nobody_waits_for_are_looked_after() {
     }
 }
 
-/// A commit whose future is dropped after any number of polls is there as a whole or not at all, holds no lock, and
-/// leaves a working database.
+/// A commit whose future is dropped after any number of polls is complete or has no effect, holds no lock, and leaves a
+/// working database.
 #[test]
 fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     const ROWS: u64 = 40_000;
@@ -327,7 +328,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     let mut finished = 0;
     for round in 0..400u64 {
         let polls = if round % 4 == 0 { usize::MAX } else { 1 + (round % 13) as usize };
-        // In leaves most of which are on disk.
+        // Choose rows in many leaves, most of which are on disk.
         let numbers: Vec<u64> = (0..12).map(|part| (round * 7919 + part * 3301) % ROWS).collect();
         let value = format!("round {round}").into_bytes();
         let committed = poll_at_most(
@@ -343,7 +344,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
             },
             polls,
         );
-        // Every row can be locked and read at once, so nothing holds it.
+        // Every row can be locked and read without waiting, so no lock is left behind.
         let changed: Vec<bool> = numbers
             .iter()
             .map(|number| {
@@ -377,7 +378,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Single writes, reads, scans and waits for rows whose futures are dropped at any await do no harm.
+/// Single writes, reads, scans and waits for rows whose futures are dropped at any await have no bad effects.
 #[test]
 fn any_call_dropped_at_any_await_does_no_harm() {
     let folder = Folder::new();
@@ -399,7 +400,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
                 let found = poll_at_most(keyspace.get_async(key(number)), polls);
                 assert!(found.is_none_or(|found| found.unwrap().unwrap() == Random(number).bytes(200)));
                 let mut range = keyspace.range(key(number).to_vec()..);
-                // A scan whose futures are dropped between any two rows skips none.
+                // A scan whose futures are dropped between any two rows skips no row.
                 for expected in number..(number + 40).min(6000) {
                     let row = loop {
                         if let Some(row) = poll_at_most(range.next_async(), 1) {
@@ -422,7 +423,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
                     let waker = std::task::Waker::noop();
                     assert!(waiting.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
                     if polls > 10 {
-                        // The lock is handed over to a future that is dropped before it notices.
+                        // The lock is granted to a future that is dropped before it notices.
                         drop(std::mem::replace(&mut holder, db.begin().unwrap()));
                     }
                 }
@@ -447,7 +448,7 @@ fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
 }
 
 /// One commit holds space in the log while it waits for a page. Commits that wait for that space occupy no thread of
-/// the database, so others still get them.
+/// the database, so threads are available for other tasks.
 #[test]
 fn tasks_that_wait_for_the_log_occupy_no_thread() {
     let folder = Folder::new();
@@ -489,8 +490,8 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
     assert_eq!(warm.count(..).unwrap(), 1 + 2 * 360);
 }
 
-/// Large commits of several tasks in little memory all end. Neither those that wait for space in the log nor keyspaces
-/// being created keep the commit that has the space from getting frames.
+/// Large commits of several tasks all complete with little memory. Neither the commits that wait for space in the log,
+/// nor keyspaces that are being created, keep the commit that has the space from getting frames.
 #[test]
 fn large_commits_of_tasks_in_little_memory_all_end() {
     let (send, receive) = std::sync::mpsc::channel();
@@ -506,7 +507,7 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
                         for _ in 0..40 {
                             let new: Vec<_> = (0..140).map(|_| (key(random.next()), random.bytes(950))).collect();
                             let new = Arc::new(new);
-                            // Retried if all tasks together keep too much.
+                            // Retry if all tasks together hold too much memory.
                             db.transact_async(|tx| {
                                 let (rows, new) = (rows.clone(), Arc::clone(&new));
                                 Box::pin(async move {
@@ -531,13 +532,13 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
         assert_eq!(rows.count(..).unwrap(), 6 * 40 * 140);
         send.send(()).unwrap();
     };
-    // The thread is left running if it does not end.
+    // If the thread does not end, leave it running.
     std::thread::spawn(commits);
     receive.recv_timeout(Duration::from_secs(60)).expect("tasks wait for each other for ever");
 }
 
-/// If a queue fails to wait while some reads have finished and others are in flight, every task still gets an answer,
-/// and later reads use another queue.
+/// If a queue fails while some reads have finished and others are in flight, every task still gets a result, and later
+/// reads use a different queue.
 #[test]
 fn a_queue_that_fails_leaves_no_task_waiting() {
     const ENOMEM: i32 = 12;
@@ -559,7 +560,7 @@ impl Wake for Panics {
     }
 }
 
-/// A waker that panics ends the thread that reads for tasks, but no task waits for that thread for ever.
+/// A waker that panics ends the thread that reads for tasks, but no task waits for that thread forever.
 #[test]
 fn a_waker_that_panics_leaves_no_task_waiting() {
     let folder = Folder::new();

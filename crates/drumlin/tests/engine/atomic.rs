@@ -1,5 +1,5 @@
-//! Calls that change a row depending on its newest value, remove many rows, or commit a batch: alone, among other
-//! writers, and ended early.
+//! Calls that change a row depending on its newest value, remove many rows, or commit a batch: alone, with concurrent
+//! writers, and with futures that are dropped.
 
 use crate::support;
 
@@ -34,7 +34,7 @@ fn vec(value: Option<Value>) -> Option<Vec<u8>> {
     value.map(Value::into_vec)
 }
 
-/// Each call, blocking and asynchronous, with values of all sizes, answers as an ordered map does.
+/// Each call, blocking and asynchronous, with values of all sizes, returns the same result as an ordered map.
 #[test]
 fn every_call_answers_as_a_map_does() {
     let (_db, k) = opened();
@@ -143,7 +143,7 @@ fn calls_for_one_row_take_effect_one_after_the_other() {
                     }
                     let is_mine = k.insert_if_absent(format!("first {round}"), format!("{thread}")).unwrap();
                     won.fetch_add(u64::from(is_mine), Ordering::Relaxed);
-                    // Some transactions in between.
+                    // Mix in some transactions.
                     db.transact(|tx| {
                         let old = tx.get_for_update(k, "updates")?;
                         tx.insert(k, "updates", add_one(old.as_deref()).unwrap())
@@ -160,8 +160,8 @@ fn calls_for_one_row_take_effect_one_after_the_other() {
     assert_eq!(won.load(Ordering::Relaxed), rounds);
 }
 
-/// While several threads insert rows and several pop them from both ends or take them, each row goes to exactly one
-/// thread.
+/// While several threads insert rows, and several others pop them from both ends or take them, each row goes to exactly
+/// one thread.
 #[test]
 fn every_row_is_popped_once() {
     let (_db, k) = opened();
@@ -211,13 +211,14 @@ fn every_row_is_popped_once() {
     assert!(k.is_empty().unwrap());
 }
 
-/// Returns the key of a popped row, or `None` if there was none.
+/// Returns the key of a popped row, or `None` if no row was popped.
 fn key_of(popped: drumlin::Result<Option<(Value, Value)>>) -> Option<Vec<u8>> {
     popped.unwrap().map(|(key, _)| key.into_vec())
 }
 
-/// A pop skips rows that others have locked, however many, and takes them once they are free. In any range the oldest
-/// free row goes first. If all rows are locked, a pop of a range returns none, while the other pops wait.
+/// A pop skips any number of rows that other transactions have locked, and takes them once they are unlocked. In any
+/// range, the oldest unlocked row goes first. If all rows are locked, a pop of a range returns `None`, while the other
+/// pops wait.
 #[test]
 fn pops_pass_over_rows_that_are_locked() {
     let (db, k) = opened();
@@ -229,7 +230,7 @@ fn pops_pass_over_rows_that_are_locked() {
         }
     };
     insert_all();
-    // More rows than a scan copies at once, in several leaves.
+    // Lock more rows than a scan copies at once, in several leaves.
     let mut holder = db.begin().unwrap();
     (0..500).chain(700..rows).for_each(|number| drop(holder.get_for_update(&k, key(number)).unwrap()));
     assert_eq!(key_of(k.pop_first()), Some(key(500).into()));
@@ -267,7 +268,7 @@ fn a_pop_waits_for_memory() {
     let (db, k) = opened();
     let other = db.keyspace("other").unwrap();
     k.insert("a", "1").unwrap();
-    // Take all the memory that transactions may have: first in large pieces, then row by row.
+    // Take all the memory that transactions can get: first in large pieces, then row by row.
     let mut holders = Vec::new();
     for bytes in [2000, 0] {
         let mut is_full = false;
@@ -294,7 +295,7 @@ fn a_pop_waits_for_memory() {
 }
 
 /// Consumers pop from a range while transactions hold some of its rows for a while, others put rows back, and producers
-/// insert. Each row is popped once, and at the end none is left, not even the oldest.
+/// insert. Each row is popped once, and no rows remain at the end, not even the oldest.
 #[test]
 fn consumers_of_a_range_get_every_row_once() {
     let (db, k) = opened();
@@ -319,7 +320,7 @@ fn consumers_of_a_range_get_every_row_once() {
                         0 | 1 => k.pop_first_in(..),
                         2 => block_on(k.pop_first_in_async(..)),
                         3 => block_on(k.pop_last_in_async(..)),
-                        // Takes a row in a transaction, and puts it back in half of the cases.
+                        // Take a row in a transaction, and put it back in half of the cases.
                         _ => {
                             let isolation = [Isolation::Snapshot, Isolation::ReadCommitted][random.index(2)];
                             let mut tx = db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
@@ -340,7 +341,7 @@ fn consumers_of_a_range_get_every_row_once() {
                             assert_eq!(key, value);
                             popped.lock().unwrap().push(number(&[&[0; 4][..], &key[..]].concat()));
                         }
-                        // Rows that others hold may come back.
+                        // Rows that other transactions hold may reappear.
                         None if is_last && k.is_empty().unwrap() => break,
                         None => std::thread::yield_now(),
                     }
@@ -353,8 +354,9 @@ fn consumers_of_a_range_get_every_row_once() {
     assert!(all.iter().copied().eq(0..u64::from(rows)), "{} rows were popped", all.len());
 }
 
-/// Transactions that pop from a range at the same time each get another row, without a wait or a conflict. A pop skips
-/// rows that others have locked or changed since, but not rows that its own transaction has locked.
+/// Concurrent transactions that pop from a range each get a different row, without a wait or a conflict. A pop skips
+/// rows that other transactions have locked or have changed since the snapshot, but not rows that its own transaction
+/// has locked.
 #[test]
 fn transactions_pop_rows_that_are_free() {
     let (db, k) = opened();
@@ -370,7 +372,7 @@ fn transactions_pop_rows_that_are_free() {
         assert_eq!(key_of(all[1].pop_last_in(&k, .."e")), Some(b"d".to_vec()));
         all.remove(0).commit().unwrap();
         drop(all.remove(0));
-        // Now "a" is gone, and "b" and "d" are back. The two transactions that began before still see "a".
+        // By now "a" is gone, and "b" and "d" are back. The two transactions that began before still see "a".
         k.insert("b", "changed since").unwrap();
         let first = key_of(all[0].pop_first_in(&k, ..));
         let after = if isolation == Isolation::ReadCommitted { b"b" } else { b"c" };
@@ -386,7 +388,7 @@ fn transactions_pop_rows_that_are_free() {
     }
 }
 
-/// An update whose closure panics leaves the row unchanged and unlocked, blocking and asynchronous.
+/// If the closure of an update panics, the row stays unchanged and is unlocked, in blocking and asynchronous calls.
 #[test]
 fn an_update_that_panics_releases_its_row() {
     let (_db, k) = opened();
@@ -415,7 +417,7 @@ fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     None
 }
 
-/// A future that is dropped at any point leaves its row as it was or as it should become, and unlocked.
+/// A future that is dropped at any point leaves its row either unchanged or completely changed, and unlocked.
 #[test]
 fn dropped_futures_do_all_or_nothing() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -449,7 +451,7 @@ fn dropped_futures_do_all_or_nothing() {
                     }
                 }
                 drop(holder);
-                // The row is free; these commits also wait for the dropped one.
+                // The row is unlocked; these commits also wait for the dropped one.
                 k.insert("settled", "").unwrap();
                 k.remove("settled").unwrap();
                 let rows: Vec<(Value, Value)> = k.iter().map(Result::unwrap).collect();
@@ -457,7 +459,7 @@ fn dropped_futures_do_all_or_nothing() {
                 let large = vec![7; 100_000];
                 let both: [(&[u8], &[u8]); 2] = [(b"a", b"1"), (b"b", b"2")];
                 let after: Vec<(&[u8], &[u8])> = match call {
-                    // A pop skips the row that is held.
+                    // A pop skips the locked row.
                     5 | 7 if is_held => vec![both[0]],
                     0 | 4 | 5 | 7 => vec![both[1]],
                     1 | 3 => vec![(b"a", b"x"), both[1]],
@@ -472,7 +474,8 @@ fn dropped_futures_do_all_or_nothing() {
     assert!(began.elapsed() < Duration::from_secs(60), "a row stayed locked");
 }
 
-/// Removing more rows than fit in a transaction, of all sizes, removes them all and leaves other keyspaces untouched.
+/// A removal of more rows than fit in a transaction, of all sizes, removes them all and leaves other keyspaces
+/// untouched.
 #[test]
 fn any_number_of_rows_is_removed() {
     let (db, k) = opened();
@@ -495,7 +498,7 @@ fn any_number_of_rows_is_removed() {
     assert_eq!(k.clear().unwrap(), 30_000 - 356);
     assert_eq!(block_on(k.clear_async()).unwrap(), 0);
     assert!(k.is_empty().unwrap());
-    // Each row takes a page, so the old values of one part exceed what one transaction may replace.
+    // Each row takes a page, so the old values in one part exceed the limit on what a transaction can replace.
     let large = db.keyspace_with("large", drumlin::KeyspaceOptions::new().page_bytes(64 << 10)).unwrap();
     for row in 0..200u32 {
         large.insert(row.to_be_bytes(), vec![7; 15_000]).unwrap();
@@ -506,7 +509,7 @@ fn any_number_of_rows_is_removed() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Clearing a keyspace does not lose rows that writers insert afterwards, and two calls that clear it count each row
+/// Clearing a keyspace does not remove rows that are inserted afterwards, and two concurrent clears count each row
 /// once.
 #[test]
 fn concurrent_clearing_counts_each_row_once() {
@@ -522,7 +525,7 @@ fn concurrent_clearing_counts_each_row_once() {
     assert!(k.is_empty().unwrap());
 }
 
-/// A batch is committed as a whole or not at all, does not conflict with commits since it began, and locks nothing
+/// A batch is committed completely or not at all, does not conflict with commits made since it began, and locks no row
 /// before its commit.
 #[test]
 fn a_batch_reads_nothing() {
@@ -536,7 +539,7 @@ fn a_batch_reads_nothing() {
     block_on(batch.insert_from_async(&other, "c", &[7; 300_000][..])).unwrap();
     batch.remove(&k, "missing").unwrap();
     assert_eq!(batch.len(), 4);
-    // An open batch locks nothing, and another change of its row is no conflict.
+    // An open batch holds no locks, and a concurrent change to its row is not a conflict.
     let options = TxOptions { lock_timeout: Duration::ZERO, ..TxOptions::default() };
     let mut tx = db.begin_with(options).unwrap();
     tx.insert(&k, "a", "transaction").unwrap();
@@ -546,13 +549,13 @@ fn a_batch_reads_nothing() {
     batch.commit_with(Durability::Full).unwrap();
     assert_eq!(k.get("a").unwrap().unwrap(), "batch");
     assert_eq!(other.count(..).unwrap(), 2);
-    // A dropped batch changes nothing.
+    // A dropped batch has no effect.
     let mut batch = db.batch().unwrap();
     batch.insert(&k, "a", "dropped").unwrap();
     drop(batch);
     assert_eq!(k.get("a").unwrap().unwrap(), "batch");
     db.batch().unwrap().commit().unwrap();
-    // A keyspace of another database is refused, and the batch can continue.
+    // A keyspace of a different database is rejected, and the batch remains usable.
     let (_foreign_db, foreign) = opened();
     let mut batch = db.batch().unwrap();
     batch.insert(&k, "a", "1").unwrap();
@@ -563,7 +566,7 @@ fn a_batch_reads_nothing() {
     assert_eq!(k.get("a").unwrap().unwrap(), "1");
 }
 
-/// A write that does not fit into a batch is refused with an error that says so; the earlier writes can be committed.
+/// A write that does not fit into a batch fails with an error that says so; the earlier writes can be committed.
 #[test]
 fn a_full_batch_can_be_committed() {
     let (db, k) = opened();
@@ -576,7 +579,7 @@ fn a_full_batch_can_be_committed() {
     assert_eq!(k.count(..).unwrap(), u64::from(full));
 }
 
-/// Batches and transactions that lock the same rows in all orders: every batch is committed as a whole, and none hangs.
+/// Batches and transactions lock the same rows in all orders: every batch is committed completely, and no call hangs.
 #[test]
 fn batches_never_fail_for_a_deadlock() {
     let (db, k) = opened();
@@ -615,8 +618,8 @@ fn batches_never_fail_for_a_deadlock() {
     });
 }
 
-/// The durability of a handle, of the database and of one call: after `sync` everything is durable, and a `Full` commit
-/// needs no sync.
+/// The durability of a handle, of the database and of one call: after `sync`, every commit is durable, and a `Full`
+/// commit needs no sync.
 #[test]
 fn relaxed_commits_are_durable_after_a_sync() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -646,7 +649,7 @@ fn relaxed_commits_are_durable_after_a_sync() {
     assert_eq!(db.path(), std::path::Path::new("/db"));
 }
 
-/// A closed database refuses these calls and stays intact.
+/// A closed database rejects these calls and stays intact.
 #[test]
 fn a_closed_database_refuses_changes() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -697,7 +700,8 @@ fn a_transaction_takes_an_async_closure() {
     });
 }
 
-/// Within a transaction, the calls that depend on a row's value work on what the transaction sees, and lock the row.
+/// Within a transaction, the calls that depend on a row's value use the version that the transaction sees, and lock the
+/// row.
 #[test]
 fn a_transaction_changes_rows_by_their_values() {
     let (db, k) = opened();
@@ -715,7 +719,7 @@ fn a_transaction_changes_rows_by_their_values() {
         assert_eq!(tx.compare_and_swap(&k, "b", None, Some(b"x")).unwrap(), Err(Some("b".into())));
         assert_eq!(tx.pop_first(&k).unwrap().unwrap().0, "b");
         assert_eq!(block_on(tx.pop_last_async(&k)).unwrap().unwrap(), ("d".into(), "d".into()));
-        // A row that was popped, or found to exist, stays locked until the end.
+        // A row that was popped, or found to exist, stays locked until the transaction ends.
         let outside = std::thread::scope(|scope| {
             let write = || {
                 let options = TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() };
@@ -731,7 +735,7 @@ fn a_transaction_changes_rows_by_their_values() {
     }
 }
 
-/// If two transactions pop, the second waits; then it gets a conflict or, at read committed, the next row.
+/// If two transactions pop, the second one waits; then it gets a conflict or, at read committed, the next row.
 #[test]
 fn transactions_pop_different_rows() {
     let (db, k) = opened();

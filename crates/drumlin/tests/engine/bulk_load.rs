@@ -1,4 +1,4 @@
-//! Bulk loads are all or nothing for readers, writers, power cuts and full disks.
+//! Bulk loads are all or nothing for readers and writers, and after power cuts and on full disks.
 
 use crate::support;
 
@@ -9,7 +9,7 @@ use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
 use smol::block_on;
 use support::{Model, Random, compare, faulty, number, small};
 
-/// Returns rows with keys of several lengths and prefixes and values of every kind, few of them large.
+/// Returns rows with keys of several lengths and prefixes, and values of every kind, few of which are large.
 fn some_rows(seed: u64, count: u64) -> Model {
     let mut random = Random(seed);
     let mut rows = Model::new();
@@ -34,7 +34,7 @@ fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<()> {
     Ok(())
 }
 
-/// Loads rows in any order. Every tenth row is loaded twice, first with another value.
+/// Loads rows in random order. Every tenth row is loaded twice, first with a different value.
 fn load_in_any_order(db: &Database, name: &str, rows: &Model, seed: u64) -> drumlin::Result<()> {
     let mut load = db.bulk_load(name)?;
     insert_in_any_order(rows, seed, |key, value| load.insert(key, value))?;
@@ -67,7 +67,8 @@ fn insert_in_any_order(
     Ok(())
 }
 
-/// Checks that the keyspace has exactly these rows, also by scans from both ends, and that the database is sound.
+/// Checks that the keyspace has exactly these rows, including by scans from both ends, and that the database is
+/// undamaged.
 fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     compare(keyspace, rows);
     let unwrapped = |row: drumlin::Result<(drumlin::Value, drumlin::Value)>| {
@@ -80,8 +81,8 @@ fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     assert!(report.corruption.is_empty(), "{report:#?}");
 }
 
-/// Any number of sorted rows, of every kind and at every page size, are there at once, after reopening, after a
-/// checkpoint, and with changes on top.
+/// Sorted rows of any number, of every kind and at every page size, are present right after the load, after reopening,
+/// after a checkpoint, and with later changes.
 #[test]
 fn sorted_rows_are_loaded() {
     for (seed, count) in (0..).zip([0, 1, 2, 40, 1000, 9000]) {
@@ -116,8 +117,8 @@ fn sorted_rows_are_loaded() {
     }
 }
 
-/// Rows in any order, of every kind and at every page size, are loaded: few rows are sorted in memory, many as runs,
-/// which with large pages are merged more than once.
+/// Rows in any order, of every kind and at every page size, are loaded: few rows are sorted in memory, and many are
+/// sorted as runs, which with large pages are merged more than once.
 #[test]
 fn rows_in_any_order_are_loaded() {
     for (seed, count) in (0..).zip([1, 2, 40, 1000, 30_000]) {
@@ -133,7 +134,7 @@ fn rows_in_any_order_are_loaded() {
             }
             load_in_any_order(&db, "k", &rows, seed).unwrap();
             let user_bytes: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
-            // The merged result reuses the space of the runs that it was merged from.
+            // The merged result reuses the space of the runs.
             let file_bytes = db.stats().data_file_bytes as usize;
             println!("{count} rows of {user_bytes} bytes in pages of {page_bytes}: {file_bytes} bytes of file");
             assert_holds(&db, &db.keyspace("k").unwrap(), &rows);
@@ -149,8 +150,8 @@ fn rows_in_any_order_are_loaded() {
     }
 }
 
-/// If rows arrive in order for long and then no longer do, the part packed so far becomes the first run. Its rows lose
-/// to later ones of the same key, whatever run those are in.
+/// If rows arrive in order for a long time and then stop being in order, the part packed so far becomes the first run.
+/// Later rows with the same key replace its rows, no matter which run the later rows are in.
 #[test]
 fn the_latest_row_counts_among_runs() {
     let (_, config) = faulty();
@@ -177,7 +178,7 @@ fn the_latest_row_counts_among_runs() {
     assert!(live_bytes < large_bytes + (3 << 20), "{live_bytes} bytes live: values that were replaced are kept");
 }
 
-/// Of rows with the same key the last one wins, even if both values are large.
+/// If several rows have the same key, the last one wins, even if both values are large.
 #[test]
 fn the_last_of_equal_keys_counts() {
     let (_, config) = faulty();
@@ -198,7 +199,7 @@ fn the_last_of_equal_keys_counts() {
     assert!(live_bytes < 60_000, "{live_bytes} bytes live: values that were replaced are not given back");
 }
 
-/// A load may have far more rows than fit in memory.
+/// A load can have far more rows than fit in memory.
 #[test]
 fn a_load_is_larger_than_memory() {
     let (_, config) = faulty();
@@ -222,7 +223,7 @@ fn a_load_is_larger_than_memory() {
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 400_000);
 }
 
-/// Keys that are too long are refused, and the load continues without them.
+/// Keys that are too long are rejected, and the load continues without those rows.
 #[test]
 fn what_is_refused_is_not_loaded() {
     let (_, config) = faulty();
@@ -235,7 +236,7 @@ fn what_is_refused_is_not_loaded() {
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 2);
 }
 
-/// Values may come from sources of any length. A source that fails adds no row and removes none, and the load
+/// Values can come from sources of any length. A source that fails neither adds nor removes a row, and the load
 /// continues.
 #[test]
 fn values_come_from_sources() {
@@ -279,7 +280,7 @@ impl std::io::Read for Failing {
     }
 }
 
-/// A dropped load leaves no row, no page and no byte.
+/// A dropped load leaves no rows and no pages, and uses no space.
 #[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let (_, config) = faulty();
@@ -297,7 +298,7 @@ fn a_load_that_is_dropped_leaves_nothing() {
             insert_in_any_order(&rows, round, |key, value| load.insert(key, value)).unwrap();
         }
         if round % 2 == 0 {
-            // A checkpoint during the load records nothing of it.
+            // A checkpoint during the load records no part of it.
             keyspace.insert("other", [round as u8; 10]).unwrap();
             db.checkpoint().unwrap();
             keyspace.remove("other").unwrap();
@@ -311,7 +312,7 @@ fn a_load_that_is_dropped_leaves_nothing() {
     load(&db, "k", &some_rows(7, 500)).unwrap();
 }
 
-/// Returns the reason for which a load was refused.
+/// Returns the reason why a load was refused.
 fn reason<T: std::fmt::Debug>(result: drumlin::Result<T>) -> &'static str {
     match result {
         Err(error @ Error::KeyspaceNotEmpty { .. }) => {
@@ -324,8 +325,8 @@ fn reason<T: std::fmt::Debug>(result: drumlin::Result<T>) -> &'static str {
     }
 }
 
-/// A load is refused if the keyspace has rows or gets some, or had some that only a snapshot still sees, or if a row of
-/// it is locked. Nothing of the load remains, and it can be repeated once the keyspace is free.
+/// A load is refused if the keyspace has rows or gets some, if it had rows that a snapshot still sees, or if one of its
+/// rows is locked. No part of the load remains, and it can be repeated once the keyspace is no longer in use.
 #[test]
 fn a_keyspace_in_use_refuses_a_load() {
     let rows = some_rows(5, 2500);
@@ -395,8 +396,8 @@ fn a_keyspace_in_use_refuses_a_load() {
     }
 }
 
-/// Old versions of removed rows are no reason to refuse a load once the last snapshot that saw them is dropped, even if
-/// nothing has dropped the versions yet.
+/// Old versions of removed rows do not prevent a load once the last snapshot that saw them is dropped, even if the
+/// versions have not been dropped yet.
 #[test]
 fn versions_that_no_snapshot_needs_refuse_no_load() {
     let rows = some_rows(6, 500);
@@ -410,8 +411,8 @@ fn versions_that_no_snapshot_needs_refuse_no_load() {
     assert_holds(&db, &keyspace, &rows);
 }
 
-/// A keyspace that was larger than memory accepts a load after all of its rows were removed, in any order, although
-/// some of its leaves could not be merged. A row among those leaves is still found.
+/// A keyspace that was larger than memory accepts a load after all of its rows were removed in any order, although some
+/// of its leaves could not be merged. A row among those leaves is still found.
 #[test]
 fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
     let mut page_count_max = 0;
@@ -451,7 +452,7 @@ fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
     assert!(page_count_max > 10, "removals merged all leaves but {page_count_max}");
 }
 
-/// A keyspace that was emptied, and whose rows no snapshot sees, accepts a load like a new one.
+/// A keyspace that was emptied accepts a load like a new one if no snapshot sees its rows.
 #[test]
 fn an_emptied_keyspace_takes_a_load() {
     let (_, config) = faulty();
@@ -468,8 +469,8 @@ fn an_emptied_keyspace_takes_a_load() {
     }
 }
 
-/// A keyspace that is filled, emptied and filled again, by loads and by transactions, reuses its page numbers. It is
-/// right afterwards, after reopening and after recovery, whichever states checkpoints have saved.
+/// A keyspace that is filled, emptied and refilled, by loads and by transactions, reuses its page numbers. Its rows are
+/// right afterwards, after reopening and after recovery, regardless of when checkpoints were made.
 #[test]
 fn page_numbers_are_used_again() {
     for ways in 0..16u32 {
@@ -488,7 +489,7 @@ fn page_numbers_are_used_again() {
             } else {
                 load(&db, "k", &rows).unwrap();
             }
-            // First as filled, then as emptied.
+            // First while it is full, then after it is emptied.
             for is_filled in [true, false] {
                 if !is_filled {
                     db.keyspace("k").unwrap().clear().unwrap();
@@ -515,8 +516,8 @@ fn page_numbers_are_used_again() {
     }
 }
 
-/// Snapshots and transactions from before the load see an empty keyspace, by every way of reading it. The load
-/// conflicts with what such transactions write there or have read there.
+/// Snapshots and transactions from before the load see an empty keyspace, through every kind of read. The load
+/// conflicts with the writes and reads of such transactions in the keyspace.
 #[test]
 fn readers_from_before_do_not_see_the_rows() {
     let (_, config) = faulty();
@@ -531,7 +532,7 @@ fn readers_from_before_do_not_see_the_rows() {
     let mut reader = begin(Isolation::Serializable);
     let mut scanner = begin(Isolation::Serializable);
     let mut bystander = begin(Isolation::Serializable);
-    // A row of the load that no later commit changes, so that only the load can conflict.
+    // Use a row of the load that no later commit changes, so that only the load can conflict.
     let untouched = rows.keys().nth(rows.len() / 2).unwrap();
     assert_eq!(reader.get(&keyspace, untouched).unwrap(), None);
     assert_eq!(scanner.count(&keyspace, ..).unwrap(), 0);
@@ -543,7 +544,7 @@ fn readers_from_before_do_not_see_the_rows() {
         assert_eq!(snapshot.count(&keyspace, ..).unwrap(), 0);
         assert_eq!(snapshot.iter(&keyspace).rev().count() + snapshot.prefix(&keyspace, "customer").count(), 0);
         assert!(snapshot.first(&keyspace).unwrap().is_none() && snapshot.last(&keyspace).unwrap().is_none());
-        // Changes on top of the load do not alter that.
+        // Changes made after the load do not alter that.
         keyspace.insert(first, "changed").unwrap();
         keyspace.remove(last).unwrap();
     }
@@ -558,7 +559,7 @@ fn readers_from_before_do_not_see_the_rows() {
     assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), rows.len() as u64 - 1);
 }
 
-/// Of two simultaneous loads into one keyspace, one is attached and the other is refused. Loads into different
+/// If two loads into one keyspace run concurrently, one is attached and the other is refused. Loads into different
 /// keyspaces are all attached.
 #[test]
 fn loads_run_concurrently() {
@@ -580,7 +581,8 @@ fn loads_run_concurrently() {
     assert_holds(&db, &db.keyspace("m").unwrap(), &rows[3]);
 }
 
-/// Loads can begin until their memory is used up, at least four in most budgets. Each that has begun can sort rows.
+/// Loads can begin until their memory is used up, which in most budgets allows at least four. Each of them can sort
+/// rows.
 #[test]
 fn loads_that_have_begun_can_sort() {
     for (memory, page_bytes, least) in
@@ -610,8 +612,8 @@ fn loads_that_have_begun_can_sort() {
     }
 }
 
-/// A load replaces one row so often that whole segments become free. Others reuse these at once, while the load's
-/// newest buffer is still being written; the load must not overwrite them.
+/// A load replaces one row so often that whole segments become free. Other writers reuse these immediately, while the
+/// load's newest buffer is still being written; the load must not overwrite them.
 #[test]
 fn segments_that_a_load_gives_up_are_not_written_again() {
     let (_, config) = faulty();
@@ -637,8 +639,8 @@ fn segments_that_a_load_gives_up_are_not_written_again() {
     assert_holds(&db, &rows, &model);
 }
 
-/// While a keyspace is loaded, others put rows into it and remove them again. The load is attached between two of their
-/// commits or refused. No writer loses what it has written, and no reader sees a part of a load.
+/// While a keyspace is being loaded, other threads put rows into it and remove them. The load is attached between two
+/// of their commits or refused. No writer loses a write, and no reader sees part of a load.
 #[test]
 fn a_keyspace_is_loaded_while_others_write() {
     let mut attached_count = 0;
@@ -691,7 +693,7 @@ fn a_keyspace_is_loaded_while_others_write() {
     println!("{attached_count} of 24 loads were attached");
 }
 
-/// Dropping the keyspace at any time during a load ends the load with an error and leaks nothing.
+/// If the keyspace is dropped at any time during a load, the load fails with an error and leaks no space.
 #[test]
 fn a_keyspace_that_is_dropped_ends_its_load() {
     let rows = some_rows(1, 3000);
@@ -719,7 +721,8 @@ fn a_keyspace_that_is_dropped_ends_its_load() {
     }
 }
 
-/// A disk that fills up at any point of a load makes it fail and leaves nothing of it; with more space a load works.
+/// If the disk fills up at any point of a load, the load fails and no part of it remains; with more space, a load
+/// succeeds.
 #[test]
 fn a_full_disk_leaves_nothing_of_a_load() {
     let rows = some_rows(2, 4000);
@@ -751,7 +754,7 @@ fn a_full_disk_leaves_nothing_of_a_load() {
     assert!((3..24).contains(&refused), "{refused} of 24 loads found the disk full");
 }
 
-/// A load whose page table exceeds the budget fails and leaves nothing.
+/// If the page table of a load exceeds the budget, the load fails and no part of it remains.
 #[test]
 fn full_memory_leaves_nothing_of_a_load() {
     let (_, config) = faulty();
@@ -769,7 +772,7 @@ fn full_memory_leaves_nothing_of_a_load() {
     db.keyspace("another").unwrap().insert("a", "b").unwrap();
 }
 
-/// Loads also work with futures; dropping one ends the load.
+/// Loads also work with futures; dropping a future ends the load.
 #[test]
 fn tasks_load_too() {
     let (_, config) = faulty();
@@ -795,7 +798,7 @@ fn cut_config(disk: &Disk) -> Config {
     small().page_bytes(512).checkpoint_log_bytes(1 << 30).backend(disk.backend())
 }
 
-/// The last acknowledgement in a life of the database.
+/// The last acknowledgement in a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Ack {
     Created,
@@ -803,7 +806,7 @@ enum Ack {
     Changed,
 }
 
-/// Runs one life: a load with checkpoints, then a commit on top. Returns each acknowledgement with the number of disk
+/// Runs one session: a load with checkpoints, then a commit. Returns each acknowledgement with the number of disk
 /// changes before it.
 fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(u64, Ack)> {
     let mut acks = Vec::new();
@@ -841,8 +844,8 @@ fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(
     acks
 }
 
-/// Opens the database after a cut, and checks that all of the load is there or nothing of it, that everything
-/// acknowledged is there, and that no space is lost. Returns the recovered disk.
+/// Opens the database after a cut, and checks that the load is there completely or not at all, that every acknowledged
+/// commit is there, and that no space is lost. Returns the recovered disk.
 fn assert_whole(medium: Medium, rows: &Model, last_ack: Option<Ack>, place: &str) -> Medium {
     let disk = Disk::new(medium, 1);
     disk.record();
@@ -883,7 +886,7 @@ fn assert_whole(medium: Medium, rows: &Model, last_ack: Option<Ack>, place: &str
     recovered
 }
 
-/// Cuts the power after each write and sync of a life, taking one in `step` states, and sometimes again during
+/// Cuts the power after each write and sync of a session, in one of every `step` states, and sometimes also during
 /// recovery.
 fn cut_everywhere(rows: &Model, is_sorted: bool, moments: [bool; 3], step: usize) {
     let disk = Disk::new(Medium::default(), 7);
@@ -920,8 +923,8 @@ fn cut_rows(count: u32) -> Model {
     rows
 }
 
-/// Power cuts after each write and sync of a load, with and without checkpoints before and after its commit, and again
-/// during recovery, leave all of the load or nothing.
+/// A power cut after any write or sync of a load, with and without checkpoints before and after its commit, and also
+/// during recovery, leaves the load there completely or not at all.
 #[test]
 fn a_power_cut_leaves_all_of_a_load_or_nothing() {
     for moments in [[false, false, false], [true, false, false], [true, true, true], [false, false, true]] {
@@ -929,13 +932,13 @@ fn a_power_cut_leaves_all_of_a_load_or_nothing() {
     }
 }
 
-/// So do power cuts while rows are sorted as runs and merged.
+/// A power cut while rows are sorted as runs and merged also leaves the load there completely or not at all.
 #[test]
 fn a_power_cut_leaves_all_of_a_sorted_load_or_nothing() {
     cut_everywhere(&cut_rows(20_000), false, [true, true, false], 5);
 }
 
-/// Damage to a page of a load that only the log names is found, and the database returns no wrong rows.
+/// Damage to a page of a load that only the log refers to is noticed, and the database returns no wrong rows.
 #[test]
 fn a_damaged_load_is_noticed() {
     let rows: Model = (0..3000u32).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();
@@ -962,7 +965,7 @@ fn a_damaged_load_is_noticed() {
 
 const SEGMENT: usize = support::SEGMENT_BYTES as usize;
 
-/// A load writes each byte once, and only one record to the log.
+/// A load writes each byte once, and writes only one record to the log.
 #[test]
 fn a_load_is_written_once() {
     let (_, config) = faulty();

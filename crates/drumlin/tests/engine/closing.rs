@@ -1,4 +1,4 @@
-//! Closing a database that others use: their calls end, and the folder can be opened again at once.
+//! Closing a database that other threads are using: their calls end, and the folder can be reopened immediately.
 
 use crate::support;
 
@@ -31,8 +31,8 @@ fn of_io<T>(result: std::io::Result<T>) -> Option<Error> {
     result.err().map(|error| error.into_inner().unwrap().downcast_ref::<Error>().unwrap().clone())
 }
 
-/// Handles of each kind, created while the database was open and called after it was closed and its folder opened
-/// again, all return `Closed`, and none keeps the folder locked.
+/// Handles of each kind are created while the database is open, and used after it is closed and its folder is reopened.
+/// All return `Closed`, and none of them keeps the folder locked.
 #[test]
 fn every_handle_ends_with_the_database() {
     for backend in BACKENDS {
@@ -158,12 +158,12 @@ fn every_handle_ends_with_the_database() {
     }
 }
 
-/// While the database is closed and opened again, threads that read, write, scan and load get their own results or
-/// `Closed`, never corruption. Acknowledged rows are there afterwards.
+/// While the database is closed and reopened, threads that read, write, scan and load get their own results or
+/// `Closed`, and never an error about corruption. Acknowledged rows are there afterwards.
 #[test]
 fn a_database_is_closed_during_calls_of_other_threads() {
     let folder = Folder::new();
-    // Less memory than data, so that calls read and write the disk.
+    // Use less memory than data, so that calls read and write the disk.
     let config = small().memory(8 << 20).checkpoint_log_bytes(1 << 20);
     let acknowledged = Arc::new(AtomicU64::new(0));
     let mut late = Vec::new();
@@ -215,8 +215,8 @@ fn a_database_is_closed_during_calls_of_other_threads() {
     assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }
 
-/// A thread of the database makes a commit of many rows. The task learns that it was made, even if it polls only after
-/// the database was closed.
+/// A thread of the database makes a commit of many rows. The task learns that the commit succeeded, even if it polls
+/// only after the database was closed.
 #[test]
 fn a_commit_that_was_made_says_so_after_closing() {
     const ROWS: u32 = 600;
@@ -243,12 +243,12 @@ fn has_stream(db: &Database) -> bool {
     db.existing_keyspace("k").unwrap().contains_key("stream").unwrap()
 }
 
-/// A write that is in flight ends before the folder is free. A future that was dropped or leaked keeps nothing locked,
-/// and its remaining work is not done.
+/// A write in flight ends before the folder can be reopened. A future that was dropped or leaked keeps nothing locked,
+/// and the rest of its operation is abandoned.
 #[test]
 fn a_write_under_way_ends_before_the_folder_is_free() {
     let (disk, config) = support::faulty();
-    // Enough memory for several writers of large values.
+    // Provide enough memory for several writers of large values.
     let config = config.memory(64 << 20);
     let db = config.open("/db").unwrap();
     let k = fill(&db, 100);
@@ -291,7 +291,8 @@ fn a_write_under_way_ends_before_the_folder_is_free() {
     std::mem::forget(leaked);
 }
 
-/// A failed database frees its folder too, and handles of a closed database in memory also return `Closed`.
+/// A failed database also releases its folder, and handles of a closed database return `Closed`, even for rows in
+/// memory.
 #[test]
 fn a_failed_database_is_reopened_while_its_handles_live() {
     let (disk, config) = support::faulty();

@@ -1,9 +1,9 @@
-//! Many threads work on few hot keyspaces of small pages, with checkpoints, compaction and eviction under a small
+//! Many threads use a few hot keyspaces with small pages, with checkpoints, compaction and eviction under a small
 //! budget.
 //!
 //! Invariants that hold at every moment: all reads of one snapshot see the same sum over all accounts; rows that are
-//! never removed are found, in order; a value names its row. `DRUMLIN_TEST_SECONDS` is the duration (default 5). The
-//! test is also meant to run under ThreadSanitizer and AddressSanitizer.
+//! never removed are found, in order; a value contains its row's key. `DRUMLIN_TEST_SECONDS` is the duration (default
+//! 5). The test is also meant to run under ThreadSanitizer and AddressSanitizer.
 
 use crate::support;
 
@@ -36,7 +36,7 @@ fn account(number: u64) -> Vec<u8> {
     format!("account/{number:08}/{}", "x".repeat((number % 60) as usize)).into_bytes()
 }
 
-/// Returns a value that names its row.
+/// Returns a value that contains its row's key.
 fn stamped(key: &[u8], random: &mut Random) -> Vec<u8> {
     let length = match random.below(200) {
         0 => 70_000 + random.below(100_000),
@@ -55,7 +55,7 @@ fn check_stamp(key: &[u8], value: &[u8]) {
     assert!(value[key.len() + 1..].iter().all(|&byte| byte == filler), "{}: a torn value", key.escape_ascii());
 }
 
-/// Returns the key of a number. Rows with even numbers always exist; others come and go.
+/// Returns the key with this number. Rows with even numbers always exist; odd ones come and go.
 fn churned(number: u64) -> Vec<u8> {
     let mut key = number.to_be_bytes().to_vec();
     key.extend(vec![b'-'; (number.wrapping_mul(7919) % 100) as usize]);
@@ -150,7 +150,7 @@ impl Stage {
         let mut random = Random(seed);
         let mut at = random.below(CHURNED);
         while self.goes_on() {
-            // Mostly runs of neighbours, so that leaves fill, split, empty and merge.
+            // Choose mostly runs of neighbours, so that leaves fill, split, empty and merge.
             at = if random.chance(3) { random.below(CHURNED) } else { (at + 1) % CHURNED };
             let key = churned(at);
             if at.is_multiple_of(2) || random.chance(45) {
@@ -297,8 +297,8 @@ fn stress(config: &drumlin::Config, path: &std::path::Path, seed: u64) -> u64 {
     done.into_inner()
 }
 
-/// Transfers, audits, churn, single reads, checkpoints, compactions and dropped keyspaces at the same time keep every
-/// promise, on both backends, and so does the reopened database.
+/// Transfers, audits, churn, single reads, checkpoints, compactions and dropped keyspaces run concurrently, and every
+/// invariant holds, on both backends and in the reopened database.
 #[test]
 fn many_threads_keep_every_promise() {
     for (seed, backend) in (1..).zip(BACKENDS) {

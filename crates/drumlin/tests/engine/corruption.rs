@@ -2,9 +2,9 @@
 //! that was killed.
 //!
 //! However the files are damaged, the engine never panics and never gives a wrong answer. Either an error names a file,
-//! or everything is right. Undamaged parts stay readable, and a check that finds nothing means that everything is
-//! right. One case can't be told from a normal end: if the log's last records, with everything after them, are gone. So
-//! a damaged log may also end early, at a whole commit. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test
+//! or all rows are right. Undamaged parts stay readable, and if a check finds nothing, all rows are right. One kind of
+//! damage is indistinguishable from a normal end of the log: the loss of its last records and everything after them. So
+//! a damaged log may also end early, at a commit boundary. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test
 //! (default 500).
 
 use crate::support;
@@ -25,7 +25,7 @@ const FOLDER: &str = "/db";
 const COMMITS: u64 = 60;
 
 fn config(backend: &Arc<dyn Backend>) -> Config {
-    // A large limit prevents checkpoints, so the log keeps all commits since the sample's last one.
+    // The large limit prevents automatic checkpoints, so the log keeps all commits since the sample's last checkpoint.
     small().checkpoint_log_bytes(64 << 20).backend(Arc::clone(backend))
 }
 
@@ -54,7 +54,7 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
     backend
 }
 
-/// The files, and the rows after each commit since the checkpoint. The last state is the one that must be there.
+/// The files, and the rows after each commit since the checkpoint. The last entry has the rows that must be there.
 struct Sample {
     files: Files,
     states: Vec<Rows>,
@@ -79,7 +79,7 @@ impl Sample {
             rows.insert(key, value);
         }
         db.checkpoint().unwrap();
-        // A second checkpoint, so that both superblocks and summaries are in use.
+        // Make a second checkpoint, so that both superblocks and summaries are in use.
         rows.insert(b"a".to_vec(), b"b".to_vec());
         keyspace.insert(b"a", b"b").unwrap();
         db.checkpoint().unwrap();
@@ -131,14 +131,14 @@ impl Sample {
                 }
                 return match error {
                     Error::Corrupted { path, .. } if path.starts_with(FOLDER) => Ok(()),
-                    // The damage hit the bytes that identify the format.
+                    // The damage is in the bytes that identify the format.
                     Error::NewerFormat { .. } | Error::OlderFormat { .. } | Error::NotADatabase { .. } => Ok(()),
                     other => Err(format!("opening: {other:?}")),
                 };
             }
         };
         let result = self.verify_open(&db, log_ends, figures);
-        // Writing and closing must not panic, whatever is damaged.
+        // Writing and closing must not panic, with any kind of damage.
         if let Ok(keyspace) = db.existing_keyspace("rows") {
             let _ = keyspace.insert(b"row 01500", b"new");
             let _ = keyspace.remove(b"row 00007");
@@ -194,7 +194,7 @@ impl Sample {
                 }
             }
         }
-        // A scan yields the same rows up to its failure.
+        // A scan returns the same rows until it fails.
         let mut scanned = 0;
         for row in &keyspace {
             match row {
@@ -229,18 +229,18 @@ impl Sample {
 struct Figures {
     refused: u64,
     partly_readable: u64,
-    /// Everything was readable, and the check found damage.
+    /// Openings in which all rows were readable and the check found damage.
     noticed: u64,
     ended_early: u64,
 }
 
-/// Changes a file in one of several ways. Returns a description.
+/// Damages a file in one of several ways. Returns a description of the damage.
 fn tamper(bytes: &mut Vec<u8>, random: &mut Random) -> String {
     if bytes.is_empty() {
         bytes.extend([7; 100]);
         return "100 bytes added".into();
     }
-    // Prefer a byte that is not zero, because most of a file may be empty.
+    // Prefer a nonzero byte, because most of a file may be empty.
     let mut at = random.below(bytes.len() as u64) as usize;
     for _ in 0..40 {
         if bytes[at] != 0 || random.chance(5) {
@@ -279,7 +279,7 @@ fn tamper(bytes: &mut Vec<u8>, random: &mut Random) -> String {
             format!("64 bytes from {at} overwritten")
         }
         8 => {
-            // A block that was written to the wrong place.
+            // Copy a block to the wrong place.
             let from = random.below(bytes.len() as u64) as usize / 4096 * 4096;
             at = at / 4096 * 4096;
             let length = 4096.min(bytes.len() - at).min(bytes.len() - from);
@@ -342,7 +342,7 @@ fn is_data(path: &Path) -> bool {
     path.ends_with("data")
 }
 
-/// With a damaged data file, a closed database gives an error or right answers, and other parts stay readable.
+/// With a damaged data file, a closed database returns errors or right results, and undamaged parts stay readable.
 #[test]
 fn a_damaged_data_file_is_noticed() {
     let figures = mutate(false, 1, is_data);
@@ -356,14 +356,14 @@ fn a_damaged_data_file_is_noticed_by_recovery() {
     assert!(figures.refused > 0, "{figures:?}");
 }
 
-/// With a damaged log or lock file, a killed database reports damage or has a whole number of commits.
+/// With a damaged log or lock file, a killed database reports the damage or recovers a whole number of commits.
 #[test]
 fn a_damaged_log_is_noticed() {
     let figures = mutate(true, 3, |path| !is_data(path));
     assert!(figures.refused > 0, "{figures:?}");
 }
 
-/// A closed database needs nothing of its log and lock files.
+/// A closed database needs neither its log nor its lock file.
 #[test]
 fn a_closed_database_is_whole_without_its_log() {
     mutate(false, 4, |path| !is_data(path));
@@ -374,7 +374,8 @@ fn a_closed_database_is_whole_without_its_log() {
 #[test]
 fn a_checkpoint_repairs_what_a_check_found() {
     let backend = drumlin_io::in_memory();
-    // Enough memory to avoid automatic checkpoints, whose number determines which structures there are.
+    // Use enough memory to avoid automatic checkpoints, because the number of checkpoints determines which structures
+    // exist.
     let db = config(&backend).memory(64 << 20).page_bytes(512).open(FOLDER).unwrap();
     let keyspace = db.keyspace("rows").unwrap();
     let data = Path::new(FOLDER).join("data");
@@ -391,7 +392,7 @@ fn a_checkpoint_repairs_what_a_check_found() {
         }
         tx.commit().unwrap();
     };
-    // Enough pages that a base image is written.
+    // Write enough pages to require a base image.
     for _ in 0..30 {
         put(&mut rows, 500);
     }
@@ -400,15 +401,15 @@ fn a_checkpoint_repairs_what_a_check_found() {
         // The newest checkpoint wrote the structure near the end. The checkpoint that repairs a summary writes a base
         // image, so the next one has chunks.
         let before = read_files(&*backend).remove(&data).unwrap();
-        // The damaged structure is also in memory, so pages can still change, appear and disappear.
+        // The damaged structure is also in memory, so pages can still be changed, created and freed.
         put(&mut rows, 200);
         db.checkpoint().unwrap();
         let report = db.check().unwrap();
         assert!(report.corruption.is_empty(), "{repaired:?}: {report:?}");
         let after = read_files(&*backend).remove(&data).unwrap();
         let changed = (0..after.len()).rev().filter(|&at| before.get(at) != Some(&after[at]));
-        // A few attempts are enough. On a machine so slow that the idle database was compacted in the meantime, none
-        // may succeed.
+        // A few attempts are enough. On a machine so slow that the idle database was compacted in the meantime, they
+        // may all fail.
         let found = changed.step_by(50).take(2000).find_map(|at| {
             file.write_at(&[after[at] ^ 0x10], at as u64, Persist::Later).unwrap();
             let report = db.check().unwrap();
@@ -424,7 +425,7 @@ fn a_checkpoint_repairs_what_a_check_found() {
     }
     put(&mut rows, 200);
     db.checkpoint().unwrap();
-    // As after a kill: nothing in memory gets written.
+    // Reopen it as after a kill: nothing in memory is written.
     let db = config(&disk_of(&read_files(&*backend))).open(FOLDER).unwrap();
     let keyspace = db.existing_keyspace("rows").unwrap();
     let there: Rows =
@@ -434,8 +435,8 @@ fn a_checkpoint_repairs_what_a_check_found() {
     assert!(report.corruption.is_empty(), "{report:?}");
 }
 
-/// Whichever page is corrupted, a salvage yields each row as it was stored or reports a gap around its key. A check and
-/// an examination report the same keys.
+/// With any page corrupted, a salvage returns each row as it was stored or reports a gap around its key. A check and an
+/// examination report the same keys.
 #[test]
 fn a_salvage_loses_no_more_than_the_gaps() {
     let sample = Sample::new(false);
@@ -485,8 +486,8 @@ fn a_salvage_loses_no_more_than_the_gaps() {
     assert!(gap_count > 10 && lost_count > 10, "{gap_count} gaps, {lost_count} rows");
 }
 
-/// A database that does not open can be salvaged. A keyspace with a sound page table is complete; rows of others are
-/// right or in reported gaps. Every corruption is listed, and nothing is written.
+/// A database that can't be opened can be salvaged. A keyspace with an undamaged page table is complete; rows of other
+/// keyspaces are right or in reported gaps. Every corruption is listed, and nothing is written.
 #[test]
 fn what_does_not_open_is_salvaged() {
     let backend = drumlin_io::in_memory();
@@ -511,7 +512,7 @@ fn what_does_not_open_is_salvaged() {
     let (mut whole_count, mut gap_count, mut nothing_count) = (0, 0, 0);
     for (files, is_closed) in [(&closed, true), (&killed, false)] {
         let used = files[&data].iter().rposition(|&byte| byte != 0).unwrap();
-        // The page tables were written last.
+        // The page tables are the last structures in the file.
         for at in (used - (120 << 10)..used).step_by(if is_closed { 709 } else { 2003 }) {
             let mut files = files.clone();
             files.get_mut(&data).unwrap()[at] ^= 0x40;
@@ -530,7 +531,7 @@ fn what_does_not_open_is_salvaged() {
             let is_log_left_out = skipped.iter().any(|error| matches!(error, Error::NotClosed { commits: 1, .. }));
             assert_eq!(is_log_left_out, !is_closed, "{skipped:?}");
             assert!(skipped.iter().any(|error| matches!(error, Error::Corrupted { .. })), "{skipped:?}");
-            // In this case the page tables are those of an earlier time.
+            // In this case, the page tables are outdated.
             let is_outdated = format!("{skipped:?}").contains("a summary of changes");
             let mut gaps_of = BTreeMap::new();
             for name in ["one", "other"] {

@@ -1,4 +1,4 @@
-//! Dropped futures: no call loses, repeats or half-applies anything, whichever of its waits it is dropped at.
+//! Dropped futures: no call loses, repeats or half-applies a change, no matter at which of its waits it is dropped.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 #![allow(
     clippy::await_holding_refcell_ref,
@@ -22,7 +22,7 @@ use futures_util::{FutureExt, TryStreamExt};
 use smol::io::AsyncReadExt;
 use support::{Folder, Model, Random, small};
 
-/// More polls than any call here needs.
+/// More polls than any call in this file needs.
 const POLLS_MAX: usize = 400;
 const ROWS: u64 = 300;
 const FILLER_ROWS: u64 = 8000;
@@ -73,7 +73,7 @@ impl Trial {
         trial
     }
 
-    /// Restores the rows that every change begins with.
+    /// Restores the rows with which every change begins.
     fn reset(&self) {
         let put_back = |tx: &mut Transaction| -> drumlin::Result<()> {
             let there: Vec<Value> = tx.keys(&self.k).collect::<drumlin::Result<_>>()?;
@@ -88,15 +88,15 @@ impl Trial {
         self.k.iter().map(|row| row.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap()).collect()
     }
 
-    /// Writes all dirty pages, and evicts them by reading the filler's.
+    /// Writes all dirty pages, and evicts them by reading the filler rows.
     fn forget_pages(&self) {
         self.db.checkpoint().unwrap();
         let keys: Vec<[u8; 8]> = (0..FILLER_ROWS).step_by(3).map(key).collect();
         assert!(self.filler.contains_many(&keys).unwrap().into_iter().all(|is_there| is_there));
     }
 
-    /// Ends the thread's turn so that the next call yields when it begins. Makes calls that never wait until one
-    /// yields, then as many as fit into a turn.
+    /// Uses up the thread's turn, so that the next call yields when it begins. To do so, makes calls that never wait
+    /// until one of them yields, then as many as fit into a turn.
     fn end_turn(&self) {
         let is_ready = || self.db.existing_keyspace_async("k").now_or_never().is_some();
         while is_ready() {}
@@ -104,7 +104,7 @@ impl Trial {
         (0..calls).for_each(|_| assert!(is_ready(), "turns differ"));
     }
 
-    /// Runs a call until it completes, with one poll more each time, and calls `dropped` after each dropped future.
+    /// Repeats a call with one poll more each time until it completes, and calls `dropped` after each dropped future.
     /// Each run yields when it begins.
     fn until_done<T>(
         &self,
@@ -148,8 +148,9 @@ impl Trial {
         assert!(found == expected, "{name}: {} rows of {}", found.len(), expected.len());
     }
 
-    /// Tries a call that changes rows. After each drop the rows must be as before or as after, and at the end as the
-    /// blocking call leaves them. `is_whole` is false for calls that commit in parts.
+    /// Tries a call that changes rows. After each dropped future, the rows must be as before or as after the change,
+    /// and at the end they must be as the blocking call leaves them. `is_whole` is false for calls that commit in
+    /// parts.
     fn changes<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -178,7 +179,8 @@ impl Trial {
         self.reset();
     }
 
-    /// Tries a call that changes rows within a transaction, which commits whatever a dropped future leaves.
+    /// Tries a call that changes rows within a transaction. A dropped future may leave some of the writes in the
+    /// transaction, which is then committed.
     fn changes_in_transaction<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -216,8 +218,8 @@ impl Trial {
     }
 }
 
-/// Every asynchronous call is dropped at each of its waits and then called again. The answer must be that of the
-/// blocking call, iterators must skip and repeat nothing, and changes must be applied as a whole or not at all.
+/// Every asynchronous call is dropped at each of its waits and then repeated. The result must be that of the blocking
+/// call, iterators must skip and repeat no row, and changes must be applied completely or not at all.
 #[test]
 fn any_call_dropped_at_any_wait_changes_no_answer() {
     let folder = Folder::new();
@@ -371,7 +373,7 @@ fn ranges_lose_nothing(trial: &Trial) {
     }
 }
 
-/// Streams, whose methods are those of traits.
+/// Tries streams, whose methods belong to traits.
 fn streams_lose_nothing(trial: &Trial) {
     let k = &trial.k;
     let rows: Vec<Row> = k.iter().map(Result::unwrap).collect();
@@ -485,7 +487,7 @@ fn transactions_change_whole_rows(trial: &Trial) {
     trial.changes_in_transaction("Transaction::pop_last_in_async", blocking, call);
 }
 
-/// Transactions and batches of rows in many leaves, and of a large value.
+/// Tries transactions and batches of rows in many leaves, and of a large value.
 fn transactions_commit_whole(trial: &Trial) {
     let Trial { db, k, .. } = trial;
     let numbers = || (0..ROWS).step_by(30);
@@ -547,7 +549,7 @@ fn transactions_commit_whole(trial: &Trial) {
         };
         trial.changes(name, true, blocking, call);
     }
-    // The batch commits whatever a dropped future leaves in it.
+    // The batch is committed with any writes that a dropped future left in it.
     for (name, is_stream) in [("Batch::insert_async", false), ("Batch::insert_from_async", true)] {
         let batch = RefCell::new(db.batch().unwrap());
         let before = trial.state();
@@ -573,7 +575,7 @@ fn transactions_commit_whole(trial: &Trial) {
     }
 }
 
-/// Bulk loads, each into a keyspace of its own.
+/// Tries bulk loads, each into a new keyspace.
 fn loads_are_whole(trial: &Trial) {
     let db = &trial.db;
     let count = |name: &str| match db.existing_keyspace(name) {
@@ -604,7 +606,7 @@ fn loads_are_whole(trial: &Trial) {
     trial.until_done("BulkLoad::finish_async", call, look);
 }
 
-/// Calls on the database as a whole. Once begun they run to their end, and they can be called again.
+/// Tries calls on the whole database. Once begun, they run to their end, and they can be repeated.
 fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     let Trial { db, k, .. } = trial;
     let before = trial.state();
@@ -646,7 +648,7 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     trial.until_done("Database::check_async", call, |_| {});
     assert!(trial.state() == before);
 
-    // A dropped opening or closing ends on its own; the next opening waits only for that.
+    // A dropped opening or closing completes by itself, and only the next opening waits for it.
     let other = folder.path().with_file_name("other");
     let opened = |open: &dyn Fn() -> Option<drumlin::Result<Database>>| loop {
         match open()? {

@@ -1,4 +1,5 @@
-//! Bad input and bad luck end in a clear error that says what to do; nothing is lost and nothing panics.
+//! Invalid input and failures of the environment end in a clear error with advice; no commit is lost and nothing
+//! panics.
 //!
 //! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
 
@@ -17,7 +18,7 @@ use support::{Folder, Model, Random, compare, faulty, small, some_value};
 /// The system's error number for a file system that is mounted read-only.
 const EROFS: i32 = 30;
 
-/// A file, a folder of other things, and a data file of noise are not databases, and stay as they are.
+/// A file, a folder of unrelated files, and a data file of random bytes are not databases, and stay unchanged.
 #[test]
 fn other_things_are_not_databases() {
     let folder = Folder::new();
@@ -43,7 +44,7 @@ fn other_things_are_not_databases() {
     }
 }
 
-/// With `create(false)`, opening creates nothing where there is no database.
+/// With `create(false)`, opening creates no files if there is no database.
 #[test]
 fn nothing_is_made_without_leave() {
     let folder = Folder::new();
@@ -55,7 +56,7 @@ fn nothing_is_made_without_leave() {
     assert!(matches!(error, Error::NotADatabase { .. }), "{error:?}");
 }
 
-/// A newer format is refused, and the error names its number.
+/// A newer format is rejected, and the error contains its number.
 #[test]
 fn a_newer_format_is_refused() {
     let folder = Folder::new();
@@ -72,7 +73,7 @@ fn a_newer_format_is_refused() {
     }
 }
 
-/// A database of the previous format is refused and left as it is, and the error says how to bring its rows over.
+/// A database of the previous format is rejected and left unchanged, and the error explains how to transfer its rows.
 #[test]
 fn an_older_format_is_refused() {
     let folder = Folder::new();
@@ -114,14 +115,14 @@ fn one_superblock_is_enough() {
         file.read_at(&mut version, slot + 8).unwrap();
         file.write_at(&[99], slot + 8, Persist::Later).unwrap();
         let db = config.open("/db").unwrap();
-        // A check reports it, although it has been rewritten.
+        // A check reports the damaged superblock, although it has been rewritten.
         let report = db.check().unwrap();
         assert!(report.corruption.is_empty() && report.repaired.len() == 1, "{report:?}");
         assert!(report.repaired[0].what.starts_with("superblock"), "{report:?}");
         close(db);
         // This opening or the next overwrites the superblock of the other format.
         close(config.open("/db").unwrap());
-        // Each superblock is tried twice, first the one at 0.
+        // Each superblock is tried twice, starting with the one at offset 0.
         let first = if slot == 0 { 1 } else { 2 };
         faulty.fail_nth(Operation::Read, first, EIO);
         faulty.fail_nth(Operation::Read, first + 1, EIO);
@@ -133,7 +134,7 @@ fn one_superblock_is_enough() {
     assert!(matches!(error, Error::Io { .. }), "{error:?}");
 }
 
-/// A closed database whose log was removed opens even if either superblock is damaged.
+/// A closed database whose log was removed can be opened even if one of its superblocks is damaged.
 #[test]
 fn one_superblock_of_a_closed_database_is_enough() {
     for slot in [0, 8 * 4096] {
@@ -151,8 +152,8 @@ fn one_superblock_of_a_closed_database_is_enough() {
     }
 }
 
-/// An opening first writes the superblock that it found once more, before it overwrites the other one. The last sync of
-/// the previous process may have failed, and the page cache still shows what that sync dropped.
+/// An opening first rewrites the superblock that it found, before it overwrites the other one. The last sync of the
+/// previous process may have failed, and the page cache still shows the writes that were lost.
 #[test]
 fn the_superblock_that_was_found_is_written_again() {
     let (faulty, config) = faulty();
@@ -177,7 +178,7 @@ fn the_superblock_that_was_found_is_written_again() {
 }
 
 /// The directory entry of a new database's folder is durable before its data file is renamed, also for a relative path,
-/// and if a creation that was killed left the folder.
+/// and if a killed creation left the folder.
 #[test]
 fn the_name_of_the_folder_is_durable() {
     for (path, left, above) in [("db", false, ""), ("/a/b/db", false, "b"), ("/above/db", true, "above")] {
@@ -198,12 +199,12 @@ fn is_rename(event: &Event) -> bool {
     matches!(event, Event::Rename { .. })
 }
 
-/// If a process finds the folder empty but gets the lock only after another process has created the database, it opens
-/// that database.
+/// If a process finds the folder empty, but gets the lock only after a different process has created the database, it
+/// opens that database.
 #[test]
 fn a_database_created_concurrently_is_not_overwritten() {
     let (faulty, config) = faulty();
-    // The lock is the first file to be opened.
+    // The lock file is opened first.
     faulty.hold_nth(Operation::Open, 1);
     std::thread::scope(|scope| {
         let late = scope.spawn(|| config.open("/db").unwrap());
@@ -218,8 +219,8 @@ fn a_database_created_concurrently_is_not_overwritten() {
     });
 }
 
-/// If a process finds no data file, and another one creates it before the first lists the folder, the first opens that
-/// database.
+/// If a process finds no data file, and a different process creates one before the first process lists the folder, the
+/// first process opens that database.
 #[test]
 fn a_database_created_concurrently_is_opened() {
     let (faulty, config) = faulty();
@@ -234,8 +235,8 @@ fn a_database_created_concurrently_is_opened() {
     });
 }
 
-/// A database that was created within a budget can be opened with it again. Once page tables take three quarters of the
-/// memory for pages, a new keyspace is refused, and so are rows, but not removals.
+/// A database that was created with a budget can be reopened with it. Once page tables take three quarters of the
+/// memory for pages, new keyspaces and rows are refused, but removals are not.
 #[test]
 fn page_tables_leave_memory_for_frames() {
     let (_, config) = faulty();
@@ -258,8 +259,8 @@ fn page_tables_leave_memory_for_frames() {
     assert_eq!(db.existing_keyspace("keyspace 7").unwrap().get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
 }
 
-/// A budget that page tables use up is refused at the next opening, with an error that names one that works. That one
-/// works, and so does the one in which the tables were created.
+/// If page tables use up a budget, the next opening rejects it with an error that names a sufficient budget. That one
+/// works, and so does the budget with which the tables were created.
 #[test]
 fn a_budget_too_small_for_page_tables_says_which_works() {
     let (_, config) = faulty();
@@ -285,7 +286,7 @@ fn a_budget_too_small_for_page_tables_says_which_works() {
     }
 }
 
-/// The sync method is measured again only if the file system is not the one that was measured.
+/// The sync method is measured again only if the file system is a different one.
 #[test]
 fn a_place_that_has_changed_is_measured_again() {
     let folder = Folder::new();
@@ -302,7 +303,8 @@ fn a_place_that_has_changed_is_measured_again() {
     assert_eq!(again.lines().find(is_place), Some(place), "{again}");
 }
 
-/// The process number in the lock file is only informative: a disk without space for it can be opened.
+/// The process number in the lock file is only informative: a database can be opened even if there is no disk space for
+/// it.
 #[test]
 fn a_lock_that_cannot_be_written_locks() {
     let (faulty, config) = faulty();
@@ -315,7 +317,7 @@ fn a_lock_that_cannot_be_written_locks() {
 
 const CHILD_VARIABLE: &str = "DRUMLIN_TEST_LOCK_CHILD";
 
-/// Not a test of its own, but the second process.
+/// This is not a test, but the code of the second process.
 #[test]
 fn child() {
     let Ok(path) = std::env::var(CHILD_VARIABLE) else { return };
@@ -325,7 +327,8 @@ fn child() {
     }
 }
 
-/// A second handle and a second process are told who has the database, and can open it once it is closed.
+/// The error for a second handle and a second process names the process that has the database open. Both can open it
+/// once it is closed.
 #[test]
 fn a_second_opening_names_the_process_that_has_the_database() {
     let folder = Folder::new();
@@ -335,7 +338,7 @@ fn a_second_opening_names_the_process_that_has_the_database() {
         matches!(error, Error::Locked { pid, by_this_process: true, .. } if pid == std::process::id()),
         "{error:?}"
     );
-    // A database that was not closed stays in use as long as it has handles.
+    // A database that was not closed stays in use while it has handles.
     let (keyspace, again) = (db.keyspace("k").unwrap(), db.clone());
     drop(db);
     let error = small().open(folder.path()).unwrap_err().to_string();
@@ -357,7 +360,7 @@ fn a_second_opening_names_the_process_that_has_the_database() {
     small().open(folder.path()).unwrap();
 }
 
-/// If the medium can't be written, the error names it, with the system's reason.
+/// If the medium can't be written, the error names it and gives the system's reason.
 #[test]
 fn a_medium_for_reading_only_is_named() {
     let (faulty, config) = faulty();
@@ -366,8 +369,8 @@ fn a_medium_for_reading_only_is_named() {
     assert!(error.to_string().contains("Read-only"), "{error}");
 }
 
-/// An opening that fails when it starts threads, or in one of its syncs, leaves no thread running, nothing that holds
-/// the backend, and no lock.
+/// If an opening fails when it starts threads, or in one of its syncs, it leaves no running thread, no reference to the
+/// backend, and no lock.
 #[test]
 fn an_opening_that_fails_leaves_nothing_running() {
     const EAGAIN: i32 = 11;
@@ -389,7 +392,7 @@ fn an_opening_that_fails_leaves_nothing_running() {
     assert!(failures >= 6, "two threads of the log, four of the database");
     faulty.heal();
 
-    // The database is not closed, so opening it writes.
+    // The database was not closed, so opening it writes.
     let db = config.open("/db").unwrap();
     db.keyspace("rows").unwrap().insert("k", "v").unwrap();
     faulty.fail_from(Operation::Write, 1, EIO);
@@ -405,7 +408,7 @@ fn an_opening_that_fails_leaves_nothing_running() {
     assert!(failed_openings > 0);
 }
 
-/// A budget that is too small is refused with the minimum, and that one works.
+/// The error for a budget that is too small names the minimum, and that minimum works.
 #[test]
 fn a_budget_too_small_says_which_works() {
     let Error::BudgetTooSmall { given_bytes: 1000, minimum_bytes } =
@@ -421,7 +424,7 @@ fn a_budget_too_small_says_which_works() {
     }
 }
 
-/// With many log streams a transaction may be as large as with one: a thirty-second of the memory, and at most 8 MiB.
+/// With many log streams, a transaction can be as large as with one: a thirty-second of the memory, and at most 8 MiB.
 #[test]
 fn more_logs_take_no_value_away() {
     const VALUE_BYTES: usize = 60_000;
@@ -432,7 +435,7 @@ fn more_logs_take_no_value_away() {
         let keyspace = db.keyspace("k").unwrap();
         let share = (memory as usize / 32).min(8 << 20);
         let mut expected = Vec::new();
-        // Commit on other threads, so that each has a stream of its own.
+        // Commit on different threads, so that each uses a separate stream.
         for thread in 0..4u8 {
             let (db, keyspace) = (&db, &keyspace);
             std::thread::scope(|scope| {
@@ -461,7 +464,7 @@ fn more_logs_take_no_value_away() {
     }
 }
 
-/// Keys up to the limit work and one more byte is refused. Empty keys and values are allowed.
+/// Keys up to the limit work, and one more byte is rejected. Empty keys and values are allowed.
 #[test]
 fn keys_have_a_limit_and_may_be_empty() {
     let db = Config::in_memory().open("").unwrap();
@@ -491,8 +494,8 @@ fn keys_have_a_limit_and_may_be_empty() {
     assert!(keyspace.get(b"").unwrap().is_none());
 }
 
-/// Unknown keyspaces are named. All calls on the handle of a dropped keyspace say that it was dropped, even after one
-/// of that name was created again.
+/// Errors name unknown keyspaces. All calls on the handle of a dropped keyspace report that it was dropped, even after
+/// a keyspace of the same name was created.
 #[test]
 fn keyspaces_that_are_not_there() {
     let db = Config::in_memory().open("").unwrap();
@@ -523,7 +526,7 @@ fn keyspaces_that_are_not_there() {
     assert_eq!(again.count(..).unwrap(), 1);
 }
 
-/// A transaction that exceeds its share is refused, and leaves nothing behind.
+/// A transaction that exceeds its share is refused, and has no effect.
 #[test]
 fn a_transaction_has_a_limit() {
     let (_, config) = faulty();
@@ -538,7 +541,7 @@ fn a_transaction_has_a_limit() {
         }
     };
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
-    // Writes that the log can't take as one record are refused at the commit.
+    // Writes that do not fit in one log record are refused at the commit.
     let result = tx.commit();
     assert!(matches!(result, Ok(_) | Err(Error::TransactionTooLarge { .. })), "{result:?}");
     let found = keyspace.count(..).unwrap();
@@ -547,7 +550,7 @@ fn a_transaction_has_a_limit() {
 }
 
 /// A write that waits too long for a row fails in time, and its transaction can continue. If two transactions wait for
-/// each other, one gets a conflict at once.
+/// each other, one of them gets a conflict immediately.
 #[test]
 fn waiting_for_rows_ends() {
     let db = Config::in_memory().open("").unwrap();
@@ -560,7 +563,7 @@ fn waiting_for_rows_ends() {
     let error = second.insert(&keyspace, b"a", b"2").unwrap_err();
     assert!(matches!(error, Error::LockTimeout { .. }) && error.recourse() == Recourse::Change, "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(5));
-    // A row outside of the cycle, because the older first transaction could not change it after this commit.
+    // Use a row outside of the cycle, because the older first transaction could not change it after this commit.
     second.insert(&keyspace, b"c", b"2").unwrap();
     second.commit().unwrap();
 
@@ -568,7 +571,7 @@ fn waiting_for_rows_ends() {
     second.insert(&keyspace, b"b", b"2").unwrap();
     let began = Instant::now();
     let ended = std::thread::scope(|scope| {
-        // The transaction that closes the cycle is refused, whichever it is, and the other continues.
+        // The transaction that closes the cycle fails, whichever of the two it is, and the other continues.
         let first = scope.spawn(|| first.insert(&keyspace, b"b", b"1").and_then(|()| first.commit().map(drop)));
         let second = second.insert(&keyspace, b"a", b"2").and_then(|()| second.commit().map(drop));
         [first.join().unwrap(), second]
@@ -577,14 +580,13 @@ fn waiting_for_rows_ends() {
     let winner = ended.iter().position(Result::is_ok).expect("one of the two goes on");
     assert!(ended[1 - winner].as_ref().is_err_and(Error::is_conflict), "{ended:?}");
     assert_eq!(keyspace.get(b"b").unwrap().unwrap(), [b"1", b"2"][winner]);
-    // If two transactions change the same row, the second gets a conflict, and its retry sees the first.
+    // If two transactions change the same row, the second gets a conflict, and its retry sees the change of the first.
     let mut late = db.begin().unwrap();
     keyspace.insert(b"a", b"3").unwrap();
     assert!(late.insert(&keyspace, b"a", b"4").unwrap_err().is_conflict());
 }
 
-/// A snapshot whose versions no longer fit in memory reports that, never shows anything newer, and a new snapshot
-/// works.
+/// A snapshot whose versions no longer fit in memory reports that and never shows newer rows, and a new snapshot works.
 #[test]
 fn an_old_snapshot_ends_with_an_error() {
     let (_, config) = faulty();
@@ -620,8 +622,8 @@ fn an_old_snapshot_ends_with_an_error() {
     assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), 500);
 }
 
-/// Makes a write or sync fail. Commits then end with clear errors that stay, reads continue, and reopening finds
-/// everything that was acknowledged.
+/// Makes a write or sync fail. From then on, commits fail with clear errors, reads continue, and reopening recovers
+/// every acknowledged commit.
 fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
     let place = format!("{operation:?} {nth}, lasting: {lasting}");
     let (faulty, config) = faulty();
@@ -667,7 +669,7 @@ fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
         }
     }
     let failure = failure.unwrap_or_else(|| panic!("{place}: nothing failed"));
-    // All kinds of commits stay refused, with the reason, even though the fault may be gone.
+    // Commits of all kinds are still refused with the reason, even though the fault may be gone.
     faulty.heal();
     let again = keyspace.insert(b"more", b"v").unwrap_err();
     assert!(
@@ -676,7 +678,7 @@ fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
     );
     assert!(matches!(keyspace.remove(b"durable"), Err(Error::Failed { .. })), "{place}");
     assert!(matches!(db.checkpoint(), Err(Error::Failed { .. })), "{place}");
-    // Reads continue, and show nothing that was not acknowledged.
+    // Reads continue, and show only acknowledged commits.
     compare(&keyspace, &model);
     drop((keyspace, db));
     let db = config.open("/db").unwrap_or_else(|error| panic!("{place}: reopening: {error:?}"));
@@ -704,7 +706,7 @@ fn a_failed_transfer_is_final_until_reopened() {
     }
 }
 
-/// The library's error can be returned by `?` from functions of `std::io`, and be found within their error.
+/// The library's error can be returned with `?` from functions that use `std::io`, and can be found within their error.
 #[test]
 fn an_error_becomes_one_of_io() {
     fn get(db: &Database) -> std::io::Result<()> {

@@ -1,4 +1,4 @@
-//! Statistics of an open database, and its lines in the program's log.
+//! Statistics of an open database, and its messages in the program's log.
 
 use crate::support;
 
@@ -39,7 +39,7 @@ fn contention_is_counted() {
     assert_eq!((stats.lock_waits, stats.lock_timeouts), (1, 1));
     assert!(stats.lock_wait_time >= waited, "{stats:?}");
 
-    // A serializable commit is refused.
+    // A serializable commit fails with a conflict.
     drop((holder, other));
     let serializable = TxOptions { isolation: drumlin::Isolation::Serializable, ..TxOptions::default() };
     let mut tx = db.begin_with(serializable).unwrap();
@@ -50,7 +50,7 @@ fn contention_is_counted() {
     assert_eq!(db.stats().conflicts, 3);
 }
 
-/// Rows found in memory count as hits, pages read from disk as misses.
+/// Rows found in memory count as hits, and pages read from disk count as misses.
 #[test]
 fn hits_and_misses_are_counted() {
     let config = small().backend(drumlin_io::in_memory());
@@ -69,7 +69,7 @@ fn hits_and_misses_are_counted() {
     assert_eq!((then.page_hits - first.page_hits, then.page_misses - first.page_misses), (100, 0));
 }
 
-/// Each snapshot that ends because its versions need too much memory is counted.
+/// Each snapshot that ends because its versions take too much memory is counted.
 #[test]
 fn ended_snapshots_are_counted() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
@@ -99,7 +99,7 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
-/// The program's log says how much was recovered, and nothing if there was nothing to recover.
+/// The program's log reports the amount recovered, or nothing if there was nothing to recover.
 #[test]
 fn recovery_is_logged() {
     support::alone("figures::recovery_is_logged", &[], || {

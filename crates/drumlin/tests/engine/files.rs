@@ -1,4 +1,4 @@
-//! Accidents of a database's files, in real folders. Files are removed, emptied, put back and moved, the working
+//! Accidents with a database's files, in real folders. Files are removed, emptied, restored and moved, the working
 //! directory changes, the lock file disappears, and other programs put their own files there.
 
 use crate::support;
@@ -13,7 +13,7 @@ fn config() -> Config {
     small().checkpoint_log_bytes(64 << 20)
 }
 
-/// Commits `count` rows of 20 KiB each, numbered from `first`. Fifty fill a log segment.
+/// Commits `count` rows of 20 KiB each, with numbers starting at `first`. Fifty rows fill a log segment.
 fn commit(db: &Database, first: u64, count: u64) {
     let keyspace = db.keyspace("rows").unwrap();
     for number in first..first + count {
@@ -33,8 +33,8 @@ fn segments(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder.join("log")).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// A log stream whose folder is elsewhere creates its segments there, and finds earlier ones there. Rows of all streams
-/// are there after a kill. Without that folder the database does not open.
+/// If the folder of a log stream is elsewhere, the stream creates its segments there, and finds earlier segments there.
+/// Rows of all streams are there after a kill. Without that folder, the database can't be opened.
 #[cfg(unix)]
 #[test]
 fn a_stream_may_have_a_folder_of_its_own() {
@@ -76,7 +76,7 @@ fn a_stream_may_have_a_folder_of_its_own() {
     let there: Vec<PathBuf> = fs::read_dir(elsewhere.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(!there.is_empty() && there.iter().all(|path| name(path).starts_with("1-")), "{there:?}");
     assert!(segments(&path).iter().all(|path| !name(path).starts_with("1-")));
-    // In the copy, a folder replaces the link.
+    // In the copy, there is a folder in place of the link.
     for path in [&path, &killed.path()] {
         let db = config().log_streams(2).open(path).unwrap();
         assert_eq!(db.keyspace("rows").unwrap().iter().count(), 320);
@@ -88,8 +88,8 @@ fn a_stream_may_have_a_folder_of_its_own() {
     fs::rename(elsewhere.path().with_extension("away"), elsewhere.path()).unwrap();
 }
 
-/// If a database was not closed and its log, or any one segment of it, is missing, emptied or zeroed, opening fails and
-/// the error names the log.
+/// If a database was not closed, and its log or any one segment of it is missing, emptied or zeroed, opening fails with
+/// an error that names the log.
 #[test]
 fn a_database_that_was_killed_needs_its_whole_log() {
     for (streams, checkpoint_after) in [(1, None), (1, Some(130)), (3, Some(20))] {
@@ -100,7 +100,7 @@ fn a_database_that_was_killed_needs_its_whole_log() {
             db.checkpoint().unwrap();
         }
         commit(&db, 120, 120);
-        // As a kill leaves it.
+        // Copy the folder as a kill leaves it.
         let killed = Folder::new();
         copy_folder(&folder.path(), &killed.path());
         drop(db);
@@ -134,7 +134,7 @@ fn a_database_that_was_killed_needs_its_whole_log() {
                     "emptied" => fs::write(path, b"").unwrap(),
                     _ => fs::write(&path, vec![0; fs::metadata(&path).unwrap().len() as usize]).unwrap(),
                 }
-                // A spare segment is not needed; then every row is there.
+                // A spare segment is not needed; without it, every row is there.
                 match opens(&lost.path()) {
                     Ok(()) => {}
                     Err(Error::Corrupted { path, .. }) if path.starts_with(lost.path().join("log")) => missed += 1,
@@ -165,8 +165,8 @@ fn a_database_that_was_closed_needs_no_log() {
     assert_rows(&config().open(folder.path()).unwrap(), 180);
 }
 
-/// A database that was opened by a relative path keeps working when the working directory changes, and does not touch
-/// another database with the same relative path there.
+/// A database that was opened by a relative path keeps working when the working directory changes, and leaves alone a
+/// different database with the same relative path there.
 #[test]
 fn the_working_directory_does_not_matter() {
     alone("files::the_working_directory_does_not_matter", &[], || {
@@ -175,7 +175,7 @@ fn the_working_directory_does_not_matter() {
         for folder in [&here, &there] {
             fs::create_dir_all(folder.path()).unwrap();
         }
-        // The other database's log has segments with the same names, with commits in them.
+        // The log of the other database has segments of the same names, with commits in them.
         let other = config().open(there.path().join("shop.drumlin")).unwrap();
         commit(&other, 0, 240);
         let before_files: Vec<_> = segments(&there.path().join("shop.drumlin"))
@@ -201,8 +201,8 @@ fn the_working_directory_does_not_matter() {
     });
 }
 
-/// A folder that is moved while its database is open still belongs to it, and a new database can be created at the old
-/// path.
+/// If a folder is moved while its database is open, it still belongs to the database, and a new database can be created
+/// at the old path.
 #[test]
 fn a_folder_may_be_moved() {
     let folder = Folder::new();
@@ -222,7 +222,7 @@ fn a_folder_may_be_moved() {
     assert_rows(&config().open(&old).unwrap(), 60);
 }
 
-/// Removing or replacing a file lets no second handle in, neither the file with the process number nor the data file.
+/// Removing or replacing the lock file or the data file does not let a second handle in.
 #[test]
 fn the_lock_can_not_be_removed() {
     let folder = Folder::new();
@@ -239,8 +239,8 @@ fn the_lock_can_not_be_removed() {
     drop(db);
 }
 
-/// A foreign file in the log's folder is not written to. The database stops accepting commits, and continues once the
-/// file is gone.
+/// A foreign file in the log's folder is not overwritten. The database stops accepting commits, and continues once the
+/// file is removed.
 #[test]
 fn files_of_others_are_not_written_to() {
     let folder = Folder::new();
@@ -271,7 +271,7 @@ fn files_of_others_are_not_written_to() {
     assert_rows(&config().open(folder.path()).unwrap(), committed);
 }
 
-/// Something at the path of a database's file that is not such a file.
+/// A foreign entry at the path of a database's file.
 #[derive(Clone, Copy, Debug)]
 enum Foreign {
     File,
@@ -285,7 +285,7 @@ impl Foreign {
     const ALL: [Foreign; 5] = [Foreign::File, Foreign::Link, Foreign::DanglingLink, Foreign::Folder, Foreign::Pipe];
     const TEXT: &[u8] = b"somebody's\n";
 
-    /// Puts it at the path, replacing what is there. A link leads to `target`.
+    /// Puts the foreign entry at the path, replacing any existing one. A link points to `target`.
     fn put(self, path: &Path, target: &Path) {
         let _ = fs::remove_file(path);
         match self {
@@ -325,7 +325,7 @@ fn with_advice() -> Folder {
     made
 }
 
-/// Inserts row `number` and two more, with counts and a checkpoint after each.
+/// Inserts row `number` and two more rows, with counts and a checkpoint after each.
 fn work_with_advice(path: &Path, number: u64) {
     let db = config().warm_start(true).open(path).unwrap();
     let rows = db.keyspace("rows").unwrap();
@@ -338,8 +338,8 @@ fn work_with_advice(path: &Path, number: u64) {
     db.close().unwrap();
 }
 
-/// The database does not write to a foreign file that has the name of one of its advisory files, and follows no link
-/// there. It works without that file, and writes one once the name is free.
+/// The database does not overwrite a foreign file that has the name of one of its advice files, and follows no link
+/// there. It works without that file, and writes one once the name is unused.
 #[test]
 fn files_of_advice_of_others_are_left_alone() {
     let made = with_advice();
@@ -384,7 +384,7 @@ fn advice_of_earlier_formats_is_written_again() {
     }
 }
 
-/// An advice file whose first block a power cut left as zeros is written again, if a later block proves what it is.
+/// An advice file whose first block was zeroed by a power cut is rewritten, if a later block proves that it is one.
 #[test]
 fn advice_without_its_first_block_is_written_again() {
     let made = with_advice();
@@ -408,7 +408,7 @@ fn advice_without_its_first_block_is_written_again() {
     }
 }
 
-/// An advisory file that a power cut left empty or zeroed is written again.
+/// An advice file that was emptied or zeroed by a power cut is rewritten.
 #[test]
 fn empty_files_of_advice_are_written_again() {
     for name in ["lock", "probe"] {
@@ -423,8 +423,8 @@ fn empty_files_of_advice_are_written_again() {
     }
 }
 
-/// If something else is at the path of the data file, the log or a log segment, it stays as it is. Opening fails, also
-/// read-only, and the error names it.
+/// A foreign entry at the path of the data file, the log or a log segment stays unchanged. Opening fails, also
+/// read-only, with an error that names the entry.
 #[test]
 fn the_places_of_others_are_not_written_to() {
     for name in ["data", "log/0-1.seg", "log"] {
@@ -441,7 +441,7 @@ fn the_places_of_others_are_not_written_to() {
             }
             foreign.put(&path, &target);
             for read_only in [false, true] {
-                // Read-only, a closed database needs no log.
+                // Opened read-only, a closed database needs no log.
                 if read_only && name == "log" && matches!(foreign, Foreign::DanglingLink) {
                     continue;
                 }
@@ -455,7 +455,7 @@ fn the_places_of_others_are_not_written_to() {
     }
 }
 
-/// A creation continues with the file of one that was interrupted; anything else of that name stays as it is.
+/// A creation continues with the file of an interrupted creation; any foreign file of that name stays unchanged.
 #[test]
 fn a_creation_continues_only_with_its_own_file() {
     for foreign in Foreign::ALL {
@@ -481,7 +481,8 @@ fn a_creation_continues_only_with_its_own_file() {
     }
 }
 
-/// The data file and the log may be elsewhere, behind symbolic links, if they prove to belong to the database.
+/// The data file and the log can be elsewhere, behind symbolic links, if their contents show that they belong to the
+/// database.
 #[test]
 fn data_and_log_may_lie_elsewhere() {
     let (folder, elsewhere) = (Folder::new(), Folder::new());

@@ -1,5 +1,5 @@
-//! Handles of two databases, or of two openings of one, are mixed up: a call with a foreign handle is refused with
-//! `Invalid` before any other error, and both databases stay as they are.
+//! Handles of two databases, or of two openings of one database, are mixed up: a call with a foreign handle fails with
+//! `Invalid` before any other error, and both databases stay unchanged.
 
 use crate::support;
 
@@ -13,7 +13,7 @@ use smol::block_on;
 
 const ROWS: u32 = 2000;
 
-/// Returns a database whose rows name their owner; most of them are not in memory.
+/// Returns a database whose rows contain its name; most of them are not in memory.
 fn database(name: &str) -> (Database, Keyspace) {
     let db = Config::in_memory().memory(8 << 20).page_bytes(512).open("").unwrap();
     let k = db.keyspace("k").unwrap();
@@ -69,7 +69,7 @@ fn ask_snapshot(snapshot: &Snapshot, k: &Keyspace) {
     refused_rows(snapshot.prefix(k, "l"));
 }
 
-/// A reader that a refused call must not read from.
+/// A reader that a rejected call must not read from.
 struct Untouched;
 
 impl Read for Untouched {
@@ -123,7 +123,7 @@ fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
     refused_rows(tx.prefix(k, "l"));
 }
 
-/// Every call with a keyspace of another database is refused, and both databases keep working.
+/// Every call with a keyspace of a different database is rejected, and both databases keep working.
 #[test]
 fn keyspaces_of_another_database_are_refused() {
     let (first, second) = (database("first"), database("second"));
@@ -142,8 +142,8 @@ fn keyspaces_of_another_database_are_refused() {
     assert_sound(&second, "second");
 }
 
-/// A handle of another database is refused before any other error of the call, even by a transaction that has no room
-/// for another row.
+/// A handle of a different database is rejected before any other error of the call, even by a transaction that has no
+/// room for another row.
 #[test]
 fn handles_of_other_databases_are_refused_first() {
     let (first, second) = (database("first"), database("second"));
@@ -153,7 +153,7 @@ fn handles_of_other_databases_are_refused_first() {
     ask_transaction(&mut tx, &second.1);
 }
 
-/// A savepoint of an earlier opening is refused, although transactions of the next opening have the same numbers.
+/// A savepoint of an earlier opening is rejected, although transactions of the next opening have the same numbers.
 #[test]
 fn savepoints_of_an_earlier_opening_are_refused() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -170,7 +170,7 @@ fn savepoints_of_an_earlier_opening_are_refused() {
     tx.rollback_to(new).unwrap();
 }
 
-/// A savepoint of another database's transaction undoes nothing, whatever numbers the two have.
+/// A savepoint of a different database's transaction undoes nothing, regardless of the transactions' numbers.
 #[test]
 fn savepoints_of_another_database_are_refused() {
     let (first, second) = (database("first"), database("second"));

@@ -17,19 +17,19 @@ fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
     assert!(child >= 0);
     if child == 0 {
         let is_right = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
-        // SAFETY: exits the child at once, so that none of the parent's destructors run twice.
+        // SAFETY: exits the child immediately, so that none of the parent's destructors run twice.
         unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
     }
     let began = Instant::now();
     let mut status = 0;
     loop {
-        // SAFETY: the child is this process's own, and the status is a local variable.
+        // SAFETY: the child was created by this process, and the status is a local variable.
         let waited = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
         if waited == child {
             return libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
         }
         if began.elapsed() > Duration::from_secs(60) {
-            // SAFETY: the child is this process's own.
+            // SAFETY: the child was created by this process.
             unsafe { libc::kill(child, libc::SIGKILL) };
             panic!("the fork hangs");
         }
@@ -42,9 +42,9 @@ fn is_forked<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::Forked { .. }))
 }
 
-/// In a fork every call returns an error that says so. Dropping handles there, even the last ones, does nothing and
-/// does not hang, whatever the parent's threads were doing. The parent continues, and what it leaves when killed is
-/// intact.
+/// In a fork, every call returns an error that says so. Dropping handles there, even the last ones, has no effect and
+/// does not hang, regardless of the state of the parent's threads. The parent continues, and its database is intact
+/// after a kill.
 #[test]
 fn a_fork_touches_nothing() {
     alone("fork::a_fork_touches_nothing", &[], || {
@@ -80,7 +80,7 @@ fn a_fork_touches_nothing() {
                 let mut reader = keyspace.read(b"film").unwrap().unwrap();
                 let handles = (db.clone(), keyspace.clone());
                 let mut batch = db.batch().unwrap();
-                // The load's newest buffer may be in flight to the disk.
+                // The load's newest buffer may be in flight.
                 let mut load = db.bulk_load("loaded").unwrap();
                 let noise =
                     |number: u32| (0..1000).map(move |at| ((number + at).wrapping_mul(0x9e37_79b1) >> 24) as u8);
@@ -138,7 +138,7 @@ fn a_fork_touches_nothing() {
             stop.store(true, Ordering::Relaxed);
             writers.into_iter().map(|writer| writer.join().unwrap()).sum::<u64>()
         });
-        // The folder as a kill would leave it.
+        // Copy the folder as a kill would leave it.
         let killed = Folder::new();
         support::copy_folder(&folder.path(), &killed.path());
         let left = small().open(killed.path()).unwrap();
@@ -147,14 +147,14 @@ fn a_fork_touches_nothing() {
     });
 }
 
-/// Returns the bytes that this process has made the disk read.
+/// Returns the number of bytes that this process has made the disk read.
 fn bytes_read() -> u64 {
     let text = std::fs::read_to_string("/proc/self/io").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap();
     line.parse().unwrap()
 }
 
-/// In a fork, a range that the parent has begun reads nothing, not even the values that would come next.
+/// In a fork, a range that the parent has begun reads nothing, not even the upcoming values.
 #[test]
 fn a_fork_reads_no_values_ahead() {
     alone("fork::a_fork_reads_no_values_ahead", &[], || {
@@ -181,8 +181,8 @@ fn a_fork_reads_no_values_ahead() {
                 assert_eq!(next(rows).unwrap().unwrap().1, "in the leaf");
             }
             assert!(in_a_fork(|| {
-                // The system also counts reads of the program's own file. The same calls on the other keyspace first
-                // make sure that all of the program needed is mapped.
+                // The system also counts reads of the program's own file. Making the same calls on the other keyspace
+                // first ensures that all required parts of the program are mapped.
                 bytes_read();
                 let is_first_forked = next(&mut others).is_some_and(is_forked);
                 let before = bytes_read();
@@ -196,7 +196,7 @@ fn a_fork_reads_no_values_ahead() {
     });
 }
 
-/// A database that its process has closed can be opened again while a fork with copies of its handles still lives.
+/// A database that its process has closed can be reopened while a fork with copies of its handles is still alive.
 #[test]
 fn a_fork_keeps_no_lock() {
     alone("fork::a_fork_keeps_no_lock", &[], || {
@@ -208,13 +208,13 @@ fn a_fork_keeps_no_lock() {
         assert!(child >= 0);
         if child == 0 {
             let _ = wait.read(&mut [0]);
-            // SAFETY: exits the child at once.
+            // SAFETY: exits the child immediately.
             unsafe { libc::_exit(0) };
         }
         db.take().unwrap().close().unwrap();
         let again = small().open(folder.path());
         drop(tell);
-        // SAFETY: the child is this process's own; it may have exited already.
+        // SAFETY: the child was created by this process; it may have already exited.
         unsafe {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, &mut 0, 0);

@@ -1,4 +1,4 @@
-//! A full disk: nothing is lost, removals are not refused, and they make room without reopening.
+//! A full disk: no commit is lost, removals are not refused, and they make room without reopening.
 
 use crate::support;
 
@@ -21,7 +21,8 @@ impl Filling {
         Filling { seed, random: Random(seed), faulty, config, model: Model::new() }
     }
 
-    /// Commits, creates keyspaces and makes checkpoints while the disk fills up, until many of these were refused.
+    /// Commits, creates keyspaces and makes checkpoints while the disk fills up, until many of these operations were
+    /// refused.
     fn fill(&mut self, db: &Database, keyspace: &Keyspace) {
         let moment = self.random.below(2000);
         let mut refused = 0;
@@ -65,7 +66,7 @@ impl Filling {
         }
     }
 
-    /// Removes half of the rows, one by one and many at once, which must work and make room.
+    /// Removes half of the rows, individually and in bulk, which must succeed and make room.
     fn remove_half(&mut self, db: &Database, keyspace: &Keyspace) {
         let seed = self.seed;
         let doomed: Vec<Vec<u8>> = self.model.keys().step_by(2).cloned().collect();
@@ -89,7 +90,7 @@ impl Filling {
         assert!(db.check().unwrap().corruption.is_empty());
     }
 
-    /// Reopens the database, which must work on a disk as full as it is.
+    /// Reopens the database, which must work while the disk is still full.
     fn reopen(&mut self, db: Database) -> Database {
         if !self.random.chance(50) {
             return db;
@@ -98,7 +99,7 @@ impl Filling {
         self.config.open("/db").unwrap_or_else(|error| panic!("seed {}: opening on a full disk: {error:?}", self.seed))
     }
 
-    /// Gives the disk space again. It must then accept rows, which are there at the next opening.
+    /// Gives the disk more space. It must then accept rows, and they must be there at the next opening.
     fn go_on(&mut self, keyspace: &Keyspace) {
         self.faulty.set_space_limit(None);
         for number in 0..300u64 {
@@ -109,8 +110,8 @@ impl Filling {
     }
 }
 
-/// Fills a disk at some moment. Then all earlier rows must be there, removing and compacting must work, and with more
-/// space everything must work again.
+/// Fills a disk at some moment. After that, all earlier rows must be there, removing and compacting must work, and with
+/// more space every operation must work.
 fn fill(seed: u64) {
     let mut filling = Filling::new(seed);
     let db = filling.config.open("/db").unwrap();
@@ -129,7 +130,7 @@ fn fill(seed: u64) {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// A disk may fill up at any moment (see `fill`).
+/// The disk may fill up at any moment (see `fill`).
 #[test]
 fn a_full_disk_loses_nothing_and_recovers() {
     for seed in 0..number("DRUMLIN_TEST_FULL_DISKS", 12) {
@@ -149,8 +150,8 @@ fn fill_up(keyspace: &drumlin::Keyspace) {
     assert!(matches!(refused, Error::DiskFull { .. }), "{refused:?}");
 }
 
-/// A load that finds the disk full, or is dropped, gives its space back, even if checkpoints that it waited for are
-/// behind its pages in the file. The rows from before it are still there.
+/// A load that finds the disk full, or is dropped, returns its space, even if checkpoints that it waited for are behind
+/// its pages in the file. The rows from before the load are still there.
 #[test]
 fn a_load_that_ends_without_success_gives_its_space_back() {
     for (is_sorted, is_dropped) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -184,8 +185,8 @@ fn a_load_that_ends_without_success_gives_its_space_back() {
     }
 }
 
-/// A load that has its rows on the medium is completed on a full disk, although it first has to merge the empty leaves
-/// that removals have left in its keyspace. Merging them may use the reserve for removals.
+/// A load whose rows are on the medium is completed on a full disk, although it first has to merge the empty leaves
+/// that removals have left in its keyspace. Merging is allowed to use the reserve for removals.
 #[test]
 fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
     const COUNT: u64 = 60_000;
@@ -194,12 +195,12 @@ fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
     let db = config.open("/db").unwrap();
     let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
     let other = db.keyspace("other").unwrap();
-    // Long keys that differ in their last bytes make leaves of few rows, with long fences.
+    // Use long keys that differ in their last bytes, so that leaves have few rows and long fences.
     let key = |row: u64| [&[b'k'; 120][..], &row.to_be_bytes()].concat();
     let mut load = db.bulk_load("k").unwrap();
     (0..COUNT).for_each(|row| load.insert(key(row), Random(row).bytes(60)).unwrap());
     load.finish().unwrap();
-    // In an order that leaves leaves empty whose neighbours are not in memory.
+    // Remove rows in an order that produces empty leaves whose neighbours are not in memory.
     (0..COUNT).for_each(|row| keyspace.remove(key(row * 7919 % COUNT)).unwrap());
     db.compact().unwrap();
     let pages_before = db.keyspaces().iter().find(|info| info.name == "k").unwrap().page_count;
@@ -254,8 +255,8 @@ fn a_large_keyspace_can_be_dropped() {
     assert!(matches!(db.existing_keyspace("large"), Err(Error::NoSuchKeyspace { .. })));
 }
 
-/// A checkpoint counts pages in memory at their full size, but pages that compress well must not keep it from being
-/// made.
+/// A checkpoint reserves space for pages in memory at their full size, but this must not prevent it if the pages
+/// compress well.
 #[test]
 fn rows_that_compress_can_be_removed() {
     const COUNT: u64 = 12_000;
@@ -282,8 +283,8 @@ fn rows_that_compress_can_be_removed() {
     assert_eq!(keyspace.count(..).unwrap(), 0);
 }
 
-/// If the page tables take several segments, so does the reserve for removals: a checkpoint after removals may rewrite
-/// all tables while it frees nothing yet.
+/// If the page tables take several segments, the reserve for removals does too: a checkpoint after removals may have to
+/// rewrite all tables before any space is freed.
 #[test]
 fn rows_of_very_many_pages_can_be_removed() {
     const COUNT: u32 = 100_000;
@@ -313,7 +314,7 @@ fn rows_of_very_many_pages_can_be_removed() {
     keyspace.insert(b"room", b"again").unwrap();
 }
 
-/// A full disk refuses new keyspaces just as it refuses rows, and the reserve for removals stays.
+/// A full disk refuses new keyspaces as it refuses rows, and the reserve for removals remains.
 #[test]
 fn creating_keyspaces_leaves_the_reserve() {
     let (faulty, config) = faulty();

@@ -1,21 +1,21 @@
 //! Golden traces: the exact order of writes and syncs. Each file in `tests/traces` is a script of operations, each
 //! followed by its effects on the files.
 //!
-//! A changed trace is a change of what durability rests on, so review it line by line. `DRUMLIN_TEST_BLESS=1` writes
+//! A changed trace means a change to the basis of durability, so review it line by line. `DRUMLIN_TEST_BLESS=1` writes
 //! the observed traces into the scripts.
 //!
 //! A script is a list of steps separated by empty lines: comments, the operation, `----`, and the effects. Events are
-//! [`drumlin_io::testing::fault::Event`]s in the order in which they were requested. `superblock 0` and `superblock
-//! 1` are the slots in `data`, `=` marks an answer and `!` an error. `tally` before an operation counts the events of
-//! each kind and file; `quiet` omits the events.
+//! [`drumlin_io::testing::fault::Event`]s in the order in which they were requested. `superblock 0` and `superblock 1`
+//! are the slots in `data`, `=` marks a result and `!` an error. `tally` before an operation counts the events of each
+//! kind and file; `quiet` omits the events.
 //!
-//! The database is small, its disk is simulated, and the log has no threads: segments that threads would prepare in
-//! advance are prepared by the operation that needs them.
+//! The database is small, its disk is simulated, and the log has no threads: the operation that needs a segment
+//! prepares it, instead of a thread in advance.
 //!
 //! | operation | effect |
 //! | --- | --- |
 //! | `open [STREAMS]` | opens the database, with this number of log streams |
-//! | `close` | closes it |
+//! | `close` | closes the database |
 //! | `kill` | ends the process; everything written is kept |
 //! | `cut` | cuts the power; all uncertain writes are lost |
 //! | `keyspace NAME`, `drop NAME` | creates or drops a keyspace |
@@ -26,7 +26,7 @@
 //! | `stream NAME KEY BYTES` | commits a value that is read from a stream |
 //! | `count NAME` | counts rows |
 //! | `checkpoint`, `compact` | calls the method of that name |
-//! | `space BYTES`, `space none` | limits how much more space the files may take, or ends the limit |
+//! | `space BYTES`, `space none` | limits the additional space that the files may take, or removes the limit |
 //! | `fail write NTH`, `fail sync NTH` | makes this write or sync of the following operations fail |
 
 use crate::support;
@@ -80,7 +80,7 @@ fn line(event: &Event) -> String {
     slots.iter().fold(text, |text, (place, name)| text.replace(place, name))
 }
 
-/// Counts the events of each kind and file, with the bytes of writes.
+/// Counts the events by kind and file, and adds up the bytes of writes.
 fn tally(events: &[Event]) -> Vec<String> {
     let mut counts: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for event in events {
@@ -96,7 +96,7 @@ fn tally(events: &[Event]) -> Vec<String> {
     counts.into_iter().map(|(kind, (count, bytes))| format!("{count} x {kind}{}", of(bytes))).collect()
 }
 
-/// Returns a value that does not compress and depends on the key alone.
+/// Returns an incompressible value that depends only on the key.
 fn value_of(key: &[u8], bytes: usize) -> Vec<u8> {
     Random(key.iter().fold(7, |seed: u64, byte| seed.wrapping_mul(257) + u64::from(*byte))).bytes(bytes)
 }
@@ -107,7 +107,7 @@ fn numbers(text: &str) -> Range<u64> {
     from.parse().unwrap()..to.parse().unwrap()
 }
 
-/// The machine that a script runs on.
+/// The simulated machine on which a script runs.
 struct Machine {
     disk: Disk,
     faulty: FaultyBackend,
@@ -123,7 +123,7 @@ impl Machine {
         Machine { disk, faulty, db: None }
     }
 
-    /// Ends the process and continues with the disk that `after` returns.
+    /// Ends the process, and continues with the disk that `after` returns.
     fn end(&mut self, after: impl FnOnce(Medium) -> Medium) {
         self.disk.turn_off();
         self.db = None;
@@ -144,7 +144,7 @@ impl Machine {
         self.db().existing_keyspace(name).unwrap()
     }
 
-    /// Runs an operation. Returns its answer and its effects on the files.
+    /// Runs an operation. Returns its result and its effects on the files.
     fn run(&mut self, operation: &str) -> Vec<String> {
         let mut words: Vec<&str> = operation.split(' ').collect();
         let command = words[0];
@@ -235,7 +235,7 @@ impl Machine {
     }
 }
 
-/// Commits numbered rows one by one. At the first refusal, returns how many were committed before it.
+/// Commits numbered rows one by one. At the first refusal, returns the number of rows committed before it.
 fn each(range: &str, commit: impl Fn([u8; 8]) -> drumlin::Result<()>) -> drumlin::Result<Option<String>> {
     let numbers = numbers(range);
     let from = numbers.start;
@@ -247,7 +247,7 @@ fn each(range: &str, commit: impl Fn([u8; 8]) -> drumlin::Result<()>) -> drumlin
     Ok(None)
 }
 
-/// Runs a script and compares its effects with those it lists, or writes them down.
+/// Runs a script and compares its effects with the listed ones, or writes the observed effects into the script.
 fn check(path: &Path) {
     let text = std::fs::read_to_string(path).unwrap();
     let mut machine = Machine::new(Medium::default());
@@ -280,22 +280,23 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Creation and commits: what is durable when each returns, and in which order it was written.
+    /// Creation and commits: the durable data when each call returns, and the order in which it was written.
     commit;
     /// Pages, tables and catalogue are written before the superblock, and the superblocks alternate.
     checkpoint;
-    /// Opening makes everything it finds durable before it writes anything new: after a kill, a power cut and a clean
-    /// close.
+    /// Opening makes all data that it finds durable before it writes any new data: after a kill, a power cut and a
+    /// clean close.
     recovery;
-    /// Sparse segments are freed, and log segments reused, only once nothing durable needs them.
+    /// Sparse segments are freed, and log segments are reused, only once no durable structure needs them.
     cleaning;
     /// A full disk refuses an operation before anything is written, and works again once there is space.
     full_disk;
-    /// Many rows at once, and large values: few writes, and log records only after the extents that they name.
+    /// Many rows in one commit, and large values: few writes, and log records only after the extents to which they
+    /// refer.
     bulk;
     /// A bulk load: its pages, one sync, and only then the record that attaches them.
     bulk_load;
-    /// A failed write or sync is final: nothing is retried, and reopening resolves it.
+    /// A failed write or sync is final: no operation is retried until the database is reopened.
     failure;
 }
 

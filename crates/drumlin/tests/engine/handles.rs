@@ -6,8 +6,8 @@ use drumlin::Error;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{Folder, alone, small};
 
-/// While no file can be opened, a commit that needs another log segment fails with an error that says so. When handles
-/// are available again, the next commit works, and nothing is lost.
+/// While no file can be opened, a commit that needs a new log segment fails with an error that says so. Once handles
+/// are available, the next commit succeeds, and no row is lost.
 #[test]
 fn a_moment_without_handles_passes() {
     alone("handles::a_moment_without_handles_passes", &[], || {

@@ -1,8 +1,8 @@
-//! Random transactions of all isolation levels, by both APIs, on few hot rows. The checker decides whether each read
-//! and write fits what its level promises.
+//! Random transactions of all isolation levels, through both APIs, on a few hot rows. The checker decides whether each
+//! read and write is consistent with the guarantees of its level.
 //!
-//! `support/history.rs` lists what is checked. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is the number of transactions
-//! (default 12,000), `DRUMLIN_TEST_SEED` the seed of the random choices.
+//! `support/history.rs` lists the checks. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is the number of transactions (default
+//! 12,000), `DRUMLIN_TEST_SEED` the seed of the random choices.
 
 use crate::support;
 
@@ -22,11 +22,11 @@ use support::{Folder, Random, number, small};
 const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
 /// The number of hot rows. Rows below `CHAINED` always exist, and their writers always read the version that they
-/// replace, so the order of their versions is known without asking the engine. The others come and go, and may be
-/// written without reading.
+/// replace, so the order of their versions is known without asking the engine. All other rows come and go, and may be
+/// written without being read.
 const ROWS: Key = 16;
 const CHAINED: Key = 6;
-/// The number of threads. Every other one runs tasks, which use the asynchronous API.
+/// The number of threads. Every second one runs tasks, which use the asynchronous API.
 const THREADS: u64 = 6;
 const TASKS: u64 = 3;
 /// The number of transactions between two checkpoints.
@@ -34,7 +34,7 @@ const PER_CHECKPOINT: u64 = 40;
 /// The number of transactions whose history is checked together.
 const ROUND: u64 = 4000;
 
-/// Returns a key so long that a page of 512 bytes has room for few rows.
+/// Returns a key that is long enough that a page of 512 bytes has room for only a few rows.
 fn key(row: Key) -> Vec<u8> {
     format!("hot row {row:04} {}", "-".repeat(70)).into_bytes()
 }
@@ -134,7 +134,7 @@ struct Stage {
     rows: Keyspace,
     moment: AtomicU64,
     number: AtomicU64,
-    /// The most bytes of old versions that were seen on disk.
+    /// The maximum number of bytes of old versions that were seen on disk.
     spilled_bytes: AtomicU64,
 }
 
@@ -230,7 +230,8 @@ impl Stage {
         tx.commit().await.map(Some)
     }
 
-    /// Reads a range from either end, maybe not to its other end. Rows that do not appear are recorded as absent.
+    /// Reads a range from either end, possibly stopping before the other end. Rows that do not appear are recorded as
+    /// absent.
     async fn scan(&self, tx: &Tx, first: Key, steps: &mut Vec<Step>, random: &mut Random) -> Result<()> {
         let last = (first + random.below(6) as Key).min(ROWS - 1);
         let mut scan = tx.0.range(&self.rows, (Bound::Included(key(first)), Bound::Included(key(last))));
@@ -255,7 +256,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs one transaction after another while some are left.
+    /// Runs transactions in sequence until none are left.
     async fn run_all(
         &self,
         api: Api,
@@ -274,8 +275,8 @@ impl Stage {
         recorded
     }
 
-    /// Runs one transaction that begins before all others and reads until they have run. The old versions that it needs
-    /// do not fit in memory.
+    /// Runs one transaction that begins before all others and reads until they have finished. The old versions that it
+    /// needs do not fit in memory.
     fn run_old_reader(
         &self,
         level: Isolation,
@@ -303,8 +304,8 @@ impl Stage {
         Transaction { number, level, began, ended: self.moment(), committed, steps }
     }
 
-    /// Runs many transactions on several threads and tasks, with checkpoints and old readers at the same time. Ends
-    /// with a transaction that reads every row.
+    /// Runs many transactions on several threads and tasks, concurrently with checkpoints and old readers. Ends with a
+    /// transaction that reads every row.
     fn record(&self, mut history: History, levels: &[Isolation], count: u64, seed: u64) -> History {
         let left = AtomicU64::new(count);
         let stop = AtomicBool::new(false);
@@ -315,7 +316,7 @@ impl Stage {
             let maintenance = scope.spawn(move || {
                 while !stop.load(Ordering::Acquire) {
                     self.db.checkpoint().unwrap();
-                    // Transactions unpark this thread from time to time.
+                    // Transactions unpark this thread now and then.
                     std::thread::park();
                 }
             });
@@ -379,7 +380,8 @@ fn in_memory() -> Config {
     Config::in_memory().memory(8 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20)
 }
 
-/// Transactions of all levels together get what their levels promise: in memory, and in the last round on files.
+/// Transactions of all levels run together and each get the guarantees of their level: in memory, and in the last round
+/// on files.
 #[test]
 fn every_level_keeps_its_promise() {
     let count = number("DRUMLIN_TEST_HISTORY_TRANSACTIONS", 3 * ROUND);
@@ -392,7 +394,7 @@ fn every_level_keeps_its_promise() {
         let folder = Folder::new();
         let on_files = round + 1 == rounds;
         let config = if on_files { small() } else { in_memory() };
-        // Some rounds use a single level, others several.
+        // Some rounds use a single level, and the rest use several.
         let levels = match round % 6 {
             3 => &LEVELS[1..2],
             4 => &LEVELS[2..],
@@ -414,8 +416,8 @@ fn every_level_keeps_its_promise() {
     assert!(all.ambiguous < all.reads / 10, "too many reads say nothing");
 }
 
-/// A history recorded at one level and checked at the next one contains an anomaly that only the next one forbids, and
-/// the checker finds it.
+/// A history recorded at one level and checked at the next stricter level contains an anomaly that only the stricter
+/// level forbids, and the checker finds it.
 #[test]
 fn an_engine_that_does_not_validate_is_caught() {
     for (done, taken_for, expected) in [(Snapshot, Serializable, "G2"), (ReadCommitted, Snapshot, "G-nonadjacent")] {
@@ -452,7 +454,7 @@ fn allowed(text: &str, level: Isolation) {
     }
 }
 
-/// The checker refuses each bad history at the levels that forbid it, and accepts it at the others.
+/// The checker rejects each bad history at the levels that forbid it, and accepts it at all other levels.
 #[test]
 fn bad_histories_are_refused() {
     let all = [
@@ -481,9 +483,9 @@ fn bad_histories_are_refused() {
         "r1(x=0) w2(x) w2(y) c2 r1(y=2) c1",
         // A row read twice changes.
         "r1(x=0) w2(x) c2 r1(x=2) c1",
-        // A phantom: the row is first absent, then there.
+        // A phantom: the row is absent first, and present later.
         "r1(a=-) w2(a) c2 r1(a=2) c1",
-        // A row that disappears.
+        // A row disappears.
         "r1(x=0) d2(x) c2 r1(x=-) c1",
         // A lost update.
         "r1(x=0) r2(x=0) w2(x) c2 w1(x) c1",
@@ -533,7 +535,7 @@ fn good_histories_pass() {
     }
 }
 
-/// In a mix of levels each transaction is held to its own level: a reader with a weaker promise closes no cycle.
+/// In a mix of levels, each transaction is held to its own level: a reader at a weaker level closes no cycle.
 #[test]
 fn levels_are_held_to_what_they_promise() {
     let skew = "r1(x=0) r1(y=0) r2(x=0) r2(y=0) w1(x) w2(y) c1 c2";
@@ -546,7 +548,7 @@ fn levels_are_held_to_what_they_promise() {
     assert_eq!(check(&parse(read_skew, &[Snapshot, ReadCommitted])).unwrap_err().name, "G-nonadjacent");
 }
 
-/// Two writes that both replaced the same version are a lost update, whatever the order of commits.
+/// Two writes that replaced the same version are a lost update, in any order of commits.
 #[test]
 fn two_successors_are_a_lost_update() {
     for level in LEVELS {

@@ -1,5 +1,5 @@
 //! A read is in flight while the page or value that it reads is moved, replaced or dropped and its space reused. The
-//! reader gets the old row or the current one, never an error caused by others' writes.
+//! reader gets the old row or the current one, and never an error caused by concurrent writes.
 
 use crate::support;
 
@@ -21,7 +21,7 @@ fn write(rows: &Keyspace, number: u64, seed: u64, bytes: usize) {
     rows.insert_with(key(number), Random(seed ^ number << 8).bytes(bytes), Durability::Relaxed).unwrap();
 }
 
-/// Returns a database that was just opened, whose rows are on disk, on a backend that can hold reads.
+/// Returns a database that was just opened, with its rows on disk, on a backend that can hold reads.
 fn opened() -> (FaultyBackend, Database, Keyspace) {
     let backend = FaultyBackend::new(drumlin_io::in_memory());
     let shared: Arc<dyn Backend> = Arc::new(backend.clone());
@@ -39,7 +39,7 @@ fn opened() -> (FaultyBackend, Database, Keyspace) {
     (backend, db, rows)
 }
 
-/// One way of reading a row.
+/// A function that reads a row.
 type Get = fn(&Keyspace, u64) -> Result<Option<Value>>;
 
 const APIS: [(&str, Get); 3] = [
@@ -48,7 +48,7 @@ const APIS: [(&str, Get); 3] = [
     ("a task", |rows, number| smol::block_on(rows.get_async(key(number)))),
 ];
 
-/// Reads a row on another thread, holds that read while `meanwhile` runs, then lets it continue.
+/// Reads a row on a different thread, holds that read while `meanwhile` runs, then lets the read continue.
 fn read_during(
     backend: &FaultyBackend,
     rows: &Keyspace,
@@ -109,7 +109,7 @@ fn a_value_that_is_replaced() {
             let found = found.unwrap_or_else(|error| panic!("{api}: {error}"));
             let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
             match (found, replaced) {
-                // Either the value when the read began, or the current one.
+                // The value is the one from when the read began, or the current one.
                 (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{api}"),
                 (Some(found), false) => assert!(expected[0][..] == found[..], "{api}"),
                 (None, false) => {}
@@ -120,7 +120,7 @@ fn a_value_that_is_replaced() {
     }
 }
 
-/// A keyspace is dropped, and another one reuses its space.
+/// A keyspace is dropped, and a new one reuses its space.
 #[test]
 fn a_keyspace_that_is_dropped() {
     for (api, get) in APIS {

@@ -1,6 +1,6 @@
-//! The anomalies that each isolation level allows and refuses, one for each test; deadlocks; scans within transactions.
+//! The anomalies that each isolation level allows or prevents, one per test; deadlocks; scans within transactions.
 //!
-//! The anomalies are named as by Berenson et al. (1995) and Adya (1999).
+//! The names of the anomalies follow Berenson et al. (1995) and Adya (1999).
 
 use crate::support;
 
@@ -24,8 +24,8 @@ const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
 /// Creates a keyspace `k` with small pages and these rows.
 fn stage(rows: &[(&str, i64)]) -> (Database, Keyspace) {
-    // A large budget, so that long transactions keep their versions while others write fast. Unused memory is not
-    // taken.
+    // Use a large budget, so that long transactions keep their versions while concurrent writes are fast. Unused memory
+    // is not allocated.
     let config = Config::in_memory().memory(512 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20);
     let db = config.open("").unwrap();
     let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
@@ -91,7 +91,7 @@ fn dirty_reads_are_refused_by_all() {
     }
 }
 
-/// Lost update (P4): read committed allows it; the other levels refuse the second write.
+/// Lost update (P4): read committed allows it; at the other levels, the second write fails.
 #[test]
 fn lost_updates_are_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -113,7 +113,7 @@ fn lost_updates_are_allowed_by_read_committed_alone() {
     }
 }
 
-/// A row that is locked before it is read loses no update; read committed then reads its newest version.
+/// A row that is locked before it is read loses no update; at read committed, the read then returns its newest version.
 #[test]
 fn locked_rows_lose_no_update() {
     for level in LEVELS {
@@ -135,8 +135,8 @@ fn locked_rows_lose_no_update() {
     }
 }
 
-/// Read skew (A5A): read committed sees one row before a commit and another after it, while the other levels see one
-/// moment.
+/// Read skew (A5A): read committed sees one row before a commit and a different row after it, while the other levels
+/// see a single moment.
 #[test]
 fn read_skew_is_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -153,7 +153,7 @@ fn read_skew_is_allowed_by_read_committed_alone() {
     }
 }
 
-/// Write skew (A5B): two doctors go off duty, each seeing that the other is on duty. Only serializable refuses it.
+/// Write skew (A5B): two doctors go off duty, each seeing that the other is on duty. Only serializable prevents it.
 #[test]
 fn write_skew_is_refused_by_serializable_alone() {
     for level in LEVELS {
@@ -176,7 +176,7 @@ fn write_skew_is_refused_by_serializable_alone() {
 }
 
 /// Locking the rows that were read prevents write skew under snapshot isolation, and spares a serializable transaction
-/// the conflict at its end.
+/// the conflict at its commit.
 #[test]
 fn locks_refuse_write_skew() {
     for level in [Snapshot, Serializable] {
@@ -207,7 +207,7 @@ fn phantoms_are_seen_by_read_committed_alone() {
 }
 
 /// Write skew by phantoms (G2): two transactions each see at most eight hours of tasks and add one. Only serializable
-/// refuses it, however the range is read, and even if it was empty.
+/// prevents it, through every kind of read of the range, and even if the range was empty.
 #[test]
 fn phantoms_that_skew_are_refused_by_serializable_alone() {
     type Look = fn(&Transaction, &Keyspace) -> i64;
@@ -236,8 +236,9 @@ fn phantoms_that_skew_are_refused_by_serializable_alone() {
     }
 }
 
-/// Long fork: of two unordered writes, one reader sees only the first, another only the second. Snapshots are moments
-/// of one order, so they refuse it. Read committed, which reads each row at another moment, allows it.
+/// Long fork: of two unordered writes, one reader sees only the first, and a different reader sees only the second.
+/// Snapshots are points in a single order, so they prevent it. Read committed allows it, because it reads each row at a
+/// different moment.
 #[test]
 fn long_forks_are_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -254,15 +255,15 @@ fn long_forks_are_allowed_by_read_committed_alone() {
         let forked = (read(&one, &k, "x"), one_y, other_x, read(&other, &k, "y"));
         let is_fork = forked == (Some(1), Some(0), Some(0), Some(1));
         assert_eq!(is_fork, level == ReadCommitted, "{level:?}: {forked:?}");
-        // A snapshot between the two commits sees one order only.
+        // A snapshot between the two commits sees only one order.
         assert_eq!(between_x, Some(1));
         assert_eq!(read(&between, &k, "y"), Some(i64::from(level == ReadCommitted)));
     }
 }
 
 /// The read-only anomaly (Fekete, O'Neil, O'Neil 2004). Without the report, deposit and withdrawal are serializable.
-/// The report shows the deposit but not the withdrawal, which did not see the deposit. Serializable refuses the
-/// withdrawal.
+/// The report shows the deposit but not the withdrawal, which did not see the deposit. At serializable, the withdrawal
+/// fails.
 #[test]
 fn the_read_only_anomaly_is_refused_by_serializable_alone() {
     for level in LEVELS {
@@ -275,7 +276,7 @@ fn the_read_only_anomaly_is_refused_by_serializable_alone() {
         let report = begin(&db, level);
         assert_eq!((read(&report, &k, "checking"), read(&report, &k, "savings")), (Some(0), Some(20)));
         report.commit().unwrap();
-        // Ten, and a fee of one because the total falls below zero.
+        // Withdraw ten, and a fee of one because the total falls below zero.
         assert!(total - 10 < 0);
         write(&mut withdrawal, &k, "checking", -11).unwrap();
         let result = withdrawal.commit();
@@ -288,7 +289,7 @@ fn the_read_only_anomaly_is_refused_by_serializable_alone() {
     }
 }
 
-/// A conflict ends its transaction: further calls and the commit return the same error.
+/// A conflict ends its transaction: further calls and the commit fail with the same error.
 #[test]
 fn conflicts_are_not_forgotten() {
     for level in [Snapshot, Serializable] {
@@ -307,7 +308,8 @@ fn conflicts_are_not_forgotten() {
 
 // ── which changes make a serializable commit conflict ──────────────────────────────────────────────────────────────
 
-/// Runs a serializable transaction that reads, then a change by others, then commits a write of another row.
+/// Runs a serializable transaction that reads; then a concurrent change is committed; then the transaction writes a row
+/// that it did not read, and commits.
 fn read_change_commit(
     rows: &[(&str, i64)],
     look: impl FnOnce(&mut Transaction, &Keyspace),
@@ -321,7 +323,7 @@ fn read_change_commit(
     tx.commit().map(drop)
 }
 
-/// Validation compares rows, not leaves: changes next to the rows that were read are no conflict.
+/// Validation compares rows, not leaves: changes next to the rows that were read are not a conflict.
 #[test]
 fn neighbours_are_no_conflict() {
     let rows = [("b", 1), ("d", 2), ("f", 3)];
@@ -331,7 +333,7 @@ fn neighbours_are_no_conflict() {
     read_change_commit(&rows, get, put("b")).unwrap();
     assert_conflict(read_change_commit(&rows, get, put("d")));
     assert_conflict(read_change_commit(&rows, get, |k| k.remove("d").unwrap()));
-    // A row that was absent and still is.
+    // Read a row that was absent and still is.
     let absent = |tx: &mut Transaction, k: &Keyspace| assert!(tx.get(k, "c").unwrap().is_none());
     read_change_commit(&rows, absent, |k| k.remove("c").unwrap()).unwrap();
     read_change_commit(&rows, absent, put("ca")).unwrap();
@@ -375,7 +377,7 @@ fn bounds_are_exact() {
     }
 }
 
-/// Rows that a scan has not reached were not read, from whichever end it comes.
+/// Rows that a scan has not reached were not read, regardless of the end it starts from.
 #[test]
 fn scans_read_as_far_as_they_come() {
     let names: Vec<String> = (0..400).map(|number| format!("row/{number:04}/with a key of some length")).collect();
@@ -406,7 +408,7 @@ fn scans_read_as_far_as_they_come() {
     read_change_commit(&rows, all, |k| k.insert("rox", 1i64.to_be_bytes()).unwrap()).unwrap();
 }
 
-/// A transaction may read its own writes without a conflict, but others' inserts between them conflict.
+/// A transaction can read its own writes without a conflict, but concurrent inserts between them conflict.
 #[test]
 fn own_writes_are_no_conflict() {
     let (db, k) = stage(&[("b", 1), ("d", 1)]);
@@ -427,7 +429,7 @@ fn own_writes_are_no_conflict() {
     assert_conflict(tx.commit());
 }
 
-/// Rows that were read stay validated wherever splits and merges have moved them.
+/// Rows that were read are still validated after splits and merges have moved them.
 #[test]
 fn reads_are_found_after_splits_and_merges() {
     let names: Vec<String> = (0..300).map(|number| format!("row/{:04}/{}", number * 2, "x".repeat(40))).collect();
@@ -469,12 +471,12 @@ fn reads_are_found_after_splits_and_merges() {
         k.remove("row/0100").unwrap();
         shrink(k);
     }));
-    // The range covers the inserted and removed rows too.
+    // The range also covers the inserted and removed rows.
     let range = |tx: &mut Transaction, k: &Keyspace| assert_eq!(tx.prefix(k, "row/").count(), 300);
     assert_conflict(read_change_commit(&rows, range, both));
 }
 
-/// A commit that splits a leaf which it has read finds its rows in the new leaf, and does not wait for its own latch.
+/// A commit that splits a leaf that it has read finds its rows in the new leaf, and does not wait for its own latch.
 #[test]
 fn commits_split_leaves_that_they_have_read() {
     let names: Vec<String> = (0..8).map(|number| format!("row {number}")).collect();
@@ -493,7 +495,7 @@ fn commits_split_leaves_that_they_have_read() {
     }
 }
 
-/// A serializable transaction without changes of its own never conflicts.
+/// A serializable transaction that makes no changes never conflicts.
 #[test]
 fn readers_never_conflict() {
     let (db, k) = stage(&[("x", 1), ("y", 1)]);
@@ -531,7 +533,7 @@ fn keyspaces_are_validated_together() {
     assert_eq!(now(&k, "mine"), None);
 }
 
-/// Dropping a keyspace makes the commit of a serializable transaction fail that has read it.
+/// If a keyspace is dropped, the commits of serializable transactions that have read it fail.
 #[test]
 fn dropped_keyspaces_end_those_who_read_them() {
     let (db, k) = stage(&[("x", 1)]);
@@ -545,7 +547,7 @@ fn dropped_keyspaces_end_those_who_read_them() {
     assert_eq!(now(&k, "x"), Some(1));
 }
 
-/// A scan that continues after its serializable transaction was committed returns an error instead of rows that would
+/// A scan that continues after its serializable transaction was committed fails, instead of returning rows that would
 /// not be validated.
 #[test]
 fn scans_end_with_their_serializable_transaction() {
@@ -567,8 +569,7 @@ fn scans_end_with_their_serializable_transaction() {
     }
 }
 
-/// Reads that can't be validated within the budget are refused with an error that says what to do, and nothing of the
-/// commit remains.
+/// Reads that can't be validated within the budget fail with an error that gives advice, and the commit has no effect.
 #[test]
 fn too_many_reads_are_refused() {
     let config = Config::in_memory().memory(8 << 20).page_bytes(4096);
@@ -584,7 +585,7 @@ fn too_many_reads_are_refused() {
         load.insert(&k, number.to_be_bytes(), vec![number as u8; 500]).unwrap();
     }
     load.commit().unwrap();
-    // One range, of more leaves than can be held.
+    // Read one range with more leaves than can be recorded.
     let mut tx = begin(&db, Serializable);
     assert_eq!(tx.count(&k, ..).unwrap(), u64::from(ROWS));
     tx.insert(&k, b"mine", b"1").unwrap();
@@ -592,7 +593,7 @@ fn too_many_reads_are_refused() {
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
     assert!(error.to_string().contains("Isolation::Snapshot"), "{error}");
     assert!(k.get(b"mine").unwrap().is_none());
-    // Many single keys, which need more memory than one transaction may take.
+    // Read many single keys, which need more memory than one transaction can have.
     let tx = begin(&db, Serializable);
     let mut absent = 0u64;
     let error = loop {
@@ -612,7 +613,7 @@ fn too_many_reads_are_refused() {
 
 // ── deadlocks ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// If two or three transactions wait for each other in a cycle, one gets a conflict and all others commit.
+/// If two or three transactions wait for each other in a cycle, one gets a conflict and the rest commit.
 #[test]
 fn a_ring_of_waiters_has_one_victim() {
     for level in LEVELS {
@@ -650,7 +651,7 @@ fn keys(rows: impl Iterator<Item = Result<(drumlin::Value, drumlin::Value)>>) ->
     rows.map(|row| String::from_utf8(row.unwrap().0.to_vec()).unwrap()).collect()
 }
 
-/// A savepoint stays valid until the transaction rolls back beyond it, whatever was written since.
+/// A savepoint stays valid until the transaction rolls back to an earlier one, regardless of later writes.
 #[test]
 fn savepoints_end_with_the_roll_back_that_passes_them() {
     let (db, rows) = stage(&[]);
@@ -678,8 +679,8 @@ fn savepoints_end_with_the_roll_back_that_passes_them() {
     assert!(keys.contains(&b"e".to_vec()) && !keys.iter().any(|key| b"abcdf".contains(&key[0])), "{keys:?}");
 }
 
-/// Scans see the transaction's changes, and after a rollback those before the savepoint. A scan that has begun stays as
-/// it was.
+/// Scans see the transaction's changes, and after a rollback only those made before the savepoint. A scan that has
+/// already begun is not affected.
 #[test]
 fn scans_follow_savepoints() {
     for level in LEVELS {
@@ -709,8 +710,8 @@ fn scans_follow_savepoints() {
     }
 }
 
-/// Keys are the numbers below this. Numbers divisible by 3 exist from the start, those with remainder 1 come and go by
-/// others, and those with remainder 2 are put by the transaction.
+/// Keys are the numbers below this. Rows whose numbers are divisible by 3 exist from the start, those with remainder 1
+/// are put and removed by concurrent writers, and those with remainder 2 are put by the transaction.
 const NUMBERS: u64 = 600;
 
 fn wide_key(number: u64) -> Vec<u8> {
@@ -731,7 +732,8 @@ impl Drop for Stopped<'_> {
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Scans from either end, or from both ends in turns, sometimes yielding so that leaves split and merge in between.
+/// Scans from either end, or alternately from both ends, and sometimes yields so that leaves split and merge in
+/// between.
 fn scan(tx: &Transaction, k: &Keyspace, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>), random: &mut Random) -> Rows {
     let mut scan = tx.range(k, bounds);
     let (mut front, mut back): (Vec<_>, Vec<_>) = Default::default();
@@ -760,13 +762,13 @@ fn random_bounds(random: &mut Random) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
         _ => Bound::Included(wide_key(number)),
     };
     let (lower, upper) = (bound(ends[0]), bound(ends[1]));
-    // Bounds that the standard map refuses are tested elsewhere.
+    // Bounds that the standard map rejects are tested elsewhere.
     let is_refused = matches!((&lower, &upper), (Bound::Excluded(one), Bound::Excluded(other)) if one == other);
     if is_refused { (Bound::Unbounded, Bound::Unbounded) } else { (lower, upper) }
 }
 
 /// A transaction's scans show its snapshot overlaid with its own changes, forwards, backwards and from both ends,
-/// across leaves, while others make leaves split and merge.
+/// across leaves, while concurrent writers make leaves split and merge.
 #[test]
 fn scans_see_own_writes_among_splits_and_merges() {
     let (db, k) = stage(&[]);
@@ -795,14 +797,14 @@ fn scans_see_own_writes_among_splits_and_merges() {
                 }
             });
         }
-        // Set when this thread ends, even by a failed assertion.
+        // This is set when the thread ends, even through a failed assertion.
         let _stopped = Stopped(&stop);
         let mut random = Random(7);
         for _ in 0..support::number("DRUMLIN_TEST_SCANS", 60) {
             let level = LEVELS[random.below(3) as usize];
             let mut tx = begin(&db, level);
             let mut expected = scan(&tx, &k, (Bound::Unbounded, Bound::Unbounded), &mut random);
-            // Others' changes are visible only in read committed, and only in their rows.
+            // Concurrent changes are visible only at read committed, and only in the rows of the concurrent writers.
             let is_mine = |key: &[u8]| level != ReadCommitted || number_of(key) % 3 != 1;
             let check = |tx: &Transaction, expected: &Rows, random: &mut Random| {
                 for _ in 0..6 {
@@ -855,7 +857,7 @@ fn scans_see_own_writes_among_splits_and_merges() {
 
 // ── durability of reads ────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Releases held requests, however the test ends.
+/// Releases held requests when the test ends, even if it fails.
 struct Released<'d>(&'d FaultyBackend);
 
 impl Drop for Released<'_> {
@@ -865,7 +867,7 @@ impl Drop for Released<'_> {
 }
 
 /// Changes row `a` from "old" to "new", and calls `meanwhile` once the change is published but not yet durable, with
-/// the value that `before` returned earlier. The record is held until `meanwhile` releases it or returns.
+/// the value that `before` returned before the change. The log record is held until `meanwhile` releases it or returns.
 fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn(&FaultyBackend, &Keyspace, T)) {
     let (disk, config) = support::faulty();
     let db = config.open("/db").unwrap();
@@ -887,11 +889,13 @@ fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn
     });
 }
 
-/// While a commit waits to become durable, its old version takes the same memory as one whose commit has finished.
+/// While a commit waits to become durable, its old version takes the same amount of memory as that of a finished
+/// commit.
 #[test]
 fn a_commit_on_its_way_counts_its_versions_once() {
     let before = |db: &Database| {
-        // The snapshot keeps all versions. The leaf has one already, so that later ones take equal memory.
+        // The snapshot keeps all versions. The leaf already has a version, so later ones take the same amount of
+        // memory.
         let snapshot = db.snapshot();
         db.keyspace("k").unwrap().insert("a", "old").unwrap();
         let bytes = db.stats().version_bytes;
@@ -905,8 +909,8 @@ fn a_commit_on_its_way_counts_its_versions_once() {
     });
 }
 
-/// Reads a row that is published but not yet durable, and polls the reader's commit, which must not end before the
-/// record is durable. `read` is the way of reading.
+/// Reads a row that is published but not yet durable, and polls the reader's commit, which must not complete before the
+/// record is durable. `read` is the kind of read to use.
 fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keyspace) -> Option<Value>) {
     let before = |db: &Database| (db.clone(), begin(db, level));
     while_a_record_is_held(before, |disk, k, (db, early)| {
@@ -919,14 +923,14 @@ fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keys
         assert!(poll.is_pending(), "{level:?}: {poll:?}, and {before} is durable");
         disk.release();
         let seen = smol::block_on(commit).unwrap();
-        // Later readers see what the transaction saw.
+        // Later readers see the row that the transaction saw.
         assert_eq!(k.get("a").unwrap().unwrap(), b"new", "{level:?}");
         assert!(before < seen && seen == db.stats().durable && seen == db.stats().visible);
     });
 }
 
-/// The commit of a transaction without writes succeeds only once everything that it read is durable, whenever it began
-/// and however it read.
+/// The commit of a transaction without writes succeeds only once everything that it read is durable, regardless of when
+/// the transaction began and of the kind of reads it made.
 #[test]
 fn what_was_read_is_durable_when_the_commit_returns() {
     for level in LEVELS {
@@ -941,7 +945,7 @@ fn what_was_read_is_durable_when_the_commit_returns() {
     }
 }
 
-/// A read-committed transaction waits for what it has read to be durable, not for other commits.
+/// A read-committed transaction waits until the rows that it has read are durable, but not for other commits.
 #[test]
 fn what_was_not_read_is_not_waited_for() {
     let before = |db: &Database| {
@@ -957,7 +961,8 @@ fn what_was_not_read_is_not_waited_for() {
     });
 }
 
-/// An open read-committed transaction keeps no versions and never becomes too old, and its reads see the newest state.
+/// An open read-committed transaction keeps no versions and never becomes too old, and its reads see the newest
+/// versions.
 #[test]
 fn read_committed_does_not_grow_old() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
@@ -982,7 +987,7 @@ fn read_committed_does_not_grow_old() {
     assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
 }
 
-/// A bulk removal continues after the snapshot that it finds rows with was ended to free memory.
+/// A bulk removal continues after the snapshot with which it finds rows has been ended to free memory.
 #[test]
 fn a_removal_does_not_grow_old() {
     let (faulty, config) = faulty();
@@ -1012,7 +1017,7 @@ fn a_removal_does_not_grow_old() {
     assert_eq!(cold.count(..).unwrap(), 0);
 }
 
-/// `transact` retries a transaction that became too old, as the error's recourse says.
+/// `transact` retries a transaction that became too old, in accordance with the error's recourse.
 #[test]
 fn transact_runs_again_what_grew_too_old() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();

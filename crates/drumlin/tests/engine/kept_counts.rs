@@ -1,5 +1,5 @@
-//! Counts that are kept across closing and opening. The first count reads no leaves, and is right in every state that a
-//! kill or a power cut leaves.
+//! Counts that are kept across closing and opening. The first count reads no leaves, and is right after any kill or
+//! power cut.
 
 use crate::support;
 
@@ -78,7 +78,7 @@ fn files(folder: &Path) -> [PathBuf; 2] {
     ["counts-0", "counts-1"].map(|name| folder.join(name))
 }
 
-/// Opens the database without warm pages, counts all rows, and returns the number of pages read for that.
+/// Opens the database without warm pages, counts all rows, and returns the number of pages read for the count.
 fn first_count(config: &Config, folder: &Path, expected: u64) -> (Database, u64) {
     let _ = fs::remove_file(folder.join("resident"));
     let db = config.open(folder).unwrap();
@@ -88,8 +88,8 @@ fn first_count(config: &Config, folder: &Path, expected: u64) -> (Database, u64)
     (db, reads)
 }
 
-/// After closing, the first count of the next opening reads only inner nodes. So it does after an opening that only
-/// counted, before which there was no file of counts.
+/// After closing, the first count of the next opening reads only inner nodes. The same is true after an opening that
+/// only counted, and that found no file of counts.
 #[test]
 fn the_first_count_after_closing_reads_no_leaves() {
     let folder = Folder::new();
@@ -121,7 +121,7 @@ fn the_first_count_after_closing_reads_no_leaves() {
     db.close().unwrap();
     let again = files(&folder.path()).map(|file| fs::metadata(file).unwrap().modified().unwrap());
     assert_eq!(again, written, "nothing was counted that was not known");
-    // A read-only opening uses the counts too, and so does one without warm start.
+    // A read-only opening also uses the counts, and so does one without warm start.
     let (db, reads) = first_count(&config().read_only(true), &folder.path(), model.len() as u64);
     db.close().unwrap();
     assert!(reads < 10, "{reads} reads");
@@ -130,8 +130,7 @@ fn the_first_count_after_closing_reads_no_leaves() {
     assert!(reads < 10, "{reads} reads");
 }
 
-/// Without warm start, an opening also keeps what it counted, and keeps the counts that it found right through its
-/// changes.
+/// Without warm start, an opening also keeps its counts, and maintains the counts that it found while it changes rows.
 #[test]
 fn counts_are_kept_without_warm_start() {
     let folder = Folder::new();
@@ -151,7 +150,7 @@ fn counts_are_kept_without_warm_start() {
 }
 
 /// After a kill, recovery updates the counts with the commits after the checkpoint, which split and merge leaves. The
-/// counts are right, also at snapshots, and leaves are read only beneath pages that have changed.
+/// counts are right, including at snapshots, and leaves are read only beneath changed pages.
 #[test]
 fn the_first_count_after_a_kill_is_right() {
     for seed in 0..support::number("DRUMLIN_TEST_SEEDS", 3) {
@@ -162,7 +161,7 @@ fn the_first_count_after_a_kill_is_right() {
         let k = db.keyspace("k").unwrap();
         assert_eq!(k.len().unwrap(), 20_000);
         change(&k, &mut model, &mut random, 300 * seed);
-        // When the checkpoint begins, some changes are folded and some are in the list.
+        // When the checkpoint begins, some changes have been folded and some are in the list.
         check(&db.snapshot(), &k, &model, &mut random);
         change(&k, &mut model, &mut random, 100);
         db.checkpoint().unwrap();
@@ -188,8 +187,8 @@ fn the_first_count_after_a_kill_is_right() {
     }
 }
 
-/// The pages of an unordered load are numbered after those of its sorted runs, which are free afterwards. They are
-/// counted nevertheless.
+/// The pages of an unordered load have higher numbers than those of its sorted runs, which are freed afterwards. They
+/// are counted nevertheless.
 #[test]
 fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
     let folder = Folder::new();
@@ -203,8 +202,8 @@ fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
     assert!(reads < 100, "{reads} reads");
 }
 
-/// The first count of a loaded keyspace reads no leaves, whether its rows came in order, were sorted in memory, or as
-/// runs. Neither does the first count after closing, and commits keep the counts right.
+/// The first count of a loaded keyspace reads no leaves, regardless of whether its rows arrived in order, were sorted
+/// in memory, or were sorted as runs. Neither does the first count after closing, and commits keep the counts right.
 #[test]
 fn the_first_count_of_a_load_reads_no_leaves() {
     for (is_sorted, row_count) in [(true, 60_000), (false, 2_000), (false, 150_000)] {
@@ -233,7 +232,7 @@ fn the_first_count_of_a_load_reads_no_leaves() {
     }
 }
 
-/// Snapshots from before a load, of it, and of later commits get the right counts.
+/// Snapshots taken before a load, right after it, and after later commits get the right counts.
 #[test]
 fn a_load_begins_with_its_counts() {
     let db = config().open(Folder::new().path()).unwrap();
@@ -265,9 +264,9 @@ fn a_check_keeps_its_counts() {
     check(&db.snapshot(), &db.existing_keyspace("k").unwrap(), &model, &mut Random(1));
 }
 
-/// After a kill, a bulk load that only the log has replaces a tree with kept counts, after removals that only the log
-/// has too. The load is counted by itself, whether the first count finds so many removals in the list that it folds
-/// them, or so few that it adds them up.
+/// After a kill, a bulk load replaces a tree with kept counts, after removals; both the load and the removals are only
+/// in the log. The load is counted separately, in both cases: the first count finds so many removals in the list that
+/// it folds them, or so few that it adds them up.
 #[test]
 fn the_first_count_of_a_load_after_a_kill_is_right() {
     for row_count in [1_500, 20_000] {
@@ -288,8 +287,9 @@ fn the_first_count_of_a_load_after_a_kill_is_right() {
     }
 }
 
-/// A file of counts that is damaged, truncated, of another database, of another checkpoint, or of another state at the
-/// same commit and checkpoint number is ignored. The count then walks the leaves and is right.
+/// A file of counts is ignored if it is damaged or truncated, or belongs to a different database, to a different
+/// checkpoint, or to a diverged copy with the same commit and checkpoint number. The count then walks the leaves and is
+/// right.
 #[test]
 fn a_file_of_another_state_is_skipped() {
     let (folder, other) = (Folder::new(), Folder::new());
@@ -300,7 +300,7 @@ fn a_file_of_another_state_is_skipped() {
     assert_eq!(k.len().unwrap(), 20_000);
     drop(k);
     db.close().unwrap();
-    // Two copies diverge, with equal numbers of commits and checkpoints.
+    // Two copies diverge, with the same numbers of commits and checkpoints.
     copy_folder(&folder.path(), &other.path());
     for (folder, from) in [(&folder, 0), (&other, 500)] {
         let db = config().open(folder.path()).unwrap();
@@ -323,7 +323,7 @@ fn a_file_of_another_state_is_skipped() {
             1 => damaged = foreign.clone(),
             2 => damaged.swap(0, 1),
             3 => damaged.iter_mut().for_each(|bytes| bytes.truncate(bytes.len() / 2 / 4096 * 4096)),
-            // The head of this state with parts of the other, and the other way round.
+            // Combine the head of this copy's file with parts of the other copy's, and vice versa.
             4 => (0..2)
                 .for_each(|file| damaged[file].splice(4096.., foreign[file][4096..].iter().copied()).for_each(drop)),
             5 => (0..2).for_each(|file| damaged[file][..4096].copy_from_slice(&foreign[file][..4096])),
@@ -351,8 +351,7 @@ fn a_file_of_another_state_is_skipped() {
     db.close().unwrap();
 }
 
-/// After a kill, neither a keyspace that was cleared and bulk loaded nor one that was dropped and created again has its
-/// earlier counts.
+/// After a kill, earlier counts are not used for a keyspace that was cleared and bulk loaded, or dropped and recreated.
 #[test]
 fn keyspaces_that_are_loaded_or_made_again_begin_without_counts() {
     let (folder, killed) = (Folder::new(), Folder::new());
@@ -390,8 +389,9 @@ fn keyspaces_that_are_loaded_or_made_again_begin_without_counts() {
     }
 }
 
-/// Power cuts at every write and sync of a period with checkpoints, commits and counts. The disk keeps any of the
-/// unsynced writes, including those of the files of counts, and every count of the next opening equals that of a walk.
+/// Power cuts at every write and sync of a session with checkpoints, commits and counts. The disk keeps any subset of
+/// the unsynced writes, including those of the files of counts, and every count of the next opening equals that of a
+/// walk.
 #[test]
 fn counts_after_a_power_cut_are_those_of_a_walk() {
     let config = |disk: &Disk| {
@@ -441,8 +441,8 @@ fn counts_after_a_power_cut_are_those_of_a_walk() {
     }
 }
 
-/// Measures the first count of a cold database larger than memory, after closing and after a kill. `--ignored
-/// --nocapture` prints the reads and times. `DRUMLIN_TEST_ROWS` is the number of rows (default 1,500,000).
+/// Measures the first count of a cold database larger than memory, after closing and after a kill. Run with `--ignored
+/// --nocapture` to print the reads and times. `DRUMLIN_TEST_ROWS` is the number of rows (default 1,500,000).
 #[test]
 #[ignore = "takes a minute"]
 fn the_first_count_of_many_rows_is_cheap() {

@@ -1,9 +1,9 @@
-//! SIGKILL at random moments, again and again, on real files.
+//! SIGKILL at random moments, many times, on real files.
 //!
-//! The test starts its own program as a child, which runs the scripted workload and acknowledges through a pipe. The
-//! parent kills the child, opens the database, and verifies that every acknowledged commit is there as a whole, and
-//! nothing else except what was in flight. Then the next child continues. Quick by default; `DRUMLIN_TEST_KILLS` is the
-//! number of kills per configuration (default 6).
+//! The test starts its own program as a child, which runs the scripted workload and acknowledges commits through a
+//! pipe. The parent kills the child, opens the database, and verifies that every acknowledged commit is there
+//! completely, and that no other commits are there except those that were in flight. Then the next child continues. The
+//! test is quick by default; `DRUMLIN_TEST_KILLS` is the number of kills per configuration (default 6).
 
 use crate::support;
 
@@ -18,7 +18,7 @@ use drumlin::{Config, IoBackend};
 use support::workload::{Ack, Workload, disturb};
 use support::{Folder, Random, copy_folder, number, small};
 
-/// Tells the child what to do: path, backend, streams, seed and the steps to begin at.
+/// Passes the child its parameters: path, backend, streams, seed and the steps to start at.
 const CHILD_VARIABLE: &str = "DRUMLIN_TEST_KILL_CHILD";
 
 fn config(backend: IoBackend, streams: u16) -> Config {
@@ -29,7 +29,7 @@ fn workload(seed: u64) -> Workload {
     Workload { seed, threads: 4, large_percent: 6, relaxed_percent: 20 }
 }
 
-/// Not a test of its own, but the child process.
+/// This is not a test, but the code of the child process.
 #[test]
 fn child() {
     let Ok(order) = std::env::var(CHILD_VARIABLE) else { return };
@@ -46,7 +46,7 @@ fn child() {
     let tell = |bits: u64| {
         let mut line = b"ack ".to_vec();
         line.extend(format!("{bits:016x}\n").bytes());
-        // One write to a pipe is atomic.
+        // A single write to a pipe is atomic.
         std::io::stderr().write_all(&line).unwrap();
     };
     tell(u64::MAX);
@@ -79,7 +79,7 @@ fn run_child(path: &Path, backend: IoBackend, streams: u16, seed: u64, from: &[u
     let status = child.wait().unwrap();
     let text = reader.join().unwrap();
     assert!(status.code().is_none(), "the child ended by itself: {text}");
-    // The kill may have cut the last line short.
+    // The kill may have truncated the last line.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().filter_map(|line| Some(u64::from_str_radix(line.strip_prefix("ack ")?, 16).unwrap())).collect()
 }
@@ -94,12 +94,12 @@ fn survive(backend: IoBackend, streams: u16) {
     let mut prepared = false;
     let mut acked: Vec<Ack> = Vec::new();
     for kill in 0..kills {
-        // Some kills happen while the child opens and recovers.
+        // Some kills happen while the child is opening and recovering the database.
         let life = Duration::from_millis(if random.chance(30) { random.below(60) } else { 100 + random.below(500) });
         let acks = run_child(&folder.path(), backend, streams, seed, &next, life);
         prepared |= acks.contains(&u64::MAX);
         acked.extend(acks.into_iter().filter(|bits| *bits != u64::MAX).map(Ack::from_bits));
-        // Half of the time, verify a copy, so that the next child recovers what the kill left.
+        // Half of the time, verify a copy, so that the next child recovers the files left by the kill.
         let copy = Folder::new();
         let mut looked_at = folder.path();
         if random.chance(50) {
@@ -118,20 +118,20 @@ fn survive(backend: IoBackend, streams: u16) {
     println!("{kills} kills on {backend:?} with {streams} streams, {} steps", next.iter().sum::<u64>());
 }
 
-/// Every acknowledged commit survives the process, with io_uring.
+/// With io_uring, every acknowledged commit survives the kill.
 #[cfg(not(drumlin_portable))]
 #[test]
 fn killed_on_uring() {
     survive(IoBackend::Uring, 1);
 }
 
-/// Every acknowledged commit survives the process, with the portable backend.
+/// With the portable backend, every acknowledged commit survives the kill.
 #[test]
 fn killed_on_portable() {
     survive(IoBackend::Portable, 1);
 }
 
-/// Every acknowledged commit survives the process, with two log streams.
+/// With two log streams, every acknowledged commit survives the kill.
 #[test]
 fn killed_with_two_logs() {
     survive(IoBackend::Auto, 2);

@@ -1,4 +1,4 @@
-//! The lifetime of an open database: what keeps it open, and how it ends.
+//! The lifetime of an open database: the handles that keep it open, and the ways to end it.
 
 use crate::support;
 
@@ -14,7 +14,7 @@ use drumlin_io::Backend;
 use drumlin_io::testing::fault::{EIO, FaultyBackend, Operation};
 use smol::block_on;
 
-/// Returns a database with rows and a large value on a disk of its own, none of them in memory.
+/// Returns a database with rows and a large value, none of which are in memory, on a new disk.
 fn opened() -> (Config, Database, Keyspace) {
     let config = support::small().backend(drumlin_io::in_memory());
     let db = config.open("/db").unwrap();
@@ -29,8 +29,7 @@ fn opened() -> (Config, Database, Keyspace) {
     (config, db, k)
 }
 
-/// Opening, reading and closing a closed database writes nothing but the process number, in the file that people look
-/// at.
+/// Opening, reading and closing a closed database writes only the process number, to the lock file.
 #[test]
 fn reading_a_closed_database_writes_nothing() {
     let faulty = FaultyBackend::new(drumlin_io::in_memory());
@@ -54,8 +53,8 @@ fn reading_a_closed_database_writes_nothing() {
     }
 }
 
-/// A range and a value reader keep the database open after all other handles are gone, also for tasks. After they are
-/// gone too, the folder is free.
+/// A range and a value reader keep the database open after all other handles are dropped, including those of tasks.
+/// After they are dropped too, the folder can be reopened.
 #[test]
 fn readers_keep_the_database_open() {
     let (config, db, k) = opened();
@@ -84,13 +83,14 @@ fn readers_keep_the_database_open() {
     config.open("/db").unwrap();
 }
 
-/// A range ends with its first error, at both ends: rows already fetched from the other end are not returned.
+/// A range ends with its first error, at both ends: rows that were already fetched from the opposite end are not
+/// returned.
 #[test]
 fn a_range_ends_with_its_first_error() {
     for forward in [true, false] {
         let (_, db, k) = opened();
         let mut range = k.iter();
-        // Rows of the leaves at both ends are still fetched when the keyspace is dropped.
+        // Rows of the leaves at both ends have been fetched when the keyspace is dropped.
         range.next().unwrap().unwrap();
         range.next_back().unwrap().unwrap();
         db.drop_keyspace("k").unwrap();
@@ -101,7 +101,7 @@ fn a_range_ends_with_its_first_error() {
     }
 }
 
-/// If two threads close a database at once, both get the same answer, even if closing fails, and nothing committed is
+/// If two threads close a database concurrently, both get the same result, even if closing fails, and no commit is
 /// lost.
 #[test]
 fn closing_twice_has_one_answer() {
@@ -123,8 +123,8 @@ fn closing_twice_has_one_answer() {
     }
 }
 
-/// Closing a database that no longer accepts commits returns an error, by either API and every time. The folder is free
-/// afterwards, and what the log has is there.
+/// Closing a database that no longer accepts commits returns an error, through either API and every time. The folder
+/// can be reopened afterwards, and the commits in the log are there.
 #[test]
 fn closing_after_a_failure_returns_it() {
     for (is_task, log_fails) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -149,8 +149,8 @@ fn closing_after_a_failure_returns_it() {
     }
 }
 
-/// A leaked step of a range keeps the database open, as a leaked range does. It does not keep anyone from closing the
-/// database and opening it again.
+/// A leaked step of a range keeps the database open, as a leaked range does. It does not prevent closing and reopening
+/// the database.
 #[test]
 fn a_leaked_step_of_a_range_is_a_leaked_handle() {
     for forward in [true, false] {
@@ -178,8 +178,8 @@ fn a_leaked_step_of_a_range_is_a_leaked_handle() {
     }
 }
 
-/// A path that names no folder is refused, and nothing is created in the working directory. In memory the path does not
-/// matter.
+/// An empty path is rejected, and no files are created in the working directory. For a database in memory, the path is
+/// irrelevant.
 #[test]
 fn an_empty_path_is_refused() {
     let before = std::fs::read_dir(".").unwrap().count();
@@ -190,7 +190,7 @@ fn an_empty_path_is_refused() {
     Config::in_memory().open("").unwrap();
 }
 
-/// A budget that exceeds the address space is refused at once.
+/// A budget that exceeds the address space is rejected immediately.
 #[test]
 fn a_budget_beyond_all_memory_is_refused() {
     for bytes in [u64::MAX, u64::MAX / 2, 1 << 50, (1 << 40) + 1] {
@@ -199,7 +199,7 @@ fn a_budget_beyond_all_memory_is_refused() {
     }
 }
 
-/// A log segment too long for an index in memory is refused at once, but the documented maximum is not.
+/// A log segment too long for an index in memory is rejected immediately, but the documented maximum is accepted.
 #[test]
 fn a_log_segment_beyond_its_limit_is_refused() {
     for bytes in [u64::MAX - 4095, 1 << 62, 1 << 40, (1 << 30) + 4096] {
@@ -238,8 +238,8 @@ fn rows_are_waited_for_without_a_limit() {
     }
 }
 
-/// A leaked future that waits for a row does not restrict its transaction, and others wait for the row only as long as
-/// the transaction lives.
+/// A leaked future that waits for a row does not restrict its transaction, and other transactions wait for the row only
+/// until that transaction ends.
 #[test]
 fn a_leaked_wait_ends_with_its_transaction() {
     let db = Config::in_memory().memory(8 << 20).open("").unwrap();
@@ -271,7 +271,7 @@ fn a_leaked_wait_ends_with_its_transaction() {
     }
 }
 
-/// A leaked write future does not keep its database open: the folder is free once the handles are gone.
+/// A leaked write future does not keep its database open: the folder can be reopened once the handles are dropped.
 #[test]
 fn a_leaked_write_keeps_no_database_open() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -324,8 +324,8 @@ impl Wake for Woken {
     }
 }
 
-/// A commit that has space in the log but no timestamp yet does not delay closing. It is refused afterwards, and
-/// nothing of it is there when the database is opened again.
+/// A commit that has space in the log but no timestamp yet does not delay closing. It fails afterwards, and has no
+/// effect when the database is reopened.
 #[test]
 fn a_commit_after_closing_has_begun_is_refused() {
     for durability in [Durability::Relaxed, Durability::Full] {
@@ -359,8 +359,8 @@ fn a_commit_after_closing_has_begun_is_refused() {
     }
 }
 
-/// While the checkpoint that closes a database runs, commits are refused and keyspaces are neither created nor dropped.
-/// So the checkpoint covers everything that was acknowledged, and the log may be removed.
+/// While the checkpoint that closes a database is running, commits are refused and keyspaces are neither created nor
+/// dropped. So the checkpoint covers every acknowledged commit, and the log can be removed.
 #[test]
 fn a_database_that_is_being_closed_takes_no_commit() {
     let (disk, config, db, k) = one_row();
@@ -378,7 +378,7 @@ fn a_database_that_is_being_closed_takes_no_commit() {
             std::thread::yield_now();
             result.err()
         });
-        // A drop that is not refused would wait for the checkpoint.
+        // If the drop were not refused, it would wait for the checkpoint.
         let refused = refused.map(|error| [Some(error), again.keyspace("new").err(), again.drop_keyspace("k").err()]);
         disk.release();
         closer.join().unwrap().unwrap();
@@ -391,8 +391,8 @@ fn a_database_that_is_being_closed_takes_no_commit() {
     assert_eq!(db.keyspaces().len(), 1);
 }
 
-/// Commits whose records are in flight when a database is closed are in it, even if the future of one is polled only
-/// afterwards.
+/// Commits whose records are in flight when a database is closed are durable, even if the future of one of them is
+/// polled only afterwards.
 #[test]
 fn commits_in_flight_end_before_the_database_is_closed() {
     let (disk, config, db, k) = one_row();
@@ -420,8 +420,8 @@ fn commits_in_flight_end_before_the_database_is_closed() {
     assert_eq!(k.count(..).unwrap(), 5);
 }
 
-/// A keyspace that is dropped while the database is being closed is gone afterwards exactly if the drop said so. The
-/// drop has space in the log and waits for a checkpoint.
+/// If a keyspace is dropped while the database is being closed, it is gone afterwards if and only if the drop
+/// succeeded. The drop has space in the log and waits for a checkpoint.
 #[test]
 fn a_drop_during_closing_is_whole() {
     let (disk, config, db, k) = one_row();

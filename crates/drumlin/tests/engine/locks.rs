@@ -1,4 +1,4 @@
-//! Row locks as a SQL server uses them: shared ones, waits that others end, who holds and who waits, and new snapshots
+//! Row locks as used by a SQL server: shared locks, interrupted waits, lists of holders and waiters, and new snapshots
 //! for statements.
 
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ fn is_timeout<T>(result: &Result<T, Error>) -> bool {
 
 const LEVELS: [Isolation; 3] = [Isolation::Snapshot, Isolation::Serializable, Isolation::ReadCommitted];
 
-/// Shared locks exclude writers and not each other, at every level, for rows that exist and rows that do not.
+/// Shared locks exclude writers but not each other, at every level, for existing and absent rows.
 #[test]
 fn shared_locks_exclude_writers_only() {
     for isolation in LEVELS {
@@ -53,8 +53,8 @@ fn shared_locks_exclude_writers_only() {
     }
 }
 
-/// A row that a serializable transaction has locked in shared mode can't change before its commit, so the commit
-/// succeeds without validating it. A row that was read without a lock is still validated.
+/// A row that a serializable transaction has locked in shared mode can't change before the transaction's commit, so the
+/// commit succeeds without validating it. A row that was read without a lock is still validated.
 #[test]
 fn a_shared_lock_replaces_validation() {
     let (db, k) = database();
@@ -69,8 +69,8 @@ fn a_shared_lock_replaces_validation() {
     assert!(matches!(other.commit(), Err(Error::Conflict { .. })));
 }
 
-/// If another transaction has changed the row since the snapshot, a shared lock is a conflict like an exclusive one,
-/// and nothing stays locked.
+/// If a different transaction has changed the row since the snapshot, a shared lock conflicts like an exclusive one,
+/// and no lock remains.
 #[test]
 fn a_shared_lock_of_a_changed_row_conflicts() {
     let (db, k) = database();
@@ -82,8 +82,8 @@ fn a_shared_lock_of_a_changed_row_conflicts() {
     assert_eq!(latest.get_for_share(&k, "a").unwrap().as_deref(), Some(&b"1"[..]));
 }
 
-/// Of two transactions that share a lock and both write, one waits and the other has a conflict at once. The first one
-/// then succeeds.
+/// If two transactions share a lock and both write, one waits and the other gets a conflict immediately. The waiting
+/// one then succeeds.
 #[test]
 fn two_upgrades_are_a_deadlock() {
     let (db, k) = database();
@@ -105,7 +105,7 @@ fn two_upgrades_are_a_deadlock() {
     assert_eq!(k.get("a").unwrap().as_deref(), Some(&b"1"[..]));
 }
 
-/// A future that was waiting for an upgrade and is dropped or leaked leaves the shared lock, which is released once.
+/// If a future that waits for an upgrade is dropped or leaked, the shared lock remains and is released exactly once.
 #[test]
 fn a_dropped_upgrade_keeps_the_shared_lock() {
     for is_leaked in [false, true] {
@@ -131,7 +131,8 @@ fn a_dropped_upgrade_keeps_the_shared_lock() {
     }
 }
 
-/// Another thread ends a wait, of blocking calls and of tasks. The transaction keeps its changes and goes on.
+/// A different thread can interrupt a wait, of blocking calls and of tasks. The transaction keeps its changes and
+/// continues.
 #[test]
 fn waits_are_interrupted() {
     for is_task in [false, true] {
@@ -155,7 +156,7 @@ fn waits_are_interrupted() {
             let text = result.unwrap_err().to_string();
             assert!(text.contains("b\"a\"") && text.contains("\"k\""), "{text}");
         });
-        // A request while nothing waits ends the next wait, and only that.
+        // An interrupt while no call is waiting ends the next wait, but no later one.
         interrupter.interrupt();
         assert!(matches!(tx.insert(&k, "a", "2"), Err(Error::Interrupted { .. })));
         tx.set_lock_timeout(Duration::from_millis(1));
@@ -168,7 +169,7 @@ fn waits_are_interrupted() {
     }
 }
 
-/// `locks` names holders and waiters in order, and the hook is called with them before each wait.
+/// `locks` lists holders and waiters in order, and the hook is called with them before each wait.
 #[test]
 fn holders_and_waiters_are_named() {
     let folder = Folder::new();
@@ -217,8 +218,8 @@ fn holders_and_waiters_are_named() {
     );
 }
 
-/// A new snapshot sees newer commits, and keeps changes, locks, savepoints and open ranges. Rows that others changed
-/// before it are no conflict, rows changed after it are.
+/// A new snapshot sees newer commits, and keeps changes, locks, savepoints and open ranges. Rows changed by other
+/// transactions before the new snapshot are not a conflict, but rows changed after it are.
 #[test]
 fn a_snapshot_is_renewed() {
     let (db, k) = database();
@@ -250,7 +251,7 @@ fn a_snapshot_is_renewed() {
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
 }
 
-/// After its snapshot was ended, a transaction takes a new one and goes on with its changes.
+/// After its snapshot was ended, a transaction can take a new one and continue with its changes.
 #[test]
 fn a_transaction_outlives_its_snapshot() {
     let folder = Folder::new();

@@ -1,7 +1,7 @@
-//! Tests of the library through its public API. The head of each file says what it tests.
+//! Tests of the library through its public API. The comment at the top of each file describes its tests.
 //!
-//! They are one program, which is linked once. Tests that change or measure their process (forks, limits, the working
-//! directory) run in a process of their own: [`support::alone`].
+//! They are a single program, so they are linked only once. Tests that change or measure their process (forks, limits,
+//! the working directory) run in a separate process: [`support::alone`].
 
 mod aggregates;
 mod asynchronous;

@@ -1,5 +1,5 @@
-//! Many rows take few disk reads: one per leaf for rows of ordinary size, and one for many neighbours for longer
-//! values.
+//! Reading many rows takes few disk reads: one per leaf for rows of ordinary size, and one for many neighbouring values
+//! if they are longer.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ fn value(number: u32, length: usize) -> Vec<u8> {
     Random(u64::from(number) + 1).bytes(length)
 }
 
-/// Returns a database with rows of this length, inserted in key order. It was closed and reopened without warm start,
-/// so nothing is in memory.
+/// Returns a database with rows of this length, inserted in key order. It has been closed and reopened without warm
+/// start, so none of its pages are in memory.
 fn stage(length: usize) -> (Database, Keyspace) {
     let backend: Arc<dyn Backend> = drumlin_io::in_memory();
     let open = || {
@@ -80,11 +80,11 @@ fn values_outside_of_leaves_are_read_together() {
         let found = smol::block_on(keyspace.get_many_async(&keys)).unwrap();
         numbers.clone().zip(found).for_each(|(number, found)| check(number, &found.unwrap()));
     });
-    // Reads of tasks are not merged: one for each value, and none twice.
+    // Reads of tasks are not merged: there is one for each value, and no value is read twice.
     assert!(reads <= 300, "{reads} reads of 256 values");
 }
 
-/// A row of 1 KiB is stored in its leaf and takes one read once the nodes above are in memory.
+/// A row of 1 KiB is stored in its leaf and takes one read if the inner nodes are in memory.
 #[test]
 fn a_row_of_one_kib_is_one_read() {
     let (db, keyspace) = stage(1_024);
@@ -94,6 +94,6 @@ fn a_row_of_one_kib_is_one_read() {
             assert_eq!(keyspace.get(number.to_be_bytes()).unwrap().unwrap(), value(number, 1_024));
         }
     });
-    // Nodes of the lowest inner level have over a hundred leaves each.
+    // Inner nodes of the lowest level have over a hundred leaves each.
     assert!(reads <= 19 + 12, "{reads} reads of 19 rows");
 }

@@ -1,7 +1,7 @@
-//! Resident memory stays within the budget, whatever is done.
+//! Resident memory stays within the budget under any workload.
 //!
-//! Each test runs in a process of its own, whose anonymous memory (`RssAnon`) is sampled every millisecond. It may
-//! grow, beyond the memory that the test itself holds, by the budget and an allowance ([`allowance_bytes`]).
+//! Each test runs in a separate process, whose anonymous memory (`RssAnon`) is sampled every millisecond. Apart from
+//! the memory of the test itself, it may grow by at most the budget and an allowance ([`allowance_bytes`]).
 #![cfg(target_os = "linux")]
 
 use crate::support;
@@ -21,21 +21,22 @@ use support::{Folder, Random, copy_folder, number};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns `true` under a sanitizer (`scripts/sanitize`), which takes memory and time of its own.
+/// Returns `true` under a sanitizer (`scripts/sanitize`), which needs additional memory and time.
 fn is_sanitized() -> bool {
     std::env::var_os("DRUMLIN_TEST_SANITIZED").is_some()
 }
 
-/// Returns the bytes that a process may take beyond the budget. They cover the stacks of the database's dozen threads,
-/// free memory that the allocator retains between used parts (a sixteenth), and handles, which belong to the program.
-/// Under a sanitizer, which keeps data about every byte, only the database's own figure is checked.
+/// Returns the number of bytes that a process may take in addition to the budget. They cover the stacks of the
+/// database's dozen threads, free memory that the allocator retains between used parts (a sixteenth), and handles,
+/// whose memory counts as the program's. Under a sanitizer, which keeps data about every byte, only the database's own
+/// figure is checked.
 fn allowance_bytes(budget: u64) -> u64 {
     if is_sanitized() { u64::MAX / 2 } else { 2 * MIB + budget / 16 }
 }
 
-/// Runs a test in a process of its own, with one heap for all threads and large buffers outside of it. Otherwise glibc
-/// raises its threshold for large buffers as they are freed and retains free memory between them, as much as the budget
-/// if that is 8 MiB. Memory that the allocator retains is not under test.
+/// Runs a test in a separate process, with one heap for all threads and with large buffers outside of the heap.
+/// Otherwise glibc raises its threshold for large buffers as they are freed and retains free memory between them, as
+/// much as the budget if that is 8 MiB. Memory that the allocator retains is not under test.
 fn alone(test: &str, body: impl FnOnce()) {
     support::alone(test, &[("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536")], body);
 }
@@ -46,7 +47,7 @@ fn resident_bytes() -> u64 {
     line.split_ascii_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Returns the largest mappings of anonymous memory, to help find the cause of an excess.
+/// Returns the largest anonymous mappings, which help to find the cause of an excess.
 fn largest_mappings() -> String {
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let mut found: Vec<(u64, String)> = Vec::new();
@@ -65,7 +66,7 @@ fn largest_mappings() -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Samples the resident memory, and how much of it belongs to the test.
+/// Samples the resident memory, and the part of it that belongs to the test.
 struct Meter {
     budget: u64,
     before: u64,
@@ -137,7 +138,7 @@ fn fill(db: &Database, keyspace: &Keyspace, rows: u64, value_bytes: usize) {
     }
 }
 
-/// Returns `true` for the documented error of a part of the budget that is in use, whose recourse is to retry.
+/// Returns `true` for the documented error about a part of the budget that is in use. Its recourse is to retry.
 fn is_refused<T>(result: &Result<T, Error>) -> bool {
     let Err(error @ Error::MemoryInUse { .. }) = result else { return false };
     assert_eq!(error.recourse(), drumlin::Recourse::Retry);
@@ -169,14 +170,14 @@ fn open_transactions_stay_within_the_budget() {
             open.push(tx);
         }
         assert!(refused > 0);
-        // A transaction that ends makes room for others.
+        // When a transaction ends, it makes room for others.
         open.remove(0).commit().unwrap();
         open.last_mut().unwrap().insert(&keyspace, b"more", vec![1; 2000]).unwrap();
         meter.check(&db, "open transactions");
     });
 }
 
-/// The reads of all open serializable transactions together are limited too.
+/// The reads of all open serializable transactions together are also limited.
 #[test]
 fn serializable_readers_stay_within_the_budget() {
     alone("memory::serializable_readers_stay_within_the_budget", || {
@@ -204,8 +205,8 @@ fn serializable_readers_stay_within_the_budget() {
     });
 }
 
-/// Versions count with their full size, including those that no snapshot needs. In large pages the version of one row
-/// may be as large as a whole small page.
+/// Versions count at their full size, including those that no snapshot needs. With large pages, the version of one row
+/// can be as large as a whole small page.
 #[test]
 fn versions_stay_within_the_budget() {
     alone("memory::versions_stay_within_the_budget", || {
@@ -230,7 +231,7 @@ fn versions_stay_within_the_budget() {
     });
 }
 
-/// Frames of every size have headers, which count.
+/// Frames of every size have headers, which count towards the budget.
 #[test]
 fn headers_of_all_page_sizes_stay_within_the_budget() {
     alone("memory::headers_of_all_page_sizes_stay_within_the_budget", || {
@@ -246,7 +247,7 @@ fn headers_of_all_page_sizes_stay_within_the_budget() {
     });
 }
 
-/// Commits of many leaves, on more threads than memory suffices for, all make progress: a commit reserves its memory
+/// Commits of many leaves make progress on more threads than the memory is sufficient for: a commit reserves its memory
 /// before it holds any.
 #[test]
 fn commits_of_many_leaves_do_not_starve_each_other() {
@@ -265,7 +266,7 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
                 let began = Instant::now();
                 let mut tx = db.begin().unwrap();
                 for row in 0..16 {
-                    // Rows of its own, so that no thread waits for a row.
+                    // Each thread uses different rows, so that no thread waits for a row.
                     let row_key = key((random.below(750) + row * 750) / THREADS * THREADS + thread);
                     tx.insert(&keyspace, row_key, random.bytes(1000)).unwrap();
                 }
@@ -285,7 +286,7 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
     });
 }
 
-/// Does random work until a deadline: open transactions, serializable readers, snapshots, rows of all sizes, dropped
+/// Makes random calls until a deadline: open transactions, serializable readers, snapshots, rows of all sizes, dropped
 /// futures, scans.
 fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
     let mut random = Random(seed);
@@ -300,7 +301,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
             10..60 => 2000,
             _ => 100,
         };
-        // Memory in use is a passing condition; a transaction that is too large ends.
+        // That memory is in use is a temporary condition; a transaction that is too large ends.
         let done = match random.below(12) {
             0..3 => keyspace.insert_with(row, random.bytes(length), Durability::Relaxed),
             3 => keyspace.remove(row),
@@ -317,7 +318,8 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
                 let at = random.below(open.len() as u64) as usize;
                 let tx = &mut open[at];
                 let done = (0..random.below(300)).try_for_each(|_| {
-                    // Rows of this thread only: a plain write would wait for the row of an open transaction.
+                    // Use only rows of this thread, because a plain write would wait for the row of an open
+                    // transaction.
                     let row = key(1 << 40 | random.below(20_000));
                     tx.get(keyspace, key(random.below(20_000)))?;
                     tx.insert(keyspace, row, random.bytes(100))
@@ -360,7 +362,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
     }
 }
 
-/// Random work by several threads, with budgets and page sizes drawn from seeds.
+/// Random calls by several threads, with budgets and page sizes drawn from seeds.
 #[test]
 fn random_work_stays_within_the_budget() {
     alone("memory::random_work_stays_within_the_budget", || {
@@ -389,7 +391,7 @@ fn random_work_stays_within_the_budget() {
     });
 }
 
-/// A source of this many bytes of noise.
+/// A source of this many random bytes.
 struct Source {
     left: usize,
     random: Random,
@@ -404,11 +406,11 @@ impl std::io::Read for Source {
     }
 }
 
-/// Many values written and read as streams at once: the buffers for their chunks are limited. Writers wait for each
-/// other, and readers buffer less of a chunk each.
+/// If many values are written and read as streams concurrently, the buffers for their chunks are limited. Writers wait
+/// for each other, and readers buffer a smaller part of a chunk each.
 #[test]
 fn streams_of_values_stay_within_the_budget() {
-    // A writer waits at most ten seconds for others, however slow they are.
+    // A writer waits at most ten seconds for other writers, however slow they are.
     let streams: u64 = if is_sanitized() { 50 } else { 200 };
     const VALUE_BYTES: usize = 700_000;
     alone("memory::streams_of_values_stay_within_the_budget", || {
@@ -441,8 +443,8 @@ fn streams_of_values_stay_within_the_budget() {
     });
 }
 
-/// A scan of value readers reads no value on its own. Rows of 32 MiB pass through a budget of 8 MiB, forwards and
-/// backwards, as do short rows among them and those that a transaction wrote.
+/// A scan of value readers does not read values by itself. Rows of 32 MiB pass through a budget of 8 MiB, forwards and
+/// backwards, as do short rows among them and rows that a transaction wrote.
 #[test]
 fn rows_of_any_size_stay_within_the_budget() {
     const VALUE_BYTES: usize = 32 << 20;
@@ -480,8 +482,8 @@ fn rows_of_any_size_stay_within_the_budget() {
     });
 }
 
-/// A large value that a call returns is in memory only once, also when read into a vector: the process takes the budget
-/// and the value.
+/// A large value returned by a call is in memory only once, also if it is read into a vector: the process takes the
+/// budget plus the value.
 #[test]
 fn a_large_value_is_in_memory_once() {
     const VALUE_BYTES: usize = 64 << 20;
@@ -537,7 +539,7 @@ fn open_scans_stay_within_the_budget() {
                 open.push(range);
             }
             if number % 10 == 0 {
-                // A scan keeps the state that it began with.
+                // A scan keeps the write set that it began with.
                 let before = tx.iter(&empty);
                 tx.remove(&empty, key(number << 32)).unwrap();
                 let count = tx.count(&empty, ..);
@@ -553,13 +555,13 @@ fn open_scans_stay_within_the_budget() {
     });
 }
 
-/// A killed database recovers within the budget from a log of many streams, read in parallel, with records of any
-/// length. So it does with fewer streams than before, and while it is examined or checked.
+/// A killed database recovers within the budget from a log of many streams, which are read in parallel, with records of
+/// any length. The same is true with fewer streams than before, and while the database is examined or checked.
 #[test]
 fn recovery_stays_within_the_budget() {
     const STREAMS: u64 = 16;
     const ROWS: u64 = 12;
-    // Up to 26,000 bytes: nearly the maximum for such a stream, and longer than one read.
+    // Use up to 26,000 bytes: nearly the maximum for such a stream, and longer than one read.
     let value = |row: u64| Random(row).bytes(4_000 + 2_000 * (row as usize % ROWS as usize));
     alone("memory::recovery_stays_within_the_budget", || {
         let (folder, killed) = (Folder::new(), Folder::new());
@@ -586,7 +588,7 @@ fn recovery_stays_within_the_budget() {
         copy_folder(&folder.path(), &killed.path());
         drop((keyspace, db));
         for streams in [1, STREAMS as u16] {
-            // The allocator may have retained what the first opening took.
+            // The allocator may have retained the memory of the first opening.
             let meter = Meter { before, ..Meter::new(8 * MIB) };
             let examined = config(streams).examine(killed.path()).unwrap();
             assert!(examined.corruption.is_empty(), "{examined:?}");
@@ -603,8 +605,8 @@ fn recovery_stays_within_the_budget() {
     });
 }
 
-/// A transaction whose writes take nearly all the memory it may have continues while one of its scans is open: there is
-/// room for the copy that the scan refers to.
+/// A transaction whose writes take nearly all the memory that it can have continues while one of its scans is open:
+/// there is room for the copy that the scan refers to.
 #[test]
 fn a_large_transaction_writes_while_its_scan_is_open() {
     for budget in [8 * MIB, 64 * MIB] {
@@ -612,8 +614,8 @@ fn a_large_transaction_writes_while_its_scan_is_open() {
         let keyspace = db.keyspace("k").unwrap();
         let mut tx = db.begin().unwrap();
         let mut rows = 0;
-        // The vectors of the write set grow by a quarter at a time, so at the last step it has most of what it may
-        // have.
+        // The vectors of the write set grow by a quarter at a time, so after the last step it has most of the memory
+        // that it can have.
         while tx.insert(&keyspace, key(rows), [1; 100]).is_ok() {
             rows += 1;
         }
@@ -628,15 +630,15 @@ fn a_large_transaction_writes_while_its_scan_is_open() {
     }
 }
 
-/// Any number of plain writes may wait for rows as tasks, with the longest keys, some without having noticed that the
-/// row is theirs. Writes without memory for their locks wait in turn, and each one finishes.
+/// Any number of plain writes can wait for rows as tasks, with the longest keys, and some of them have been granted the
+/// row without noticing. Writes without memory for their locks wait in turn, and each of them finishes.
 #[test]
 fn plain_writes_that_wait_stay_within_the_budget() {
     const KEY_BYTES: usize = 16_000;
     const ROWS: usize = 4000;
     alone("memory::plain_writes_that_wait_stay_within_the_budget", || {
         let folder = Folder::new();
-        // Keys overlap, so that the test itself stores few bytes.
+        // The keys overlap, so that the test itself stores few bytes.
         let bytes = Random(1).bytes(KEY_BYTES + ROWS);
         let key = |row: usize| &bytes[row..row + KEY_BYTES];
         let db = Config::new().memory(8 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
@@ -661,7 +663,7 @@ fn plain_writes_that_wait_stay_within_the_budget() {
                 let poll = write.as_mut().map(|write| write.as_mut().poll(&mut context));
                 match poll {
                     Some(std::task::Poll::Ready(Ok(()))) => *write = None,
-                    // On a busy machine, others may take longer than the ten seconds for which a write waits.
+                    // On a busy machine, other writes may take longer than the ten seconds for which a write waits.
                     Some(std::task::Poll::Ready(Err(Error::MemoryInUse { .. }))) => {
                         *write = Some(Box::pin(keyspace.insert_async(key(row), b"")));
                     }
@@ -675,8 +677,8 @@ fn plain_writes_that_wait_stay_within_the_budget() {
     });
 }
 
-/// A snapshot's scan in either direction yields all rows of its time after most have been removed. Then few leaves hold
-/// all old versions, and the scan reads these in parts.
+/// A snapshot's scan in either direction returns all rows of its time after most of them have been removed. Few leaves
+/// then hold all old versions, and the scan reads the versions in parts.
 #[test]
 fn a_scan_of_removed_rows_sees_them_all() {
     const ROWS: u64 = 2000;
@@ -713,7 +715,7 @@ fn a_scan_of_removed_rows_sees_them_all() {
     assert_eq!(now, (0..ROWS).step_by(100).map(|number| key(number).to_vec()).collect::<Vec<_>>());
 }
 
-/// Counts the rows whose values are not below a limit.
+/// Counts the rows whose values are at or above a limit.
 struct NotBelow(u64);
 
 impl Reducer for NotBelow {
@@ -743,7 +745,7 @@ impl Reducer for NotBelow {
     }
 }
 
-/// Reducers may have any number of names, as parameterised ones do; the states of only a few are kept.
+/// Reducers can have any number of names, as parameterised ones do; only the states of a few reducers are kept.
 #[test]
 fn reducers_of_many_names_stay_within_the_budget() {
     const ROWS: u64 = 2_000;
@@ -761,8 +763,8 @@ fn reducers_of_many_names_stay_within_the_budget() {
     });
 }
 
-/// Hundreds of tasks ask for ranks and aggregates while an older snapshot keeps many changes from being folded. None of
-/// them copies the list of changes.
+/// Hundreds of tasks request ranks and aggregates while an older snapshot keeps many changes from being folded. None of
+/// the tasks copies the list of changes.
 #[test]
 fn concurrent_seeks_and_aggregates_stay_within_the_budget() {
     const ROWS: u64 = 120_000;
@@ -786,7 +788,7 @@ fn concurrent_seeks_and_aggregates_stay_within_the_budget() {
         for (count, number) in numbers.iter().filter(|number| *number % 2 == 1).enumerate() {
             keyspace.insert_with(long_key(*number), b"new", Durability::Relaxed).unwrap();
             if count % 200 == 0 {
-                // Ask regularly: kept counts whose list grows without being asked are discarded.
+                // Count regularly, because kept counts are discarded if their list grows without a count.
                 assert_eq!(keyspace.len().unwrap(), ROWS + count as u64 + 1);
             }
         }
@@ -809,7 +811,7 @@ fn concurrent_seeks_and_aggregates_stay_within_the_budget() {
             let (found, _) = smol::block_on(call).unwrap().expect("there are more rows");
             assert_eq!(&found[..], long_key(numbers[place as usize]), "row {place}");
         }
-        // Each of these reads all changed leaves, so a few are enough.
+        // Each of these aggregates reads all changed leaves, so a few are enough.
         for (place, call) in sums.into_iter().take(5) {
             assert_eq!(smol::block_on(call).unwrap(), numbers.len() as u64 - place, "from row {place} on");
         }
@@ -848,8 +850,8 @@ impl Reducer for Bytes {
     }
 }
 
-/// Aggregates read values of all lengths on many threads at once. Only one long value at a time is in memory, and of a
-/// value whose beginning is enough for the reducer, only that.
+/// Aggregates read values of all lengths on many threads concurrently. Only one long value at a time is in memory, and
+/// if a value's beginning is enough for the reducer, only that part is.
 #[test]
 fn aggregates_of_large_values_stay_within_the_budget() {
     const THREADS: u64 = 12;
@@ -894,7 +896,7 @@ fn aggregates_of_large_values_stay_within_the_budget() {
     });
 }
 
-/// A large value that a task adds to a bulk load is written directly, and the load holds one chunk of it.
+/// A large value that a task adds to a bulk load is written directly, and the load holds only one chunk of it.
 #[test]
 fn large_values_of_tasks_are_loaded_within_the_budget() {
     const VALUE_BYTES: usize = 100 << 20;
@@ -964,8 +966,8 @@ fn fill_and_read(db: &Database, rows: u64, value_bytes: usize) {
     }
 }
 
-/// Prints the resident memory next to the figure of `stats`, with the default allocator and with two heaps. This shows
-/// the memory that the allocator retains. It fails only if a workload fails.
+/// Prints the resident memory next to the figure of `stats`, with the default allocator and with two heaps. The
+/// difference is the memory that the allocator retains. The test fails only if a workload fails.
 #[test]
 #[ignore = "a measurement"]
 fn allocators() {

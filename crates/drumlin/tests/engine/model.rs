@@ -1,4 +1,4 @@
-//! The database gives the same answers as an ordered map.
+//! The database returns the same results as an ordered map.
 
 use crate::support;
 
@@ -63,7 +63,7 @@ fn compare_range(keyspace: &Keyspace, model: &Model, random: &mut Random) {
     assert!(scan.next().is_none() && scan.next_back().is_none());
 }
 
-/// A database of two keyspaces, and the maps that it must equal.
+/// A database with two keyspaces, and the maps that they must equal.
 struct World {
     db: Database,
     keyspaces: Vec<Keyspace>,
@@ -81,7 +81,7 @@ impl World {
         World { folder, db, keyspaces, models: Default::default(), random: Random(seed) }
     }
 
-    /// Closes or drops the database, opens it again and finds all rows.
+    /// Closes or drops the database, reopens it, and finds all rows.
     fn reopened(self) -> World {
         let World { folder, db, keyspaces, models, mut random } = self;
         drop(keyspaces);
@@ -119,7 +119,7 @@ impl World {
         assert_eq!(found, self.models[which].get(&key).cloned());
     }
 
-    /// A transaction sees its own writes in both keyspaces; it is committed, or leaves nothing.
+    /// A transaction sees its own writes in both keyspaces; it is committed, or has no effect.
     fn transaction(&mut self) {
         let options = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
         let mut tx = self.db.begin_with(options).unwrap();
@@ -128,7 +128,7 @@ impl World {
             let which = self.random.below(2) as usize;
             let key = key(&mut self.random);
             if self.random.chance(70) {
-                // The smallest budget limits a transaction to a quarter of a megabyte; large values don't count.
+                // The smallest budget limits a transaction to a quarter of a megabyte, not counting large values.
                 let mut value = value(&mut self.random);
                 if (3000..100_000).contains(&value.len()) {
                     value.truncate(3000);
@@ -188,7 +188,7 @@ fn run(seed: u64, steps: u64) {
     }
 }
 
-/// Random calls, transactions, checkpoints, compactions and reopenings leave the rows of the map.
+/// After random calls, transactions, checkpoints, compactions and reopenings, the rows equal those of the map.
 #[test]
 fn a_database_behaves_like_a_map() {
     let seeds: u64 = std::env::var("DRUMLIN_TEST_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
@@ -200,7 +200,7 @@ fn a_database_behaves_like_a_map() {
     });
 }
 
-/// A database in memory works the same way.
+/// An in-memory database behaves in the same way.
 #[test]
 fn a_database_in_memory_works() {
     let db: Database = drumlin::Config::in_memory().memory(8 << 20).open("").unwrap();
@@ -212,7 +212,7 @@ fn a_database_in_memory_works() {
 }
 
 /// Compacting lengthens the file by at most the segment of its last checkpoint, and brings it near the size of the live
-/// data, however few segments are sparse. Repeating it adds nothing.
+/// data, even if only few segments are sparse. Repeating it does not lengthen the file.
 #[test]
 fn compacting_never_lengthens_the_file() {
     let folder = Folder::new();

@@ -1,4 +1,4 @@
-//! Old versions of rows that outgrow memory: snapshots keep their view, from a file that is created and removed as
+//! Old versions of rows that outgrow memory: snapshots keep their view, with a file that is created and removed as
 //! needed.
 
 use std::ops::Bound;
@@ -15,7 +15,7 @@ fn key(number: u64) -> Vec<u8> {
     format!("row {number:08}").into_bytes()
 }
 
-/// Returns a configuration with little memory for old versions, whose commits return at once.
+/// Returns a configuration with little memory for old versions, whose commits return without waiting for a sync.
 fn config() -> Config {
     Config::new()
         .memory(8 * MIB)
@@ -25,7 +25,7 @@ fn config() -> Config {
         .version_disk_bytes(1 << 30)
 }
 
-/// Puts, replaces and removes random rows, sometimes many neighbours, so that leaves split and merge.
+/// Puts, replaces and removes random rows, sometimes many neighbouring ones, so that leaves split and merge.
 struct Writer {
     random: Random,
     key_count: u64,
@@ -75,7 +75,7 @@ impl Writer {
     }
 }
 
-/// Compares a snapshot with the model by every way of reading.
+/// Compares a snapshot with the model through every kind of read.
 fn compare(snapshot: &Snapshot, k: &Keyspace, model: &Model, random: &mut Random) {
     let rows = |(key, value): (Value, Value)| (key.to_vec(), value.to_vec());
     let mut expected = model.clone().into_iter();
@@ -115,7 +115,7 @@ fn versions_file(folder: &Folder) -> std::path::PathBuf {
     folder.path().join("versions")
 }
 
-/// Waits until a thread of the database makes a condition true.
+/// Waits until the database's background threads make a condition true.
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {
@@ -124,8 +124,8 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Snapshots of several ages keep seeing their rows after changes of many times the memory for versions, across splits
-/// and merges. The file is removed with the last of them.
+/// Snapshots of several ages still see their rows after changes that take many times the memory for versions, across
+/// splits and merges. The file is removed with the last of the snapshots.
 #[test]
 fn snapshots_outlive_the_memory_for_their_versions() {
     let folder = Folder::new();
@@ -145,7 +145,7 @@ fn snapshots_outlive_the_memory_for_their_versions() {
     for (snapshot, then) in &snapshots {
         compare(snapshot, &k, then, &mut random);
     }
-    // The oldest snapshot and some between others end first.
+    // The oldest snapshot and some of the middle ones end first.
     for index in [0, 1, 1, 0] {
         snapshots.remove(index);
         (0..1_500).for_each(|_| writer.change(&db, &k, &mut model));
@@ -164,7 +164,7 @@ fn snapshots_outlive_the_memory_for_their_versions() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Updates random rows of `numbers`, each in a commit of its own, until versions were spilled.
+/// Updates random rows of `numbers`, each in a separate commit, until versions have been spilled.
 fn spill(db: &Database, k: &Keyspace, numbers: std::ops::Range<u64>) {
     let mut random = Random(1);
     let before = db.stats().version_disk_bytes;
@@ -180,7 +180,7 @@ fn spill(db: &Database, k: &Keyspace, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// Old versions are spilled before they fill their memory, however often checkpoints drop others.
+/// Old versions are spilled before they fill their memory, no matter how often checkpoints drop other versions.
 #[test]
 fn checkpoints_do_not_postpone_spills() {
     let folder = Folder::new();
@@ -200,7 +200,7 @@ fn checkpoints_do_not_postpone_spills() {
     assert_eq!(snapshot.get(&k, key(0)).unwrap().as_deref(), Some(&[7; 200][..]));
 }
 
-/// While an old snapshot is open, writers conflict with spilled changes, and with nothing else. Unchanged rows in the
+/// While an old snapshot is open, writers conflict with spilled changes, and with no other rows. Unchanged rows in the
 /// leaf of a changed one can be written, and serializable transactions that read only such rows can commit.
 #[test]
 fn conflicts_with_spilled_changes_are_found() {
@@ -219,7 +219,7 @@ fn conflicts_with_spilled_changes_are_found() {
         }
     }
     wait_until("versions are spilled", || db.stats().version_disk_bytes > 0);
-    // A serializable commit during a spill ends with a conflict.
+    // A serializable commit during a spill fails with a conflict.
     wait_until("no more are spilled", || db.stats().version_bytes < MIB / 2);
     assert!(matches!(first.insert(&k, key(100), "mine"), Err(Error::Conflict { .. })));
     second.insert(&k, key(101), "mine").unwrap();
@@ -235,7 +235,7 @@ fn conflicts_with_spilled_changes_are_found() {
     assert_eq!(k.get(key(3_003)).unwrap().unwrap(), [7; 40]);
 }
 
-/// If no space on disk is allowed, old versions end the oldest snapshot, and new commits continue.
+/// If no disk space is allowed for old versions, they end the oldest snapshot, and new commits continue.
 #[test]
 fn without_disk_the_oldest_snapshot_ends() {
     let folder = Folder::new();
@@ -251,7 +251,7 @@ fn without_disk_the_oldest_snapshot_ends() {
     assert!(!versions_file(&folder).exists());
 }
 
-/// The limit on disk is kept approximately: the snapshot that would need more ends, and writers continue.
+/// The disk limit is kept approximately: the snapshot that would need more space ends, and writers continue.
 #[test]
 fn a_limit_on_disk_ends_the_oldest_snapshot() {
     const LIMIT: u64 = MIB;
@@ -277,8 +277,8 @@ fn a_limit_on_disk_ends_the_oldest_snapshot() {
     let text = error.to_string();
     assert!(text.contains("on disk, and Config::version_disk_bytes allows 1048576. Take a new snapshot"), "{text}");
     assert_eq!(db.stats().snapshots_ended, 1);
-    // A spill begins below the limit and writes less than 1 MiB; a merge writes a copy of the runs before it drops
-    // them.
+    // A spill begins below the limit and writes less than 1 MiB; a merge writes a copy of the runs before it drops the
+    // runs.
     assert!(most < 2 * (LIMIT + MIB), "{most} bytes on disk");
     wait_until("the file goes", || {
         db.checkpoint().unwrap();
@@ -300,7 +300,7 @@ fn large_values_live_as_long_as_they_are_seen() {
     (0..10).for_each(|number| k.insert(key(number), film(number + 100)).unwrap());
     (10..15).for_each(|number| k.remove(key(number)).unwrap());
     spill(&db, &k, 1_000..4_000);
-    // If values were freed too early, other values would have their pages by now.
+    // If values were freed too early, their pages would be used by other values by now.
     (0..10).for_each(|number| k.insert(key(number), film(number + 200)).unwrap());
     spill(&db, &k, 1_000..4_000);
     db.checkpoint().unwrap();
@@ -318,8 +318,8 @@ fn large_values_live_as_long_as_they_are_seen() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// A file that a kill has left is removed at the next opening. A foreign file of that name stays as it is, and old
-/// snapshots end early. A database that went through both is sound.
+/// A file left by a kill is removed at the next opening. A foreign file of that name stays unchanged, and old snapshots
+/// end early. A database after both events is undamaged.
 #[test]
 fn a_file_that_is_left_goes_and_a_foreign_one_stays() {
     let folder = Folder::new();
@@ -353,7 +353,7 @@ fn a_file_that_is_left_goes_and_a_foreign_one_stays() {
     assert_eq!(std::fs::read(versions_file(&folder)).unwrap(), b"somebody's");
 }
 
-/// Stops the writers of a test, even if it fails.
+/// Stops the writers of a test when the test ends, even if it fails.
 struct Stops<'s>(&'s std::sync::atomic::AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -362,7 +362,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Scans of all rows and single reads, while writers never pause, see one state and never end early.
+/// Scans of all rows and single reads see a consistent snapshot and never end early while writers run without pause.
 #[test]
 fn readers_survive_writers() {
     const ROWS: u64 = 6_000;
@@ -416,7 +416,7 @@ fn k_rows(snapshot: &Snapshot, k: &Keyspace) -> Vec<(Value, Value)> {
     snapshot.iter(k).collect::<drumlin::Result<_>>().unwrap()
 }
 
-/// Updates rows until a snapshot is ended.
+/// Updates rows until the database ends a snapshot.
 fn end_a_snapshot(db: &Database, k: &Keyspace) {
     let before = db.stats().snapshots_ended;
     for round in 0..400 {
@@ -475,8 +475,8 @@ fn read_committed_scans_go_on() {
     assert!(text.contains("bytes of memory for versions"), "{text}");
 }
 
-/// A transaction whose snapshot is ended again and again is given up after three runs, or after the time that its
-/// options set.
+/// If the snapshots of a transaction are ended repeatedly, `transact` gives up after three runs, or after the time set
+/// in its options.
 #[test]
 fn transact_gives_up_on_reads_that_end() {
     let folder = Folder::new();
@@ -515,7 +515,7 @@ fn commits_wait_for_a_snapshot_to_end() {
     assert_eq!(db.stats().snapshots_ended, 0);
 }
 
-/// A commit whose own thread holds the snapshot that it waits for fails after a while, and loses nothing else.
+/// A commit that waits for a snapshot that its own thread holds fails after a while, and no other commit is lost.
 #[test]
 fn a_delayed_commit_fails_in_the_end() {
     let config = config().version_disk_bytes(MIB).version_overflow(VersionOverflow::DelayCommits);

@@ -1,12 +1,12 @@
 //! Power cuts at every moment, on a simulated disk whose unsynced writes may vanish or be torn.
 //!
-//! A scripted workload runs once, and its changes of the disk are recorded. The disk is then rebuilt as a cut after any
+//! A scripted workload runs once, and its changes to the disk are recorded. The disk is then rebuilt as a cut after any
 //! write or sync may leave it. The rebuilt disk is opened, verified, written to, and cut again, also in the middle of
 //! its recovery.
 //!
-//! Quick by default. `DRUMLIN_TEST_CUTS` is the number of first cuts per configuration (default 40),
-//! `DRUMLIN_TEST_SEED` the seed of the random choices. A failure names the seed and the cut; with `DRUMLIN_TEST_TRACE`
-//! it prints what was done before.
+//! The tests are quick by default. `DRUMLIN_TEST_CUTS` is the number of first cuts per configuration (default 40), and
+//! `DRUMLIN_TEST_SEED` is the seed of the random choices. A failure reports the seed and the cut; with
+//! `DRUMLIN_TEST_TRACE` it also prints the preceding operations.
 
 use crate::support;
 
@@ -19,14 +19,14 @@ use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium};
 use support::workload::{Ack, Workload, disturb};
 use support::{Random, number, small};
 
-/// Noted when the keyspaces of the workload exist.
+/// The note that the keyspaces of the workload exist.
 const PREPARED: u64 = u64::MAX;
 
 fn config(disk: &Disk, streams: u16) -> Config {
     small().log_streams(streams).checkpoint_log_bytes(256 << 10).backend(disk.backend())
 }
 
-/// Notes of acknowledgements, each with the number of disk changes before it.
+/// Acknowledgements, each with the number of disk changes made before it.
 #[derive(Default)]
 struct Notes(Mutex<Vec<(u64, u64)>>);
 
@@ -36,7 +36,7 @@ impl Notes {
     }
 }
 
-/// One life of a disk, and what had been acknowledged before it.
+/// One session on a disk, and the acknowledgements from before it.
 struct Session {
     start: Medium,
     end: Medium,
@@ -47,7 +47,7 @@ struct Session {
 }
 
 impl Session {
-    /// Returns, for the moment after this many changes, whether the keyspaces existed, and everything acknowledged.
+    /// Returns, for the moment after this many changes, whether the keyspaces existed, and all acknowledgements so far.
     fn acked_by(&self, moment: usize) -> (bool, Vec<Ack>) {
         let notes = self.notes.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, note)| *note);
         let prepared = self.prepared || notes.clone().any(|note| note == PREPARED);
@@ -63,8 +63,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// Runs one process or, sometimes, two. The first is killed, which loses nothing, but its unsynced changes remain
-    /// uncertain while the second runs.
+    /// Runs one process or, sometimes, two. The first one is killed, which loses no writes, but its unsynced changes
+    /// remain uncertain while the second one runs.
     fn live(
         &mut self,
         medium: Medium,
@@ -81,7 +81,7 @@ impl Rig {
         self.live_once(first.end, seed ^ 2, true, &acked, steps)
     }
 
-    /// Opens the disk, verifies it, takes `steps` more of each thread, and closes the database or not.
+    /// Opens the disk, verifies it, takes `steps` more steps of each thread, and closes the database or leaves it open.
     fn live_once(
         &mut self,
         medium: Medium,
@@ -98,7 +98,7 @@ impl Rig {
         let next = self.workload.verify(&db, prepared, acked)?;
         self.workload.prepare(&db).map_err(|error| format!("preparing: {error}"))?;
         notes.add(&disk, PREPARED);
-        // From now on, verified rows must stay: readers have seen them.
+        // From here on, verified rows must survive, because readers have seen them.
         for (thread, &next) in next.iter().enumerate().filter(|(_, next)| **next > 0) {
             notes.add(&disk, Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
@@ -111,7 +111,7 @@ impl Rig {
         if !crash {
             db.close().map_err(|error| format!("closing: {error}"))?;
         }
-        // As after a kill: the process does no more, and nothing is lost.
+        // Stop as after a kill: the process makes no further changes, and no writes are lost.
         disk.turn_off();
         let (changes, end) = (disk.recorded(), disk.medium());
         let notes = notes.0.into_inner().unwrap();
@@ -136,7 +136,7 @@ impl Rig {
         })
     }
 
-    /// Cuts a life at these moments, each in another way, and continues from the result, `depth` more times.
+    /// Cuts a session at these moments, each with a different loss, and continues from the result, `depth` more times.
     fn cut(&mut self, session: &Session, moments: &[usize], depth: u32, random: &mut Random) -> Result<(), String> {
         let mut medium = session.start.clone();
         let mut done = 0;
@@ -187,7 +187,7 @@ fn survive(seed: u64, threads: u64, streams: u16, large_percent: u64, steps: u64
     let first = rig.live(Medium::default(), seed, false, &[], steps).unwrap();
     let mut random = Random(seed);
     let mut moments: Vec<usize> = (0..cuts).map(|_| random.below(first.changes.len() as u64 + 1) as usize).collect();
-    // The first moments of a database are few but important.
+    // A new database has few early moments, but they matter.
     moments.extend((0..cuts / 4).map(|_| random.below(40) as usize));
     moments.sort_unstable();
     if let Err(reason) = rig.cut(&first, &moments, 1, &mut random) {
@@ -196,34 +196,34 @@ fn survive(seed: u64, threads: u64, streams: u16, large_percent: u64, steps: u64
     println!("{} states of {} changes verified", rig.states, first.changes.len());
 }
 
-/// With one thread and one log stream, after any cut exactly the acknowledged commits are there, and maybe the one in
-/// flight.
+/// With one thread and one log stream, after any cut, exactly the acknowledged commits are there, and possibly the one
+/// in flight.
 #[test]
 fn a_power_cut_takes_nothing_acknowledged() {
     survive(1, 1, 1, 5, 300);
 }
 
-/// A cut loses nothing acknowledged with several threads, whose commits share writes and are published together.
+/// With several threads, whose commits share writes and are published together, a cut loses no acknowledged commit.
 #[test]
 fn a_power_cut_takes_nothing_from_several_threads() {
     survive(2, 4, 1, 3, 120);
 }
 
-/// A cut loses nothing acknowledged with two log streams, between which it may leave a gap.
+/// With two log streams, between which a cut may leave a gap, no acknowledged commit is lost.
 #[test]
 fn a_power_cut_takes_nothing_from_two_logs() {
     survive(3, 4, 2, 3, 120);
 }
 
-/// A cut loses nothing acknowledged if most commits have large values, whose extents become durable before the record
-/// that names them.
+/// If most commits have large values, whose extents become durable before the record that refers to them, a cut loses
+/// no acknowledged commit.
 #[test]
 fn a_power_cut_takes_no_large_value() {
     survive(4, 2, 1, 60, 80);
 }
 
 /// A database that is killed at each of many openings, with commits but no checkpoint in between, can still be opened.
-/// The same happens if its disk is full at every opening. The superblock has room for 64 openings.
+/// The same is true if its disk is full at every opening. The superblock has room for 64 openings.
 #[test]
 fn openings_without_checkpoints_are_not_limited() {
     let mut medium = Medium::default();

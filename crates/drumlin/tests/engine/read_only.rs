@@ -1,4 +1,5 @@
-//! Databases that are opened read-only: their answers, who may open them, and that nothing is written.
+//! Databases that are opened read-only: their results, the openings that can share them, and a check that nothing is
+//! written.
 
 use crate::support;
 
@@ -36,7 +37,7 @@ fn refused_async<T>(answer: impl Future<Output = Result<T, Error>>) {
     refused(block_on(answer));
 }
 
-/// A read-only opening reports the sync method that was measured in the folder, whichever that is.
+/// A read-only opening reports the sync method that was measured in the folder, for every method.
 #[test]
 fn a_reader_reports_the_sync_method_of_the_database() {
     let folder = Folder::new();
@@ -51,8 +52,8 @@ fn a_reader_reports_the_sync_method_of_the_database() {
     }
 }
 
-/// Rows, ranges, snapshots, transactions, values as streams, many keys, checks and statistics can be read, and no file
-/// is written, created or locked by name.
+/// Rows, ranges, snapshots, transactions, values as streams, many keys, checks and statistics all work, and no file is
+/// written, created or locked by name.
 #[test]
 fn everything_reads_and_nothing_is_written() {
     let (faulty, config) = faulty();
@@ -82,7 +83,7 @@ fn everything_reads_and_nothing_is_written() {
     assert_eq!(faulty.take_events(), []);
 }
 
-/// Every kind of call that writes is refused, and leaves the rest as it is.
+/// Every kind of call that writes is refused, and has no effect.
 #[test]
 fn calls_that_write_are_refused() {
     let (faulty, config) = faulty();
@@ -117,8 +118,8 @@ fn calls_that_write_are_refused() {
     assert_eq!(k.count(..).unwrap(), 2001);
 }
 
-/// Any number of readers can open a database at once, but neither a writer next to readers nor a reader next to a
-/// writer.
+/// Any number of readers can open a database concurrently, but not a writer while readers have it open, nor a reader
+/// while a writer does.
 #[test]
 fn readers_share_and_writers_do_not() {
     let folder = Folder::new();
@@ -140,7 +141,7 @@ fn readers_share_and_writers_do_not() {
     writing.open(folder.path()).unwrap();
 }
 
-/// A database that was killed is refused with the number of commits that would be missing, and is left as it is. Once
+/// A database that was killed is rejected with the number of commits that would be missing, and is left unchanged. Once
 /// opened for writing and closed, it can be read, and so can one whose log was removed after closing.
 #[test]
 fn a_database_that_was_not_closed_is_refused() {
@@ -164,7 +165,7 @@ fn a_database_that_was_not_closed_is_refused() {
     assert!(!killed.path().join("log").exists());
 }
 
-/// Nothing is created where there is no database, and a database in memory can't be read-only.
+/// Nothing is created if there is no database, and an in-memory database can't be read-only.
 #[test]
 fn reading_creates_nothing() {
     let folder = Folder::new();

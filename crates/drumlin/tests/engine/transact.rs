@@ -1,4 +1,5 @@
-//! `transact`: bodies with errors of their own, which errors are retried, and calls that would wait for their own body.
+//! `transact`: bodies with application errors, the errors that are retried, and calls that would wait for their own
+//! body.
 
 use crate::support;
 
@@ -26,8 +27,8 @@ fn opened() -> (Database, Keyspace) {
     (db, k)
 }
 
-/// Runs a body by each form of `transact`. Passes it the number of its run, and returns the runs and the answer of each
-/// form.
+/// Runs a body through each form of `transact`, with the number of its run as an argument. Returns the number of runs
+/// and the result for each form.
 fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
     db: &Database,
     mut body: impl FnMut(&mut Transaction, u32) -> Result<(), E>,
@@ -51,7 +52,7 @@ fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
     runs.map(|runs| (runs, answers.next().unwrap()))
 }
 
-/// An application error ends the transaction at once, and nothing of it remains.
+/// An application error ends the transaction immediately, and the transaction has no effect.
 #[test]
 fn an_error_of_ones_own_ends_the_transaction() {
     let (db, k) = opened();
@@ -63,7 +64,7 @@ fn an_error_of_ones_own_ends_the_transaction() {
         assert!(runs == 1 && matches!(answer, Err(AppError::NoMoney)), "{runs} runs: {answer:?}");
     }
     assert!(k.is_empty().unwrap());
-    // Any type works into which the library's error converts.
+    // The error can be any type that the library's error converts into.
     let boxed: Result<(), Box<dyn std::error::Error + Send + Sync>> = db.try_transact(|tx| {
         tx.insert(&k, "a", "1")?;
         "seven".parse::<u32>()?;
@@ -73,7 +74,7 @@ fn an_error_of_ones_own_ends_the_transaction() {
     assert!(k.is_empty().unwrap());
 }
 
-/// A conflict is retried even if the body wraps it, in a type of its own or as text.
+/// A conflict is retried even if the body wraps it, in an application type or as text.
 #[test]
 fn a_wrapped_conflict_is_run_again() {
     let (db, k) = opened();
@@ -97,8 +98,8 @@ fn a_wrapped_conflict_is_run_again() {
     }
 }
 
-/// An error of the commit is converted to the application's type, but a conflict of the commit, which the body never
-/// sees, is retried first.
+/// An error of the commit is converted to the application's type. A conflict of the commit, which the body never sees,
+/// is retried first.
 #[test]
 fn the_error_of_a_commit_is_converted() {
     let (db, k) = opened();
@@ -121,7 +122,8 @@ fn the_error_of_a_commit_is_converted() {
     assert!(matches!(answer, Err(AppError::Store { cause: Error::KeyspaceDropped { .. } })), "{answer:?}");
 }
 
-/// A snapshot that became too old and memory in use are retried too, in the application's type.
+/// Errors about a snapshot that became too old, and about memory in use, are also retried if they have the
+/// application's type.
 #[test]
 fn what_passes_is_run_again() {
     let (_, config) = support::faulty();
@@ -140,7 +142,7 @@ fn what_passes_is_run_again() {
     });
     assert!(runs == 2 && answer.is_ok(), "{runs} runs: {answer:?}");
 
-    // Other transactions have all the shared memory until the third run.
+    // Until the third run, other transactions have all the shared memory.
     let mut others = Vec::new();
     let mut number = 0u64;
     'full: loop {
@@ -165,7 +167,7 @@ fn what_passes_is_run_again() {
     assert!(runs == 3 && answer.is_ok(), "{runs} runs: {answer:?}");
 }
 
-/// A body may request a retry, also with an error type of its own.
+/// A body can request a retry, even with an application error type.
 #[test]
 fn a_body_asks_for_another_run() {
     let (db, k) = opened();
@@ -185,7 +187,8 @@ fn a_body_asks_for_another_run() {
     assert!(k.get("b").unwrap().is_none());
 }
 
-/// `k.insert` instead of `tx.insert` in a body would wait for that body. It fails at once, says so, and is not retried.
+/// `k.insert` instead of `tx.insert` in a body would wait for that body. It fails immediately, says so, and is not
+/// retried.
 #[test]
 fn a_body_that_waits_for_itself_fails_at_once() {
     let (db, k) = opened();
@@ -225,7 +228,8 @@ fn a_body_that_waits_for_itself_fails_at_once() {
     });
     assert!(inner.unwrap().is_some());
     assert!(began.elapsed() < Duration::from_secs(5), "it waited");
-    // Not affected: other rows, rows of another database with equal transaction numbers, and calls after the body.
+    // Other rows, rows of a different database with the same transaction numbers, and calls after the body are not
+    // affected.
     let (_other_db, other) = opened();
     db.transact(|tx| {
         tx.insert(&k, "a", "1")?;
@@ -236,7 +240,7 @@ fn a_body_that_waits_for_itself_fails_at_once() {
     k.insert("a", "3").unwrap();
 }
 
-/// A call of another task on the same thread does not belong to the body: it waits for the row and gets it.
+/// A call of a different task on the same thread does not belong to the body: it waits for the row and gets it.
 #[test]
 fn a_neighbour_of_the_thread_waits() {
     let (db, k) = opened();
@@ -257,8 +261,8 @@ fn a_neighbour_of_the_thread_waits() {
     assert_eq!(k.get("a").unwrap().unwrap(), "2");
 }
 
-/// A call waits for one timeout for a row that a transaction of the same thread has locked. The error names the holder:
-/// this thread or another. The transaction can continue afterwards.
+/// A call waits for the full timeout for a row that a transaction of the same thread has locked. The error names the
+/// holder: this thread or a different one. The transaction can continue afterwards.
 #[test]
 fn a_lock_that_is_not_given_back_is_named() {
     let (db, k) = opened();
@@ -278,7 +282,7 @@ fn a_lock_that_is_not_given_back_is_named() {
     let other = std::thread::scope(|scope| scope.spawn(|| second.remove(&k, long_key)).join().unwrap().unwrap_err());
     assert!(matches!(other, Error::LockTimeout { holder: LockHolder::Other, .. }), "{other:?}");
     assert_eq!(other.recourse(), Recourse::Retry);
-    // A row that was handed over belongs to its new holder from then on.
+    // Once a row has been handed over, it belongs to its new holder.
     let options = TxOptions { isolation: Isolation::ReadCommitted, ..db.tx_options() };
     let mut third = db.begin_with(options).unwrap();
     let mut waiting = Box::pin(third.insert_async(&k, long_key, "3"));
@@ -308,7 +312,7 @@ fn a_lock_that_is_not_waited_for_is_named() {
     let mut second = db.begin_with(options).unwrap();
     let same_thread = second.insert(&k, "a", "2").unwrap_err();
     let other = std::thread::scope(|scope| scope.spawn(|| second.insert(&k, "a", "2")).join().unwrap().unwrap_err());
-    // Insert the same row from within the body of another transaction.
+    // Insert the same row from within the body of a different transaction.
     let beside = db.transact_with(options, |tx| tx.insert(&k, "a", "2")).unwrap_err();
     let own_body = db.transact_with(options, |tx| {
         tx.insert(&k, "b", "1")?;
@@ -331,7 +335,7 @@ fn a_lock_that_is_not_waited_for_is_named() {
     }
 }
 
-/// A transaction waits once for a row that another thread has locked; its body does not run again.
+/// A transaction waits once for a row that a different thread has locked, and its body is not retried.
 #[test]
 fn a_row_is_waited_for_once() {
     let (db, k) = opened();
@@ -351,15 +355,15 @@ fn a_row_is_waited_for_once() {
     assert_eq!((answer.unwrap_err().recourse(), runs), (Recourse::Retry, 1));
 }
 
-/// Increments the row that the bodies below count in.
+/// Increments the row that the bodies below use as a counter.
 fn counted_up(tx: &mut Transaction, k: &Keyspace) -> drumlin::Result<u8> {
     let count = tx.get_for_update(k, "count")?.map_or(0, |bytes| bytes[0]) + 1;
     tx.insert(k, "count", [count])?;
     Ok(count)
 }
 
-/// A body that ends with `Ok` need not name an error type, whatever type `?` converts to outside: the library's, the
-/// application's, `anyhow`'s, or a boxed one.
+/// A body that ends with `Ok` does not have to name an error type, regardless of the type to which `?` converts
+/// outside: the library's, the application's, `anyhow`'s, or a boxed one.
 #[test]
 fn a_plain_body_names_no_error() {
     fn plain(db: &Database, k: &Keyspace) -> drumlin::Result<u8> {
@@ -418,7 +422,7 @@ fn a_plain_body_names_no_error() {
     assert_eq!(k.get("count").unwrap().unwrap(), [6]);
 }
 
-/// A body may return `anyhow`'s error, which keeps its cause; a conflict within it is retried.
+/// A body can return `anyhow`'s error, which keeps its cause; if the cause is a conflict, it is retried.
 #[test]
 fn a_body_of_any_error() {
     let (db, k) = opened();

@@ -1,4 +1,4 @@
-//! Calls whose pages are in memory yield to other tasks after a turn of work, and lose nothing by it.
+//! Calls whose pages are in memory yield to other tasks after a turn, and lose nothing by yielding.
 
 use crate::support;
 
@@ -16,7 +16,7 @@ use futures_util::{FutureExt, StreamExt, TryStreamExt};
 use support::Random;
 
 const ROWS: u64 = 12_000;
-/// The maximum number of repeated calls in a turn, and of rows that a long call handles in one.
+/// The maximum number of repeated calls in a turn, and of rows that a long call handles in a turn.
 const CALLS_MAX: u64 = 64;
 const ROWS_MAX: u64 = 512;
 
@@ -28,7 +28,7 @@ fn sum() -> Sum<u64> {
     Sum::of(Field::big_endian(0))
 }
 
-/// Returns a database that fits in memory, with some 500 leaves.
+/// Returns a database that fits in memory, with about 500 leaves.
 fn filled() -> (Database, Keyspace) {
     let db = Config::in_memory().memory(64 << 20).open("").unwrap();
     let keyspace = db.keyspace_with("rows", KeyspaceOptions::new().page_bytes(1024)).unwrap();
@@ -41,14 +41,14 @@ fn filled() -> (Database, Keyspace) {
     (db, keyspace)
 }
 
-/// Runs a call that does `work`, of which at most `turn_max` may be done in one poll.
+/// Runs a call that handles `work` rows, of which at most `turn_max` may be handled in one poll.
 fn gives_way<T>(name: &str, work: u64, turn_max: u64, call: impl Future<Output = T>) -> T {
     let (value, polls) = count_polls(call);
     assert!(polls as u64 >= work / turn_max, "{name} did work of {work} in {polls} polls");
     value
 }
 
-/// Repeats a call that is answered at once, and checks that few of them run between two polls.
+/// Repeats a call that completes without waiting, and checks that few calls run between two polls.
 fn repeated_gives_way<T>(name: &str, call: impl AsyncFn(u64) -> drumlin::Result<T>) {
     let since_poll = Cell::new(0);
     let mut calls = pin!(async {
@@ -64,7 +64,7 @@ fn repeated_gives_way<T>(name: &str, call: impl AsyncFn(u64) -> drumlin::Result<
     }));
 }
 
-/// Reads of one row are answered at once, but a loop of them yields.
+/// Reads of one row complete without waiting, but a loop of them yields.
 #[test]
 fn repeated_reads_give_way() {
     let (db, k) = filled();
@@ -83,7 +83,7 @@ fn repeated_reads_give_way() {
     repeated_gives_way("sync", async |_| db.sync_async().await);
 }
 
-/// A loop of writes yields too, and so does one of calls that find nothing to take.
+/// A loop of writes also yields, and so does a loop of calls that find no row to take.
 #[test]
 fn repeated_writes_give_way() {
     let (db, k) = filled();
@@ -111,7 +111,7 @@ fn repeated_writes_give_way() {
     });
 }
 
-/// Scans yield every few leaves, whichever call is used.
+/// Scans yield every few leaves, through every kind of call.
 #[test]
 fn scans_give_way() {
     let (_db, k) = filled();
@@ -143,13 +143,13 @@ fn scans_give_way() {
     });
 }
 
-/// Calls that return one answer about many rows yield too.
+/// Calls that return a single result for many rows also yield.
 #[test]
 fn calls_of_many_rows_give_way() {
     let (db, k) = filled();
     let keys: Vec<[u8; 8]> = (0..ROWS).map(|number| key(number * 7919 % ROWS)).collect();
     let snapshot = db.snapshot();
-    // At the snapshot, most leaves have changed rows, which must be read again each time.
+    // At the snapshot, most leaves have changed rows, which must be reread each time.
     (0..ROWS).step_by(20).for_each(|number| k.insert(key(number), key(number)).unwrap());
     let expected = i128::from((ROWS - 1) * ROWS / 2);
     assert_eq!(gives_way("aggregate_async", ROWS, ROWS_MAX, k.aggregate_async(&sum(), ..)).unwrap(), expected);
@@ -177,7 +177,7 @@ fn counts_give_way() {
     assert_eq!(last.unwrap().unwrap().0, key(ROWS - 1));
 }
 
-/// A commit of many rows yields while it takes their locks, and another thread applies it.
+/// A commit of many rows yields while it takes their locks, and a different thread applies it.
 #[test]
 fn commits_of_many_rows_give_way() {
     let (db, k) = filled();
@@ -194,7 +194,7 @@ fn commits_of_many_rows_give_way() {
     assert_eq!(k.get(key(999)).unwrap().unwrap(), "newer");
 }
 
-/// A future that yields is woken, any executor finishes it, and others run while it yields.
+/// A future that yields is woken, any executor completes it, and other tasks run while it yields.
 #[test]
 fn others_run_meanwhile() {
     let (_db, k) = filled();
@@ -220,8 +220,8 @@ fn others_run_meanwhile() {
     assert_eq!(single.block_on(scan()), ROWS);
 }
 
-/// A short call that yielded is ready at its first poll when it is made again, every time. So a caller that polls once
-/// and drops unfinished futures makes progress.
+/// If a short call has yielded, the next call is ready at its first poll, every time. So a caller that polls once and
+/// drops unfinished futures makes progress.
 #[test]
 fn a_short_call_is_ready_at_once_after_a_turn() {
     let (_db, k) = filled();
@@ -237,7 +237,7 @@ fn a_short_call_is_ready_at_once_after_a_turn() {
     assert!((10..200).contains(&gave_way), "{gave_way} of 2000 reads gave way");
 }
 
-/// Steps and closure calls that are dropped when they yield lose no row and show none twice.
+/// Steps and closure calls that are dropped when they yield lose no row and show no row twice.
 #[test]
 fn scans_dropped_where_they_give_way_lose_nothing() {
     let (_db, k) = filled();
@@ -264,7 +264,7 @@ fn scans_dropped_where_they_give_way_lose_nothing() {
     assert!(shown == expected && dropped >= ROWS / ROWS_MAX, "{} rows, {dropped} drops", shown.len());
 }
 
-/// A removal that is dropped at any poll has removed whole parts; a commit, all rows or none.
+/// A removal that is dropped at any poll has removed whole parts; a commit has applied all rows or none.
 #[test]
 fn writes_dropped_where_they_give_way_are_whole() {
     let (db, k) = filled();
@@ -292,13 +292,13 @@ fn writes_dropped_where_they_give_way_are_whole() {
             break;
         }
         aborted += u64::from(!is_whole());
-        // Waits for the rows if another thread still runs the commit.
+        // This waits for the rows if a different thread is still running the commit.
         k.clear().unwrap();
     }
     assert!(is_whole() && aborted > 0, "no commit was aborted");
 }
 
-/// Every long call can be spawned where futures must be `Send`.
+/// Every long call can be spawned on executors that require `Send`.
 #[test]
 fn long_calls_can_be_sent() {
     let (db, k) = filled();

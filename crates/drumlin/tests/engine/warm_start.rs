@@ -1,5 +1,5 @@
-//! Warm start: pages that were in memory when a database was closed are in memory again after it is opened, without
-//! being requested. Nothing depends on it.
+//! Warm start: pages that were in memory when a database was closed are in memory after it is reopened, without being
+//! requested. Correctness does not depend on it.
 
 use crate::support;
 
@@ -16,7 +16,7 @@ fn config() -> Config {
     Config::new().memory(32 << 20).log_segment_bytes(1 << 20)
 }
 
-/// Returns a value; every eighth has an extent of its own.
+/// Returns a value; every eighth value has an extent of its own.
 fn value(number: u64) -> Vec<u8> {
     let mut random = Random(number);
     let length = if number.is_multiple_of(8) { 3000 } else { 150 };
@@ -58,7 +58,8 @@ fn list(folder: &Folder) -> PathBuf {
     folder.path().join("resident")
 }
 
-/// Rows that were in memory cost no read after closing and opening, medium values included, however often.
+/// Rows that were in memory take no read after closing and reopening, including those with medium values, any number of
+/// times.
 #[test]
 fn rows_that_were_in_memory_cost_no_read() {
     let folder = Folder::new();
@@ -66,7 +67,7 @@ fn rows_that_were_in_memory_cost_no_read() {
     // Values with extents of their own are cached when they are read.
     let db = config().open(folder.path()).unwrap();
     assert_rows(&db, ROWS);
-    // The list is rewritten only after it was processed to its end.
+    // The list is rewritten only after it has been processed completely.
     warmed(&db);
     db.close().unwrap();
     let written = fs::read(list(&folder)).unwrap();
@@ -82,7 +83,7 @@ fn rows_that_were_in_memory_cost_no_read() {
     }
 }
 
-/// Without warm start only requested pages are read, and the list stays as it is.
+/// Without warm start, only requested pages are read, and the list is left unchanged.
 #[test]
 fn switched_off_it_reads_nothing() {
     let folder = Folder::new();
@@ -104,7 +105,7 @@ fn switched_off_it_reads_nothing() {
     assert_eq!(fs::read(list(&folder)).unwrap(), written);
 }
 
-/// A list that is damaged, truncated, foreign or not a file does no harm.
+/// A list that is damaged, truncated, foreign or not a file causes no errors.
 #[test]
 fn a_damaged_list_harms_nothing() {
     let (folder, other) = (Folder::new(), Folder::new());
@@ -142,7 +143,7 @@ fn a_damaged_list_harms_nothing() {
     }
 }
 
-/// A list of another state, whose pages have moved, are other pages now, or are gone, does no harm.
+/// An outdated list, whose pages have moved, have been replaced, or are gone, causes no errors.
 #[test]
 fn a_list_of_another_state_harms_nothing() {
     let folder = Folder::new();
@@ -174,8 +175,8 @@ fn a_list_of_another_state_harms_nothing() {
     db.close().unwrap();
 }
 
-/// If data exceed memory and the second opening has a smaller budget, the budget is kept, and no page is evicted for
-/// one of the list.
+/// If the data exceed memory and the second opening has a smaller budget, it stays within the budget, and evicts no
+/// page to make room for one on the list.
 #[test]
 fn the_budget_is_kept() {
     let folder = Folder::new();
@@ -193,7 +194,7 @@ fn the_budget_is_kept() {
     }
 }
 
-/// Closing stops the processing of the list at once, and the part processed so far does not replace the list.
+/// Closing stops the processing of the list immediately, and the part processed so far does not replace the list.
 #[test]
 fn closing_amid_warming_keeps_the_list() {
     let folder = Folder::new();
@@ -211,7 +212,7 @@ fn closing_amid_warming_keeps_the_list() {
     assert!(warmed(&db).pages_warmed > 100);
 }
 
-/// A killed process leaves the list of its last checkpoint.
+/// After a kill, the list is the one written by the last checkpoint.
 #[test]
 fn a_checkpoint_writes_the_list() {
     let folder = Folder::new();

@@ -1,10 +1,10 @@
-//! Checks the arrows of ARCHITECTURE.md, and some of the absences that it claims, against the sources.
+//! Checks the arrows of ARCHITECTURE.md, and some of its claims that something is absent, against the sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each part of the library, with the parts that it may name. It may name no others. `sync` is a module of drumlin-io.
+/// Each part of the library, with the only parts that its code is allowed to name. `sync` is a module of drumlin-io.
 const ARROWS: [(&str, &[&str]); 17] = [
     ("hash", &[]),
     ("sync", &[]),
@@ -31,7 +31,8 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("db", &["+store"]),
 ];
 
-/// Returns the parts that this one may use. `+txn` in the list stands for `txn` and everything that it may use.
+/// Returns the parts that this part is allowed to use. `+txn` in the list stands for `txn` and everything that `txn`
+/// may use.
 fn arrows_of(part: &str) -> Option<Vec<&'static str>> {
     let (_, names) = ARROWS.iter().find(|(name, _)| *name == part)?;
     let mut parts = Vec::new();
@@ -47,7 +48,7 @@ fn arrows_of(part: &str) -> Option<Vec<&'static str>> {
     Some(parts)
 }
 
-/// The files that may contain `unsafe`, those of drumlin-io first.
+/// The files that are allowed to contain `unsafe`, starting with those of drumlin-io.
 const UNSAFE_FILES: [&str; 5] = [
     "drumlin-io/backend/buffer.rs",
     "drumlin-io/backend/process.rs",
@@ -56,7 +57,7 @@ const UNSAFE_FILES: [&str; 5] = [
     "task/rooted.rs",
 ];
 
-/// The files of drumlin-io that reach the outside world.
+/// The files of drumlin-io that access the operating system.
 const OUTSIDE: [&str; 8] = [
     "drumlin-io/backend/disk.rs",
     "drumlin-io/backend/memory.rs",
@@ -68,12 +69,12 @@ const OUTSIDE: [&str; 8] = [
     "drumlin-io/testing/",
 ];
 
-/// The parts whose invariants are asserted, with the number of assertions per thousand functions. Raise the number with
-/// assertions that are true and not obvious; a filler is worse than none.
+/// The parts whose invariants are asserted, with the number of assertions per thousand functions. Raise the number by
+/// adding assertions that are not obvious; a filler is worse than no assertion.
 const ASSERTIONS: [(&str, usize); 7] =
     [("pool", 500), ("space", 500), ("txn", 500), ("seglog", 500), ("tree", 500), ("counts", 420), ("load", 500)];
 
-/// Names that bypass `io` to reach the outside world.
+/// Names that bypass `io` and access the operating system directly.
 const AMBIENT: [&str; 8] = [
     "std::fs",
     "Instant::now",
@@ -100,7 +101,8 @@ fn io_dir() -> PathBuf {
     source_dir().join("../../drumlin-io/src")
 }
 
-/// Returns every source file of the library and of drumlin-io; the latter's paths begin with `drumlin-io/`.
+/// Returns every source file of the library and of drumlin-io; the paths of drumlin-io's files begin with
+/// `drumlin-io/`.
 fn sources_with_io() -> Vec<(String, String)> {
     let found = sources_in(&io_dir());
     assert!(found.len() > 15, "the sources of drumlin-io are somewhere else");
@@ -108,7 +110,7 @@ fn sources_with_io() -> Vec<(String, String)> {
     found.chain(sources()).collect()
 }
 
-/// Returns every source file of a folder, likewise.
+/// Returns every source file of a folder: its path below the folder, and its text without comments.
 fn sources_in(root: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -140,7 +142,7 @@ fn is_test(file: &str) -> bool {
     file.contains("/tests") || file == "format/document.rs"
 }
 
-/// Returns a file's code without its unit tests, which are at its end.
+/// Returns a file's code without the unit tests at its end.
 fn without_tests(code: &str) -> &str {
     code.split("#[cfg(test)]\nmod tests {").next().unwrap()
 }
@@ -187,7 +189,7 @@ fn arrows_point_down() {
                 }
             }
         }
-        // The exports of `lib.rs` are the public API, which is above everything.
+        // The exports of `lib.rs` are the public API, which is above all parts.
         let types = names_after(without_tests(&code), "crate::").into_iter().filter(|_| !is_test(&file));
         let types = types.filter(|name| name.starts_with(char::is_uppercase));
         wrong.extend(types.map(|name| format!("{file} uses crate::{name}")));
@@ -195,7 +197,7 @@ fn arrows_point_down() {
     assert!(wrong.is_empty(), "against the arrows of ARCHITECTURE.md:\n{}", wrong.join("\n"));
 }
 
-/// Files, time and threads come only through a backend of drumlin-io.
+/// Files, time and threads are accessed only through a backend of drumlin-io.
 #[test]
 fn nothing_is_ambient() {
     let mut wrong = Vec::new();
@@ -234,7 +236,7 @@ fn unsafe_code_is_where_it_is_expected() {
     assert_eq!(found, UNSAFE_FILES);
 }
 
-/// Returns the first column of a table in Markdown: all names in backticks in it.
+/// Returns the names in the first column of a Markdown table: all words in backticks.
 fn names_in_table(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     for line in text.lines().filter(|line| line.starts_with("| ")) {
@@ -244,15 +246,15 @@ fn names_in_table(text: &str) -> Vec<String> {
     names
 }
 
-/// Returns the names that the table of files in a folder's README has, or `None` if there is no such table.
+/// Returns the names in the table of files in a folder's README, or `None` if there is no such table.
 fn files_table(folder: &Path) -> Option<Vec<String>> {
     let text = fs::read_to_string(folder.join("README.md")).ok()?;
     let table = text.split("\n## Files\n").nth(1)?.split("\n## ").next().unwrap().to_owned();
     Some(names_in_table(&table))
 }
 
-/// The code map names every top-level file and folder, and all that it names exists. A folder whose README has a table
-/// of its files is one row of the map. Of other folders, the map names every file.
+/// The code map names every top-level file and folder, and every name in it exists. A folder whose README has a table
+/// of its files is one row of the map. For every other folder, the map names each file.
 #[test]
 fn the_code_map_is_true() {
     let text = fs::read_to_string(source_dir().join("../../../ARCHITECTURE.md")).unwrap();
@@ -270,8 +272,8 @@ fn the_code_map_is_true() {
     }
 }
 
-/// The README of a folder ends with a table of the folder's files and subfolders. It names each of them, and each
-/// file of a subfolder, except tests, and nothing else.
+/// The README of a folder ends with a table of the folder's files and subfolders. The table names all of them, and each
+/// file of a subfolder, except for tests, and nothing else.
 #[test]
 fn the_tables_of_files_are_true() {
     let mut count = 0;
@@ -293,7 +295,7 @@ fn the_tables_of_files_are_true() {
             let is_exempt = ["README.md", "tests.rs", "tests/"].contains(&&*name);
             assert!(is_exempt || named.contains(&name), "{shown}/README.md does not name {name}");
         }
-        // The folders of drumlin-io have tables of their own.
+        // The folders of drumlin-io have separate tables.
         let nested = sources_in(&folder).into_iter().map(|(file, _)| file).filter(|_| folder != io_dir());
         let nested = nested.filter(|file| file.contains('/'));
         for file in nested.filter(|file| !is_test(&format!("/{file}"))) {
@@ -320,7 +322,7 @@ fn item_length(code: &str) -> usize {
     code.len()
 }
 
-/// Returns a file's code without what is compiled only in tests.
+/// Returns a file's code without the items that are compiled only in tests.
 fn without_test_items(code: &str) -> String {
     let mut kept = String::new();
     let mut rest = without_tests(code);
@@ -349,14 +351,14 @@ fn without_strings(code: &str) -> String {
             }
             before = [before[1], c];
         }
-        // A literal goes on after a backslash. Otherwise its end was taken for a comment.
+        // A literal continues after a backslash. Otherwise, its end was cut off as a comment.
         is_string &= line.ends_with('\\');
         kept.push('\n');
     }
     kept
 }
 
-/// A module of a crate: the file that it is in, and its code without its inline modules.
+/// A module of a crate: the file that contains it, and its code without its inline modules.
 struct Module {
     file: String,
     code: String,
@@ -435,7 +437,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Returns the use statements of a file, from `use` to the semicolon, and whether they are public.
+/// Returns the `use` statements of a file, from `use` to the semicolon, and whether each is public.
 fn uses(code: &str) -> Vec<(bool, &str)> {
     let starts = code.match_indices("use ").filter(|(at, _)| {
         let line = code[..*at].rsplit('\n').next().unwrap().trim();
@@ -448,7 +450,7 @@ fn uses(code: &str) -> Vec<(bool, &str)> {
     uses.collect()
 }
 
-/// A crate's modules, and the names that each imports.
+/// A crate's modules, and the names that each module imports.
 struct Crate {
     modules: BTreeMap<Vec<String>, Module>,
     imports: BTreeMap<(Vec<String>, String), Vec<String>>,
@@ -468,8 +470,8 @@ impl Crate {
         Self { modules, imports }
     }
 
-    /// Returns the module that defines what a path in `module` names, following imports and re-exports. Returns `None`
-    /// if the path leads out of the crate or names a module.
+    /// Returns the module that defines the item named by a path in `module`, following imports and re-exports. Returns
+    /// `None` if the path leads out of the crate or names a module.
     fn resolve(&self, module: &[String], path: &[String]) -> Option<&[String]> {
         let (first, mut rest) = path.split_first()?;
         let mut at = module.to_vec();
@@ -503,8 +505,8 @@ impl Crate {
         None
     }
 
-    /// Returns the files that each file uses, apart from itself: those that define what it names by path or imports. A
-    /// re-export is not a use.
+    /// Returns, for each file, the other files that it uses: those that define the items that it names by path or
+    /// imports. A re-export is not a use.
     fn arrows(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (module, Module { file, code }) in &self.modules {
@@ -559,7 +561,7 @@ fn uses_lead_to_the_definition() {
     assert_eq!(circles(&arrows), [("part/high.rs", "part/low.rs"), ("part/low.rs", "part/high.rs")]);
 }
 
-/// Returns the uses that are part of a circle, as pairs of files.
+/// Returns the uses that are part of a cycle, as pairs of files.
 fn circles<'f>(arrows: &BTreeMap<&'f str, BTreeSet<&'f str>>) -> Vec<(&'f str, &'f str)> {
     let mut reached: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for file in arrows.keys() {
@@ -573,8 +575,8 @@ fn circles<'f>(arrows: &BTreeMap<&'f str, BTreeSet<&'f str>>) -> Vec<(&'f str, &
     pairs.filter(|(file, other)| reached[other].contains(file)).collect()
 }
 
-/// No two files of a crate use each other, directly or through others. In the engine and drumlin-io, a `mod.rs` is a
-/// file like any other. In the other crates, it counts as one with the files of its folder.
+/// No two files of a crate use each other, directly or indirectly. In the engine and drumlin-io, a `mod.rs` is treated
+/// as a separate file. In the other crates, it counts as one with the files of its folder.
 #[test]
 fn files_form_no_circles() {
     let mut wrong = Vec::new();
@@ -595,8 +597,8 @@ fn files_form_no_circles() {
     assert!(wrong.is_empty(), "circles of files:\n{}", wrong.join("\n"));
 }
 
-/// Returns `true` if the first of two files of a folder has its row above the second's, or `None` if a row is missing.
-/// If a file is in a subfolder that does not have the other, the row of the subfolder counts.
+/// Returns `true` if the row of the first of two files in a folder is above the row of the second, or `None` if a row
+/// is missing. If one file is in a subfolder that does not contain the other, the row of the subfolder counts.
 fn is_above(table: &[String], above: &str, below: &str) -> Option<bool> {
     let common = above.char_indices().zip(below.chars()).take_while(|((_, a), b)| a == b).last();
     let common = above[..common.map_or(0, |((at, _), _)| at + 1)].rfind('/').map_or(0, |at| at + 1);
@@ -607,12 +609,12 @@ fn is_above(table: &[String], above: &str, below: &str) -> Option<bool> {
     Some(row(above)? < row(below)?)
 }
 
-/// Each file of a folder uses only files below it in the table of files in the folder's README.
+/// Each file of a folder uses only files that are below it in the table of files in the folder's README.
 ///
-/// A file uses another if it names something by its path, or imports something, that the other defines: a type, a
-/// function, a constant or a trait. A `mod.rs` is a file like any other; its declarations of modules and its re-exports
-/// are not uses. Unit tests do not count. An `impl` block for a type uses the file that defines the type. The test sees
-/// names only: a method call such as `self.sync()` does not show in which file the method is.
+/// A file uses another file if it names by path, or imports, something that the other file defines: a type, a function,
+/// a constant or a trait. A `mod.rs` is treated as a separate file; its module declarations and re-exports are not
+/// uses. Unit tests do not count. An `impl` block for a type uses the file that defines the type. The test sees only
+/// names: a method call such as `self.sync()` does not reveal which file defines the method.
 #[test]
 fn files_use_files_below_them() {
     let mut wrong = Vec::new();
@@ -628,7 +630,7 @@ fn files_use_files_below_them() {
             for (file, others) in &arrows {
                 let Some(file) = file.strip_prefix(&*name).filter(|file| *file != "tests.rs") else { continue };
                 let others = others.iter().filter_map(|other| other.strip_prefix(&*name));
-                // Files of one subfolder are in the order of that folder's table.
+                // Files of the same subfolder are ordered by that folder's own table.
                 let others = others.filter(|other| !is_root || other.split('/').next() != file.split('/').next());
                 for other in others {
                     match is_above(&table, file, other) {
@@ -659,7 +661,7 @@ fn section(title: &str) -> String {
     text.split(title).nth(1).expect("the section is there").split("\n## ").next().unwrap().to_owned()
 }
 
-/// Returns the body of a method of a source file.
+/// Returns the body of a method in a source file.
 fn body(source: &str, name: &str) -> String {
     let rest = source.split(&format!(" fn {name}(")).nth(1).unwrap_or_else(|| panic!("no method {name}"));
     rest.split("\n    }").next().unwrap().to_owned()
@@ -671,7 +673,7 @@ fn the_steps_of_a_checkpoint_are_documented_in_order() {
     let told = steps(&section("## The life of a checkpoint"));
     let read = |file: &str| fs::read_to_string(source_dir().join(file)).unwrap();
     let store = read("store/checkpoint.rs");
-    // Inline the call of one function in the other.
+    // Inline the call of one function into the other.
     let called = body(&store, "checkpoint_of").replace("self.make_checkpoint(", &body(&store, "make_checkpoint"));
     let places: Vec<usize> = told
         .iter()
@@ -685,7 +687,7 @@ fn the_steps_of_a_checkpoint_are_documented_in_order() {
     assert!(told.len() == 11 && places.is_sorted(), "{told:?} at {places:?}");
 }
 
-/// The head of recovery's file and ARCHITECTURE.md list its steps in the order in which they are called.
+/// The comment at the top of recovery's file and ARCHITECTURE.md list the steps in the order in which they are called.
 #[test]
 fn the_steps_of_recovery_are_documented_in_order() {
     let source = fs::read_to_string(source_dir().join("store/recovery.rs")).unwrap();
@@ -696,7 +698,7 @@ fn the_steps_of_recovery_are_documented_in_order() {
     assert!(told.len() == 8 && places.is_sorted(), "{told:?}");
 }
 
-/// The tests that sleep: where, how often, and why there is no condition to wait for.
+/// The tests that sleep: the file, the number of sleeps, and the reason why there is no condition to wait for.
 const SLEEPS: [(&str, usize, &str); 14] = [
     ("drumlin-cli/tests/cli/in_use.rs", 1, "polls whether another process has the database yet"),
     ("drumlin-cli/tests/cli/lab.rs", 1, "polls whether another process has made its folder yet"),
@@ -714,7 +716,7 @@ const SLEEPS: [(&str, usize, &str); 14] = [
     ("drumlin/tests/support/workload.rs", 1, "the pace of checkpoints, drawn"),
 ];
 
-/// Tests wait for conditions. Those that sleep are listed, and the list only gets shorter.
+/// Tests wait for conditions. Those that sleep are listed, and the list must only get shorter.
 #[test]
 fn tests_wait_for_conditions() {
     let mut found = Vec::new();
@@ -731,7 +733,7 @@ fn tests_wait_for_conditions() {
     assert_eq!(found, listed, "wait for a condition, or shorten the list");
 }
 
-/// The parts that hold the data keep their density of assertions.
+/// The parts that hold the data maintain their density of assertions.
 #[test]
 fn invariants_are_asserted() {
     const MACROS: [&str; 6] =
@@ -751,8 +753,8 @@ fn invariants_are_asserted() {
     }
 }
 
-// The code of a `Rooted` future stays in the library only if the function that makes the future is compiled there. If
-// that function had type parameters, or could be inlined, every program would compile the engine again.
+// The code of a `Rooted` future is compiled in the library only if the function that makes the future is compiled
+// there. If that function had type parameters, or could be inlined, every program would recompile the engine.
 #[test]
 fn rooted_futures_are_made_in_the_library() {
     let mut count = 0;

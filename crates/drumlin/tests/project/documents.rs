@@ -1,5 +1,5 @@
 //! Checks documents and comments against the repository: links have targets, named tests exist, lines fit, and the
-//! prose gets no worse.
+//! prose does not get worse.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Finds the files below a folder whose names have this extension, except hidden ones and built ones.
+/// Finds the files in a folder and its subfolders whose names have this extension, except for hidden and build folders.
 pub(crate) fn files_below(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -46,8 +46,8 @@ fn links_lead_somewhere() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Everything that a document names like a test, in backticks and with at least three words, is a function in the
-/// sources.
+/// Every test name in a document exists as a function in the sources. A test name is in backticks and has at least
+/// three words.
 #[test]
 fn tests_that_are_named_exist() {
     let mut sources = Vec::new();
@@ -70,7 +70,7 @@ fn tests_that_are_named_exist() {
     assert!(wrong.is_empty(), "no such function:\n{}", wrong.join("\n"));
 }
 
-/// The tables that programs write are where the programs look for them, complete, and with the known rows.
+/// The tables that programs write are where the programs look for them, complete, and have the expected rows.
 #[test]
 fn tables_of_figures_are_whole() {
     let text = fs::read_to_string(testing_page()).unwrap();
@@ -100,7 +100,7 @@ fn tables_of_figures_are_whole() {
     assert!(words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit())).all(is_count));
 }
 
-/// The table of real file systems has its marks. Drumlin lost nothing in it, a log without a sync did.
+/// The table of real file systems has its marks. In it, Drumlin lost no commits, but a log without a sync did.
 #[test]
 fn the_table_of_file_systems_is_whole() {
     let text = fs::read_to_string(durability_page()).unwrap();
@@ -112,7 +112,7 @@ fn the_table_of_file_systems_is_whole() {
     assert!(row("append, no sync").iter().all(|lost| lost != "0"));
 }
 
-/// Returns the comment in a line of source, without the comment mark.
+/// Returns the comment in a line of source code, without the comment mark.
 fn comment(line: &str) -> Option<&str> {
     let text = line.trim_start().strip_prefix("//")?;
     Some(text.trim_start_matches(['/', '!']).trim_start())
@@ -125,7 +125,7 @@ fn sources() -> Vec<(PathBuf, String)> {
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Comments have at most 120 columns, as rustfmt gives code. Tables and addresses may be wider.
+/// Comments have at most 120 columns, the same limit as rustfmt's. Tables and addresses may be wider.
 #[test]
 fn comments_keep_to_their_columns() {
     let mut wide = Vec::new();
@@ -140,16 +140,18 @@ fn comments_keep_to_their_columns() {
     assert!(wide.is_empty(), "comments beyond 120 columns:\n{}", wide.join("\n"));
 }
 
-/// Beginnings of sentences that describe a thing by a clause instead of naming it, or put the verb first for an `if`.
-/// Each has the number of doc comment lines that begin with it, and of sentences of documents.
+/// Beginnings of sentences that describe a thing with a clause instead of naming it, or that put the verb first instead
+/// of using `if`. Each has a limit on the doc comment lines, and on the sentences of documents, that begin with it.
 const BEGINNINGS: [(&str, usize, usize); 6] =
     [("What ", 0, 0), ("How ", 0, 0), ("Where ", 0, 0), ("Whether ", 0, 0), ("As [", 0, 0), ("Is ", 0, 0)];
 
-/// Words that leave the actor unnamed or read as translated, with how often they occur in comments and in documents.
+/// Words that leave the actor unnamed or sound translated, with limits on their occurrences in comments and in
+/// documents.
 const WORDS: [(&str, usize, usize); 5] =
     [("whoever", 1, 0), ("somebody", 0, 1), ("nobody", 3, 2), ("any more", 4, 0), ("anew", 0, 0)];
 
-/// Returns the pages that readers are led to. Decisions and reports are kept as they were written.
+/// Returns the pages written for readers. Decisions and reports are excluded, because they are kept as they were
+/// written.
 fn prose() -> Vec<String> {
     let folder = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let pages = folder.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
@@ -158,7 +160,7 @@ fn prose() -> Vec<String> {
     pages.into_iter().map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
-/// Returns the number of sentences in a line of a document that begin this way. Headings do not count.
+/// Returns the number of sentences in a line of a document that have this beginning. Headings do not count.
 fn sentences(line: &str, beginning: &str) -> usize {
     if line.starts_with('#') {
         return 0;
@@ -167,8 +169,8 @@ fn sentences(line: &str, beginning: &str) -> usize {
     usize::from(text.starts_with(beginning)) + line.matches(&format!(". {beginning}")).count()
 }
 
-/// The sentences that CONTRIBUTING.md advises against become fewer, never more. A number here is lowered when one is
-/// removed.
+/// The number of sentences that CONTRIBUTING.md advises against only decreases. When one is removed, lower its limit
+/// above.
 #[test]
 fn prose_gets_no_worse() {
     let (sources, prose) = (sources(), prose());

@@ -1,4 +1,4 @@
-//! Checks the glossary against the sources: every type has a line, and no retired word is a name or in one.
+//! Checks the glossary against the sources: every type has a row, and no name contains a retired word.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,7 +39,7 @@ fn names_in(folders: &[&str]) -> Vec<(String, Vec<String>)> {
     paths.iter().map(|path| (file(path), names_in(&fs::read_to_string(path).unwrap()))).collect()
 }
 
-/// Every type that is visible outside of its module has a line in the glossary.
+/// Every type that is visible outside of its module has a row in the glossary.
 #[test]
 fn every_type_has_a_line() {
     let text = glossary();
@@ -92,14 +92,14 @@ fn words_of(name: &str) -> Vec<String> {
     words
 }
 
-/// Returns `true` if `word` is `retired`, or a form of it: its plural, participle or agent.
+/// Returns `true` if `word` is `retired` or a form of it: its plural, participle or agent noun.
 fn is_form_of(word: &str, retired: &str) -> bool {
     let stem = retired.strip_suffix('e').unwrap_or(retired);
     let endings = ["s", "es", "d", "ed", "ing", "er", "ers"];
     word == retired || word.strip_prefix(stem).is_some_and(|ending| endings.contains(&ending))
 }
 
-/// The words of names are found in both spellings, and retired words in their forms.
+/// Words are found in names of both spellings, and retired words are found in all their forms.
 #[test]
 fn names_have_words() {
     assert_eq!(words_of("flush_if_nudged"), ["flush", "if", "nudged"]);
@@ -109,7 +109,7 @@ fn names_have_words() {
     assert!(!is_form_of("faction", "face") && !is_form_of("desktop", "desk"));
 }
 
-/// No name has a word that was replaced by the usual term, whatever its form and crate.
+/// No name in any crate contains a word, in any form, that was replaced by the usual term.
 #[test]
 fn no_retired_word_is_in_a_name() {
     let text = glossary();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use drumlin::{Config, Limits};
 
-/// Formats a size as the table does: in KiB or MiB if that is exact, otherwise with three digits.
+/// Formats a size as the table does: in KiB or MiB if that is exact, otherwise with three significant digits.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} bytes"),
@@ -17,7 +17,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// The lines of the table in docs/limits.md are what databases of these budgets report.
+/// The rows of the table in docs/limits.md are the limits that databases with these budgets report.
 #[test]
 fn the_table_of_limits_is_true() {
     let databases = [64 << 20, 256 << 20, 1 << 30].map(|bytes| Config::in_memory().memory(bytes).open("").unwrap());

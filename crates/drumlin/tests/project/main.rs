@@ -1,4 +1,4 @@
-//! Rules of the project for its sources and documents.
+//! Tests of the project's rules for its sources and documents.
 
 mod architecture;
 mod documents;

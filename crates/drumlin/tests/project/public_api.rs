@@ -1,5 +1,5 @@
-//! The public API as its users expect it: ranges of anything that has bytes, the same methods on every reader, and
-//! their answers.
+//! The public API as users expect it: ranges of any type that has bytes, the same methods on every reader, and the same
+//! results.
 
 use crate::support;
 
@@ -37,7 +37,7 @@ fn methods(of: &str) -> BTreeSet<String> {
     methods
 }
 
-/// A keyspace has the reading methods of snapshots and transactions.
+/// A keyspace has the same reading methods as snapshots and transactions.
 #[test]
 fn all_readers_have_the_same_methods() {
     let of_readers = methods("Reader");
@@ -48,7 +48,7 @@ fn all_readers_have_the_same_methods() {
     assert_eq!(others, KEYSPACE_ALONE, "methods of Keyspace that Reader has not: add them, or list those that write");
 }
 
-/// The methods of a keyspace that do not read, or not only.
+/// The methods of a keyspace that do not read, or do more than read.
 const KEYSPACE_ALONE: &[&str] = &[
     "clear",
     "clear_async",
@@ -88,17 +88,17 @@ const KEYSPACE_ALONE: &[&str] = &[
     "with_durability",
 ];
 
-/// A transaction has a keyspace's methods for changing rows, if one commit can hold their changes.
+/// A transaction has the methods of a keyspace that change rows, if one commit can hold their changes.
 #[test]
 fn transactions_write_by_the_methods_of_keyspaces() {
     let of_transactions = methods("Transaction");
     let others: Vec<_> = (KEYSPACE_ALONE.iter()).filter(|name| !of_transactions.contains(**name)).collect();
     let expected = [
-        // Removes any number of rows, in parts.
+        // These remove any number of rows, in parts.
         "clear",
         "clear_async",
         "disk_bytes",
-        // A transaction's durability is one of its options.
+        // A transaction's durability is set in its options.
         "insert_with",
         "insert_with_async",
         "key_bytes_max",
@@ -112,13 +112,13 @@ fn transactions_write_by_the_methods_of_keyspaces() {
     assert!(others.into_iter().eq(&expected), "methods that Transaction has not: add them, or list them");
 }
 
-/// Every method that may wait has a blocking and an asynchronous form.
+/// Every method that can wait has a blocking and an asynchronous form.
 #[test]
 fn every_call_that_waits_has_both_forms() {
     const NEVER_WAIT: &[&str] = &[
         "Batch::is_empty",
         "Batch::len",
-        // Only writes to memory, except for what `insert` waits for.
+        // These only write to memory, apart from the waits that are part of `insert`.
         "Batch::remove",
         "Database::batch",
         "Database::begin",
@@ -153,7 +153,7 @@ fn every_call_that_waits_has_both_forms() {
         "Transaction::savepoint",
         "Transaction::set_lock_timeout",
     ];
-    // The other form of these differs in more than waiting.
+    // The other form of these differs in more ways than waiting.
     const ALONE: &[&str] = &[
         "Database::check_with",
         "Database::locks",
@@ -179,7 +179,7 @@ fn every_call_that_waits_has_both_forms() {
     assert!(wrong.is_empty(), "with one form alone: {wrong:?}");
 }
 
-/// Ranges accept keys of any kind, and `..`.
+/// Ranges accept keys of any type, and `..`.
 #[test]
 fn ranges_take_anything_that_has_bytes() {
     let (db, k) = opened();
@@ -200,7 +200,7 @@ fn ranges_take_anything_that_has_bytes() {
     assert_eq!(keys(k.range(k.first().unwrap().unwrap().0..k.last().unwrap().unwrap().0)), ["a", "ab", "b"]);
     let bounds: std::ops::Range<Vec<u8>> = b"a".to_vec()..b"c".to_vec();
     assert_eq!(keys(k.range(&bounds)), ["a", "ab", "b"]);
-    // A range that ends before it starts is empty, while `BTreeMap` panics.
+    // A range that ends before it starts is empty, whereas `BTreeMap` panics.
     let (start, end) = ("c", "a");
     assert_eq!(k.count(start..end).unwrap(), 0);
     assert_eq!(k.count((Bound::Excluded("a"), Bound::Excluded("a"))).unwrap(), 0);
@@ -217,7 +217,7 @@ fn ranges_take_anything_that_has_bytes() {
     .unwrap();
 }
 
-/// Compares the answers of a reader, by every method and in both forms, with the model.
+/// Compares the results of all methods of a reader, in both forms, with the model.
 fn read_everything(reader: &Reader, k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let row = |row: Option<(Value, Value)>| row.map(|(key, value)| (key.into_vec(), value.into_vec()));
     let of_model = |row: Option<(&Vec<u8>, &Vec<u8>)>| row.map(|(key, value)| (key.clone(), value.clone()));
@@ -278,7 +278,8 @@ fn read_everything(reader: &Reader, k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<
     }
 }
 
-/// A transaction reads its own changes by every method: rows put and removed, many of them at the front, large values.
+/// A transaction reads its own changes through every method: rows put and removed, many of them at the front, and large
+/// values.
 #[test]
 fn a_transaction_reads_its_changes_by_every_method() {
     let (db, k) = opened();
@@ -313,7 +314,7 @@ fn a_transaction_reads_its_changes_by_every_method() {
     read_everything(&db.snapshot(), &k, &model);
 }
 
-/// A loop that reads into one vector reuses its memory, for values of every size, wherever they are stored.
+/// A loop that reads into the same vector reuses its memory, for values of every size, wherever they are stored.
 #[test]
 fn reading_into_a_vector_keeps_its_memory() {
     let (db, k) = opened();
@@ -345,8 +346,8 @@ fn reading_into_a_vector_keeps_its_memory() {
     assert!(snapshot.get_into(&other, "a", &mut value).is_err() && value.is_empty());
 }
 
-/// A closure that is shown a value may write that row and rows of the same leaf, read others, wait for a thread that
-/// writes, and panic: it holds nothing.
+/// A closure that is shown a value can write that row and rows of the same leaf, read other rows, wait for a thread
+/// that writes, and panic, because no latch or lock is held during the call.
 #[test]
 fn a_closure_that_sees_a_value_holds_nothing() {
     let (db, k) = opened();
@@ -373,8 +374,8 @@ fn a_closure_that_sees_a_value_holds_nothing() {
     assert_eq!(k.get_with(first, <[u8]>::to_vec).unwrap().unwrap(), b"after the panic");
 }
 
-/// A range that shows rows can be stopped at any row, from either end, and continued at the next one, by another call
-/// or as an iterator. It yields the rows of an iterator, including large values, across many leaves.
+/// A range that shows rows can be stopped at any row, from either end, and continued at the next one, with a different
+/// call or as an iterator. It shows the same rows as an iterator, including large values, across many leaves.
 #[test]
 fn a_range_goes_on_where_it_was_broken_off() {
     let (_db, k) = opened();
@@ -409,8 +410,8 @@ fn a_range_goes_on_where_it_was_broken_off() {
     }
 }
 
-/// A closure that is shown rows may change these and rows of the same leaf, and panic: it holds nothing, and the range
-/// continues after the row at which it panicked.
+/// A closure that is shown rows can change these rows and others in the same leaf, and panic: no latch or lock is held,
+/// and the range continues after the row at which the closure panicked.
 #[test]
 fn a_closure_that_sees_rows_holds_nothing() {
     let (db, k) = opened();
@@ -456,7 +457,7 @@ fn the_ends_are_found_past_what_was_removed() {
     assert_eq!(before.last(&k).unwrap().unwrap().0, key(1999));
 }
 
-/// A serializable transaction's reads are validated, whichever method makes them.
+/// A serializable transaction's reads are validated, through every method.
 #[test]
 fn serializable_reads_are_recorded_by_every_method() {
     type Read = fn(&Reader, &Keyspace) -> Result<()>;
@@ -482,7 +483,8 @@ fn serializable_reads_are_recorded_by_every_method() {
     }
 }
 
-/// A stream yields the iterator's rows, waits without a thread, ends with its first error, and can be dropped.
+/// A stream returns the same rows as the iterator, waits without occupying a thread, ends with its first error, and can
+/// be dropped.
 #[test]
 fn ranges_are_streams() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -493,18 +495,18 @@ fn ranges_are_streams() {
     }
     k.insert("large", vec![7; 300_000]).unwrap();
     drop((db, k));
-    // After reopening, nothing is in memory.
+    // After reopening, no rows are in memory.
     let db = config.open("/db").unwrap();
     let k = db.existing_keyspace("k").unwrap();
     block_on(async {
         let rows = k.iter().into_stream();
         let count = rows.map(|row| assert_eq!(row.unwrap().1[0], 7)).count().await;
         assert_eq!(count, 3001);
-        // A stream that is polled once and dropped while it waits for a leaf.
+        // Poll a stream once and drop it while it waits for a leaf.
         let mut dropped = k.range(1500u32.to_be_bytes()..).into_stream();
         let _ = futures_util::future::poll_immediate(dropped.next()).await;
         drop(dropped);
-        // Read the first part of a range by the iterator, and the rest as a stream.
+        // Read the first part of a range with the iterator, and the rest as a stream.
         let mut range = k.iter();
         assert_eq!(range.next().unwrap().unwrap().0, 0u32.to_be_bytes());
         assert_eq!(range.next_back_async().await.unwrap().unwrap().0, "large");
@@ -516,7 +518,7 @@ fn ranges_are_streams() {
     assert!(block_on(refused.next()).is_none());
 }
 
-/// Everything that a program may hold can be sent to another thread and shared by several.
+/// Every type that a program can hold can be sent to a different thread and shared between threads.
 #[test]
 fn all_public_types_are_shared_between_threads() {
     fn shared<T: Send + Sync>() {}

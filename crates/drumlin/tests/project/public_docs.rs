@@ -1,4 +1,4 @@
-//! The public documentation has an example for every type, and handles print as one line.
+//! The public documentation has an example for every type, and handles are printed as one line.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ fn documented(folder: &Path, found: &mut BTreeMap<String, String>) {
                 docs.push('\n');
                 continue;
             }
-            // Attributes, also of several lines, are between the documentation and the item.
+            // Attributes, including those of several lines, are between the documentation and the item.
             let kinds = ["pub struct ", "pub enum ", "pub trait ", "pub type "];
             let name = kinds.iter().find_map(|kind| line.strip_prefix(kind));
             let number = || line.strip_suffix("(u64)").or_else(|| line.strip_suffix("(u32)"));
@@ -56,7 +56,7 @@ fn every_public_type_has_an_example() {
     assert!(missing.is_empty(), "without an example: {missing:?}");
 }
 
-/// Handles print as one short line, which names what they belong to and shows no rows.
+/// Handles are printed as one short line, which names the database or keyspace that they belong to and shows no rows.
 #[test]
 fn handles_print_as_a_line() {
     let db = Config::in_memory().memory(16 << 20).open("").unwrap();

@@ -1,19 +1,19 @@
 //! Writes docs/tuning.md from the constants of the sources, and checks it.
 //!
-//! A *tuning constant* is a number that was chosen and could be another. The rule, for each `const` of an integer, a
-//! float or a duration in the library and in drumlin-io:
+//! A *tuning constant* is a number that was chosen and could be different. These rules apply to each `const` of an
+//! integer, a float or a duration in the library and in drumlin-io:
 //!
-//! - If its value names another constant, a type or a function, it follows from them, and is no tuning constant. It is
-//!   one all the same if it has another value under simulation.
-//! - If its name says that it describes a representation ([`LAYOUT_WORDS`]), it is none.
-//! - If its comment has the words "Fixed by", which say what determines the value, it is none.
-//! - `format/`, test equipment and tests have none.
+//! - If its value names another constant, a type or a function, it follows from them, and is not a tuning constant,
+//!   unless it has a different value under simulation.
+//! - If its name says that it describes a representation ([`LAYOUT_WORDS`]), it is not a tuning constant.
+//! - If its comment has the words "Fixed by", followed by the reason for the value, it is not a tuning constant.
+//! - `format/`, test equipment and tests have no tuning constants.
 //!
-//! Only constants have other values under simulation: no other expression asks for the feature `sim`.
+//! Only constants have different values under simulation: no other expression depends on the feature `sim`.
 //!
 //! Every tuning constant has a comment, whose first sentence is in the table, and a unit: its type if it is a duration,
 //! otherwise the last word of its name that is in [`UNITS`]. If a line of its comment begins with "Measured:", the rest
-//! of the line says where.
+//! of the line names the place of the measurement.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ use drumlin_testing::documents;
 
 use super::documents::files_below;
 
-/// Folders and files without tuning constants, by the beginnings of their paths.
+/// Path prefixes of folders and files without tuning constants.
 const LEFT_OUT: [&str; 6] = [
     "drumlin/src/coverage.rs",
     "drumlin/src/format/",
@@ -86,13 +86,13 @@ const UNITS: [(&str, &str); 47] = [
     ("WRITES", "writes"),
 ];
 
-/// A `const` of a source file.
+/// A `const` in a source file.
 struct Constant {
-    /// The path of its file, from `crates/`.
+    /// The path of its file, relative to `crates/`.
     file: String,
     name: String,
     type_name: String,
-    /// Its value as the source has it, on one line.
+    /// Its value as written in the source, on one line.
     value: String,
     /// The lines of its comment.
     comment: Vec<String>,
@@ -107,7 +107,7 @@ fn constants_of(file: &str, text: &str) -> Vec<Constant> {
         let visible = ["pub(crate) ", "pub(super) ", "pub(in crate) ", "pub "];
         let line = visible.iter().find_map(|prefix| line.strip_prefix(prefix)).unwrap_or(line);
         let Some((name, _)) = line.strip_prefix("const ").and_then(|rest| rest.split_once(": ")) else { continue };
-        // A value of several lines ends with the line that ends with a semicolon.
+        // A value of several lines ends at the first line that ends with a semicolon.
         let end = lines[index..].iter().position(|line| line.ends_with(';')).expect("a constant ends") + index;
         let whole = [&[line], &lines[index + 1..=end]].concat().join(" ");
         let Some((head, value)) = whole.trim_end_matches(';').split_once('=') else { continue };
@@ -127,9 +127,9 @@ fn constants_of(file: &str, text: &str) -> Vec<Constant> {
     found
 }
 
-/// The value of an expression of numbers, sums, products, quotients and shifts.
+/// Evaluates an expression of numbers, sums, products, quotients and shifts.
 fn number(expression: &str) -> Option<f64> {
-    /// Splits at the last `operator` outside parentheses.
+    /// Splits at the last `operator` outside of parentheses.
     fn split<'a>(text: &'a str, operator: &str) -> Option<(&'a str, &'a str)> {
         let mut depth = 0;
         text.match_indices(|_| true).collect::<Vec<_>>().into_iter().rev().find_map(|(at, character)| {
@@ -157,7 +157,7 @@ fn number(expression: &str) -> Option<f64> {
     expression.replace('_', "").parse().ok()
 }
 
-/// Formats a number with commas between thousands, and at most two digits after the point.
+/// Formats a number with commas between thousands, and at most two digits after the decimal point.
 fn grouped(number: f64) -> String {
     if number.fract() != 0.0 {
         return format!("{number:.2}");
@@ -172,7 +172,7 @@ impl Constant {
         self.name.split('_').any(|part| part == word)
     }
 
-    /// Returns the value, and the value under simulation if it has another.
+    /// Returns the value, and the value under simulation if it is different.
     fn values(&self) -> (&str, Option<&str>) {
         let parts = |condition: &str| {
             let rest = self.value.strip_prefix(condition)?.strip_prefix(" { ")?;
@@ -196,7 +196,7 @@ impl Constant {
         (is_number || self.type_name == "Duration") && is_chosen && !is_fixed
     }
 
-    /// Returns the unit, which is none if the name has no word for one.
+    /// Returns the unit, or `None` if the name has no word for one.
     fn unit(&self) -> Option<&'static str> {
         self.name.split('_').rev().find_map(|word| UNITS.iter().find(|(name, _)| *name == word)).map(|(_, unit)| *unit)
     }
@@ -246,7 +246,7 @@ impl Constant {
         sentence.to_owned()
     }
 
-    /// Returns where the value was measured.
+    /// Returns the place where the value was measured.
     fn measured(&self) -> String {
         let place = self.comment.iter().find_map(|line| line.strip_prefix("Measured: "));
         let prose = self.comment.join(" ");
@@ -259,7 +259,7 @@ impl Constant {
     }
 }
 
-/// Replaces the links of a comment by their texts.
+/// Replaces the links in a comment with their texts.
 fn without_links(text: &str) -> String {
     let mut parts = text.split('[');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -272,7 +272,7 @@ fn without_links(text: &str) -> String {
     plain
 }
 
-/// Makes a link of the words "decision" and a number at the beginning of a text.
+/// Turns the word "decision" and the number at the beginning of a text into a link.
 fn link_decision(text: &str) -> String {
     let Some(rest) = text.strip_prefix("decision ") else { return text.to_owned() };
     let (number, rest) = rest.split_at(3);
@@ -282,7 +282,7 @@ fn link_decision(text: &str) -> String {
     format!("[decision {number}](decisions/{name}){rest}")
 }
 
-/// Returns the name of a constant's table: its folder.
+/// Returns the name of the table for a constant, which is its folder.
 fn table_of(file: &str) -> String {
     match file.strip_prefix("drumlin/src/").map(|rest| rest.split_once('/')) {
         Some(Some((folder, _))) => folder.to_owned(),
@@ -291,7 +291,7 @@ fn table_of(file: &str) -> String {
     }
 }
 
-/// The tables in docs/tuning.md are the constants of the sources. `DRUMLIN_TEST_BLESS` writes them.
+/// The tables in docs/tuning.md match the constants in the sources. `DRUMLIN_TEST_BLESS` updates the tables.
 #[test]
 fn the_tables_have_every_constant() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -353,7 +353,7 @@ fn the_tables_have_every_constant() {
     assert!(unused.is_empty(), "tables without constants: {unused:?}");
 }
 
-/// Expressions of the forms that constants have.
+/// Expressions in the forms that constants use can be evaluated.
 #[test]
 fn expressions_have_values() {
     assert_eq!(number("10_000"), Some(10_000.0));

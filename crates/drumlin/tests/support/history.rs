@@ -1,34 +1,35 @@
-//! A checker of histories: given who read and wrote what, it decides whether the isolation levels were kept.
+//! A checker of histories: from a record of all reads and writes, it decides whether each transaction got the
+//! guarantees of its isolation level.
 //!
 //! Every value written is unique, so a read identifies its writer. Together with the order of the versions of each row,
 //! this gives the dependencies between transactions (Adya 1999): *ww* from the writer of a version to that of the next
 //! version, *wr* from the writer to each reader, and *rw* from a reader to the writer of the next version. A level
-//! forbids certain cycles of these, and reads that no committed state explains. Finding them in recorded histories is
-//! Elle's idea (Kingsbury, Alvaro 2020).
+//! forbids certain cycles of these dependencies, and reads that no committed transaction explains. Finding them in
+//! recorded histories is Elle's idea (Kingsbury, Alvaro 2020).
 //!
-//! Transactions of several levels run together. An rw edge then counts only if its reader's level promises that nothing
-//! overtakes what it read (Adya's mixed graph):
+//! Transactions of several levels run together. An rw edge then counts only if its reader's level guarantees that the
+//! rows it read are not overwritten in the meantime (Adya's mixed graph):
 //!
 //! | cycle | forbidden to | rw edges that count |
 //! | --- | --- | --- |
 //! | G0: only ww | all | none |
 //! | G1c: ww and wr | all | none |
-//! | G-nonadjacent: no two rw in a row; G-single has one | snapshot | of snapshot and serializable readers |
-//! | G2: any | serializable | of serializable readers |
+//! | G-nonadjacent: no two rw in a row; G-single has one rw | snapshot | those of snapshot and serializable readers |
+//! | G2: any | serializable | those of serializable readers |
 //!
 //! Besides cycles, the checker finds G1a (a read of a value that was never committed), G1b (a read of a value that its
-//! writer replaced itself), lost updates (two versions that replaced the same one), stale reads (of a version that had
-//! been replaced before the transaction began), and transactions that do not see their own writes.
+//! own writer replaced later), lost updates (two versions that replaced the same version), stale reads (reads of a
+//! version that had been replaced before the transaction began), and transactions that do not see their own writes.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 
 use drumlin::Isolation;
 
-/// A row.
+/// The number of a row.
 pub type Key = u32;
 
-/// One write of one transaction.
+/// A row version, identified by the write of a transaction that created it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version {
     pub writer: u64,
@@ -44,41 +45,41 @@ impl fmt::Debug for Version {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// A read; `None` if the row was absent.
+    /// A read. `found` is `None` if the row was absent.
     Read { key: Key, found: Option<Version> },
-    /// A write. `replaced` is the version that it replaced, if the transaction had read that first.
+    /// A write. `replaced` is the version that it replaced, if the transaction had read that version first.
     Write { key: Key, version: Version, removes: bool, replaced: Option<Version> },
 }
 
 #[derive(Clone, Debug)]
 pub struct Transaction {
-    /// From 1 on; 0 stands for the writer of the initial rows.
+    /// Starts at 1; 0 stands for the writer of the initial rows.
     pub number: u64,
     pub level: Isolation,
-    /// Moments in one order over all transactions: before the first step, and after the last.
+    /// The moments before the first step and after the last step, in a single order over all transactions.
     pub began: u64,
     pub ended: u64,
-    /// The place in the order of commits, or `None` if the transaction ended without a commit.
+    /// The position in the order of commits, or `None` if the transaction did not commit.
     pub committed: Option<u64>,
     pub steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// The initial rows. Their writer is 0.
+    /// The initial rows. Their writer has the number 0.
     pub initial: BTreeMap<Key, Version>,
     pub transactions: Vec<Transaction>,
-    /// Orders of versions that are known by other means than replaced versions and commits.
+    /// The orders of versions that are known by other means than replaced versions and commits.
     pub orders: BTreeMap<Key, Vec<Version>>,
 }
 
-/// The extent of a check.
+/// The amounts covered by a check.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Summary {
     pub committed: u64,
     pub ended: u64,
     pub reads: u64,
-    /// Reads of absent rows that more than one version explains. They give no edges.
+    /// Reads of absent rows that more than one version explains. They contribute no edges.
     pub ambiguous: u64,
     pub edges: u64,
 }
@@ -108,7 +109,7 @@ fn violation<T>(name: &'static str, story: String) -> Result<T, Violation> {
 enum Kind {
     Ww,
     Wr,
-    /// With the level of the reader.
+    /// An rw edge, with the level of the reader.
     Rw(Isolation),
 }
 
@@ -178,8 +179,8 @@ impl<'h> Versions<'h> {
         Ok(versions)
     }
 
-    /// Returns the order of a row's versions, by the versions they replaced if all of these are known, otherwise by the
-    /// order of commits.
+    /// Returns the order of a row's versions: by the versions that they replaced if all of these are known, otherwise
+    /// by the order of commits.
     fn order(&self, key: Key, mut last: Vec<(Version, usize, Option<Version>)>) -> Result<Vec<Version>, Violation> {
         let mut order = vec![self.history.initial.get(&key).copied().unwrap_or(ABSENT_AT_START)];
         if let Some(known) = self.history.orders.get(&key) {
@@ -198,7 +199,7 @@ impl<'h> Versions<'h> {
         }
         if next.len() < last.len() {
             for &(version, ..) in &last {
-                // Removing an absent row writes nothing.
+                // Removing an absent row creates no version.
                 let changes = !(self.is_absence(version) && self.is_absence(order[order.len() - 1]));
                 order.extend(changes.then_some(version));
             }
@@ -222,7 +223,7 @@ impl<'h> Versions<'h> {
         version == ABSENT_AT_START || self.written[&version].removes
     }
 
-    /// Returns `true` if the version at this place was replaced before the transaction began.
+    /// Returns `true` if the version at this position was replaced before the transaction began.
     fn is_stale(&self, order: &[Version], place: usize, reader: &Transaction) -> bool {
         order.get(place + 1).and_then(|&next| self.writer(next)).is_some_and(|writer| {
             let writer = &self.history.transactions[writer];
@@ -230,7 +231,7 @@ impl<'h> Versions<'h> {
         })
     }
 
-    /// Returns the place of the version that a read found, or `None` if several absences may explain it.
+    /// Returns the position of the version that a read found, or `None` if several absent versions can explain it.
     fn resolve(&self, reader: &Transaction, key: Key, found: Option<Version>) -> Result<Option<usize>, Violation> {
         let story = |what: &str| {
             let Transaction { number, level, .. } = reader;
@@ -286,10 +287,11 @@ impl Graph<'_> {
         }
     }
 
-    /// Returns a short cycle of edges that count, if there is any. With `apart`, it must not have two rw edges in a
-    /// row.
+    /// Returns a short cycle of edges that count, or `None` if there is no cycle. If `apart` is set, the cycle must not
+    /// have two rw edges in a row.
     fn cycle(&self, counts: impl Fn(Kind) -> bool, apart: bool) -> Option<Vec<(usize, Edge)>> {
-        // With `apart` each transaction is two nodes. The second one is reached by rw edges and left only by others.
+        // If `apart` is set, each transaction is two nodes. The second node is reached by rw edges, and left only by ww
+        // and wr edges.
         let count = self.edges.len();
         let states = if apart { 2 * count } else { count };
         let next = |state: usize| {
@@ -300,7 +302,7 @@ impl Graph<'_> {
                     .then_some((if apart && is_rw { edge.to + count } else { edge.to }, (from, *edge)))
             })
         };
-        // Remove nodes that nothing leads to, until only cycles and what they lead to remain.
+        // Remove nodes without incoming edges, until only cycles and the nodes reachable from them remain.
         let mut arriving = vec![0u32; states];
         for state in 0..states {
             next(state).for_each(|(to, _)| arriving[to] += 1);
@@ -317,7 +319,7 @@ impl Graph<'_> {
         let mut shortest: Option<Vec<(usize, Edge)>> = None;
         let left = (0..states).filter(|&state| arriving[state] > 0);
         for start in left {
-            // Short enough to understand.
+            // This cycle is short enough to understand.
             if shortest.as_ref().is_some_and(|cycle| cycle.len() <= 3) {
                 break;
             }
@@ -371,7 +373,7 @@ impl Graph<'_> {
     }
 }
 
-/// Checks that every transaction got what its level promises.
+/// Checks that every transaction got the guarantees of its level.
 pub fn check(history: &History) -> Result<Summary, Violation> {
     let versions = Versions::of(history)?;
     let mut graph = Graph { history, edges: vec![Vec::new(); history.transactions.len()] };
@@ -402,7 +404,7 @@ pub fn check(history: &History) -> Result<Summary, Violation> {
                 }
                 continue;
             }
-            // A read of a transaction that did not commit must be explained too, but nothing depends on it.
+            // A read of a transaction that did not commit must also be explained, but it creates no dependencies.
             let place = versions.resolve(transaction, key, found)?;
             summary.ambiguous += u64::from(place.is_none());
             if let (Some(place), true, Some(order)) = (place, is_committed, versions.orders.get(&key)) {
@@ -428,10 +430,11 @@ pub fn check(history: &History) -> Result<Summary, Violation> {
     Ok(summary)
 }
 
-/// Parses a history from text, one step after another. `r1(x=0)` means that transaction 1 reads the initial version of
-/// row x, `r2(x=1)` what 1 wrote last, `r2(x=1*)` what 1 wrote first, `r1(x=-)` no row. `w1(x)` writes, `d1(x)`
-/// removes, `c1` commits, `a1` aborts. Rows x, y and z exist initially, others do not. Versions are ordered by commits,
-/// unless `x:2,1` at the end gives the order of x.
+/// Parses a history from text, a sequence of steps. `r1(x=0)` means that transaction 1 reads the initial version of row
+/// x, `r2(x=1)` that transaction 2 reads the last version written by 1, `r2(x=1*)` the first version written by 1, and
+/// `r1(x=-)` that the row is absent. `w1(x)` writes, `d1(x)` removes, `c1` commits, and `a1` aborts. Rows x, y and z
+/// exist initially; all other rows are absent. Versions are ordered by commits, unless `x:2,1` at the end gives the
+/// order for x.
 pub fn parse(text: &str, levels: &[Isolation]) -> History {
     let key_of = |name: &str| u32::from(name.as_bytes()[0]);
     let mut history = History::default();

@@ -1,4 +1,4 @@
-//! Shared parts of the integration tests: folders that remove themselves, small databases, models.
+//! Code shared by the integration tests: folders that remove themselves, small databases, and models.
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it, and none is a library")]
 
 pub mod history;
@@ -31,7 +31,7 @@ impl Folder {
 pub const SEGMENT_BYTES: u64 = 256 << 10;
 
 /// Returns a configuration with small sizes, so that splits, evictions, segment switches and checkpoints happen in
-/// tests. Without warm start, because tests count reads and hold some.
+/// tests. Warm start is off, because tests count reads and hold some of them.
 pub fn small() -> Config {
     Config::new()
         .memory(8 << 20)
@@ -49,7 +49,7 @@ pub fn faulty() -> (FaultyBackend, Config) {
     (faulty, small().backend(backend))
 }
 
-/// Holds the next write of log records. Other writes, such as the preparation of a segment, pass.
+/// Holds the next write of log records. Other writes, such as the preparation of a segment, are not held.
 pub fn hold_records(disk: &FaultyBackend) {
     let is_records = |path: &Path, offset| path.extension().is_some_and(|extension| extension == "seg") && offset > 0;
     disk.hold_nth_at(Operation::Sync, 1, is_records);
@@ -58,7 +58,7 @@ pub fn hold_records(disk: &FaultyBackend) {
 /// The rows that a keyspace must have.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Copies a database's folder as a kill at this moment would leave it, provided that nothing writes at the same time.
+/// Copies a database's folder as a kill at this moment would leave it, provided that nothing is being written.
 pub fn copy_folder(from: &Path, to: &Path) {
     for folder in [from.to_path_buf(), from.join("log")] {
         let target = to.join(folder.strip_prefix(from).unwrap());
@@ -90,8 +90,8 @@ pub fn some_value(random: &mut Random) -> Vec<u8> {
     random.bytes(length as usize)
 }
 
-/// Runs a test, given by its module and name, in a process of its own with these environment variables, so that tests
-/// which change or measure their process do not disturb each other. Prints the memory figures that it reports.
+/// Runs a test, given by its module and name, in a separate process with these environment variables, so that tests
+/// that change or measure their process do not affect one another. Prints the memory figures that the process reports.
 pub fn alone(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     const VARIABLE: &str = "DRUMLIN_TEST_ALONE";
     if std::env::var(VARIABLE).is_ok_and(|name| name == test) {
@@ -112,7 +112,7 @@ pub const BACKENDS: [IoBackend; 2] = [IoBackend::Uring, IoBackend::Portable];
 #[cfg(drumlin_portable)]
 pub const BACKENDS: [IoBackend; 1] = [IoBackend::Portable];
 
-/// Returns a number from the environment.
+/// Returns a number from an environment variable, or the default.
 pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }

@@ -1,8 +1,8 @@
-//! A scripted workload whose every state is known, and its verifier.
+//! A scripted workload whose rows are known after every step, and its verifier.
 //!
-//! Each thread takes numbered steps. Seed, thread and number alone determine a step, so that a verifier, even in
-//! another process, knows the rows that any number of steps leaves. Every commit also stores its number in the thread's
-//! *counter* row, which therefore shows how far the thread's commits have come.
+//! Each thread takes numbered steps. A step depends only on the seed, the thread and the number, so a verifier, even in
+//! a different process, knows the rows after any number of steps. Every commit also stores its number in the thread's
+//! *counter* row, which therefore shows the number of the thread's last commit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use drumlin::{Database, Durability, KeyspaceOptions, TxOptions};
 
 use super::Random;
 
-/// The keyspaces shared by all threads: one with the database's page size, one with another.
+/// The keyspaces shared by all threads: one with the database's page size, and one with a different page size.
 const SHARED: [(&str, usize); 2] = [("rows", 1024), ("more", 2048)];
 const COUNTERS: &str = "counters";
-/// In every 50 steps a thread creates its own keyspace at the first of these numbers and drops it at the second.
+/// In every 50 steps, a thread creates its own keyspace at the first of these numbers and drops it at the second.
 const OWN_STEPS: u64 = 50;
 const OWN_MADE: u64 = 12;
 const OWN_DROPPED: u64 = 38;
 
-/// A value, as the length and seed that it is generated from.
+/// A value, represented by its length and the seed that generates its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content(usize, u64);
 
 impl Content {
     fn bytes(self) -> Vec<u8> {
-        // Half of the bytes compress.
+        // Half of the bytes are compressible.
         let mut random = Random(self.1);
         let mut bytes = vec![self.1 as u8; self.0];
         for byte in bytes.iter_mut().step_by(2) {
@@ -40,15 +40,15 @@ enum Step {
     /// Creates the thread's own keyspace.
     Create,
     Drop,
-    /// Changes rows, given with their keyspaces: 0 and 1 are shared, 2 is the thread's own. Without rows, writes the
-    /// counter outside of a transaction.
+    /// Changes rows, each given with its keyspace: 0 and 1 are shared, and 2 is the thread's own. Without any rows,
+    /// writes the counter outside of a transaction.
     Commit {
         rows: Vec<(usize, Vec<u8>, Option<Content>)>,
         durability: Durability,
     },
 }
 
-/// The workload's parameters.
+/// The parameters of the workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     pub seed: u64,
@@ -62,7 +62,7 @@ pub struct Workload {
 /// The rows of one thread, by keyspace and key.
 type Rows = BTreeMap<(usize, Vec<u8>), Content>;
 
-/// An acknowledgement: a thread, the number of its step, and whether that was promised to be durable.
+/// An acknowledgement: a thread, the number of its step, and whether the step was acknowledged as durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ack {
     pub thread: u64,
@@ -118,7 +118,7 @@ impl Workload {
         format!("own {thread}")
     }
 
-    /// Creates the shared keyspaces. Must return before any thread begins.
+    /// Creates the shared keyspaces. Must return before any thread starts.
     pub fn prepare(&self, db: &Database) -> drumlin::Result<()> {
         for (name, page_bytes) in SHARED {
             db.keyspace_with(name, KeyspaceOptions::new().page_bytes(page_bytes))?;
@@ -126,8 +126,7 @@ impl Workload {
         db.keyspace(COUNTERS).map(drop)
     }
 
-    /// Takes steps `from..to` of one thread, and calls `ack` after each one that was acknowledged. Ends at the first
-    /// error.
+    /// Takes steps `from..to` of one thread, and calls `ack` after each acknowledged step. Stops at the first error.
     pub fn run(&self, db: &Database, thread: u64, from: u64, to: u64, ack: &dyn Fn(Ack)) -> drumlin::Result<()> {
         let shared = SHARED.map(|(name, _)| db.existing_keyspace(name));
         let [first, second] = shared;
@@ -137,7 +136,7 @@ impl Workload {
             match self.step(thread, number) {
                 Step::Create => drop(db.keyspace(&Self::own_name(thread))?),
                 Step::Drop => match db.drop_keyspace(&Self::own_name(thread)) {
-                    // Already dropped, by a step that a cut left without an answer.
+                    // The keyspace was already dropped, by a step that a cut left unacknowledged.
                     Err(drumlin::Error::NoSuchKeyspace { .. }) => {}
                     other => other?,
                 },
@@ -173,7 +172,8 @@ impl Workload {
         Ok(())
     }
 
-    /// Takes `count` steps of all threads at once, each thread beginning at its number in `from`. Returns their errors.
+    /// Takes `count` steps of each thread, running all threads concurrently, each starting at its number in `from`.
+    /// Returns their errors.
     pub fn run_all(
         &self,
         db: &Database,
@@ -192,7 +192,7 @@ impl Workload {
         })
     }
 
-    /// Returns the rows that a thread's steps below `end` leave, and whether its own keyspace exists then.
+    /// Returns the rows of a thread after its steps below `end`, and whether its own keyspace exists at that point.
     fn model(&self, thread: u64, end: u64) -> (Rows, bool) {
         let mut rows = Rows::new();
         let mut own = false;
@@ -217,8 +217,8 @@ impl Workload {
     }
 
     /// Checks the database against the acknowledgements `acked`, in any order. Each thread must have every step that
-    /// was acknowledged as durable, only whole steps, and at most one that was not acknowledged. Nothing may be
-    /// corrupted. Returns the step at which each thread continues.
+    /// was acknowledged as durable, only whole steps, and at most one that was not acknowledged. There must be no
+    /// corruption. Returns the step at which each thread continues.
     ///
     /// # Errors
     /// Describes the first difference.
@@ -234,7 +234,7 @@ impl Workload {
         let mut next = Vec::new();
         for thread in 0..self.threads {
             let mine = || acked.iter().filter(|ack| ack.thread == thread);
-            // One more than the last step.
+            // This is the number after the last step.
             let lasting = mine().filter(|ack| ack.full).map(|ack| ack.step + 1).max().unwrap_or(0);
             let answered = mine().map(|ack| ack.step + 1).max().unwrap_or(0);
             let counter = match counters.get(thread.to_be_bytes()).map_err(text)? {
@@ -242,7 +242,7 @@ impl Workload {
                 None => 0,
             };
             let has_own = names.contains(&Self::own_name(thread));
-            // Steps that write no counter may follow; whether the last one did is visible from the keyspace.
+            // The next steps may write no counter; the keyspace shows whether the last one of them was completed.
             let mut end = counter;
             while matches!(self.step(thread, end), Step::Create | Step::Drop)
                 && self.model(thread, end + 1).1 == has_own

@@ -1,5 +1,5 @@
-//! `drumlin bench commit`: transactions of `--batch` rows. Each thread commits one after another; with `--async`, as
-//! many tasks do so on one thread. An operation is a transaction.
+//! `drumlin bench commit`: transactions of `--batch` rows. Each thread commits its transactions in sequence; with
+//! `--async`, that many tasks do so on one thread. An operation is a transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ struct Committer {
     options: TxOptions,
     order: WriteOrder,
     keys: u64,
-    /// The next position in the order. All threads share it, so that no two of them write the same row at once.
+    /// The next position in the write order, shared by all threads, so no two of them write the same row concurrently.
     next: Arc<AtomicU64>,
     random: Random,
     value: Vec<u8>,

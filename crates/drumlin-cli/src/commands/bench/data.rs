@@ -1,7 +1,7 @@
-//! The rows of a bench: their keys, the order in which they are written, and their values.
+//! The rows of a benchmark: their keys, the order in which they are written, and their values.
 //!
-//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. So the rows are the same in whatever order they
-//! were written, and a bench can read any of them without a list.
+//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. The rows are therefore the same in any write
+//! order, and a benchmark can read any row without storing a list of keys.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, RngExt, SeedableRng};
@@ -25,10 +25,10 @@ pub(super) fn key(index: u64) -> [u8; KEY_BYTES] {
     key
 }
 
-/// A permutation of the numbers below `count` that looks random.
+/// A pseudorandom permutation of the numbers below `count`.
 ///
-/// Xor-shifts and multiplications by odd numbers permute the numbers of `bits` bits. A result that is not below `count`
-/// is permuted again until it is. The whole is still a permutation, and takes less than two steps on average.
+/// Xor-shifts and multiplications by odd numbers permute the numbers of `bits` bits. The permutation is repeated until
+/// the result is below `count`, which takes less than two rounds on average. The result is still a permutation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Permutation {
     count: u64,
@@ -57,7 +57,7 @@ impl Permutation {
     }
 }
 
-/// The order in which rows are written.
+/// The order in which a benchmark writes its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriteOrder {
     permutation: Option<Permutation>,
@@ -74,7 +74,7 @@ impl WriteOrder {
     }
 }
 
-/// Chooses rows to read and fills values.
+/// Generates the random choices of a benchmark: the rows to read and the bytes of values.
 #[derive(Debug)]
 pub(super) struct Random {
     generator: Xoshiro256PlusPlus,
@@ -83,7 +83,7 @@ pub(super) struct Random {
 }
 
 impl Random {
-    /// Creates a generator. The same seed chooses the same rows.
+    /// Creates a generator. With the same seed, it chooses the same rows.
     pub(super) fn new(seed: u64, count: u64, distribution: Distribution) -> Random {
         let zipf = (distribution == Distribution::Zipf).then(|| {
             let zipf = Zipf::new(count as f64, 0.99).expect("a positive count and exponent");
@@ -120,7 +120,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Each number below the count occurs exactly once, whatever the count.
+    /// Each number below the count occurs exactly once, for any count.
     #[test]
     fn permutations_lose_nothing() {
         for count in [1, 2, 3, 4, 5, 7, 8, 9, 100, 255, 256, 257, 1000, 65_537] {
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    /// A permutation looks random: few neighbours remain neighbours.
+    /// A permutation scatters its numbers: few neighbours remain neighbours.
     #[test]
     fn permutations_scatter() {
         let permutation = Permutation::new(100_000);
@@ -140,7 +140,7 @@ mod tests {
         assert!(near < 1000, "{near} neighbours");
     }
 
-    /// Keys sort like their numbers.
+    /// Keys sort in numeric order.
     #[test]
     fn keys_sort() {
         assert_eq!(&key(0), b"0000000000000000");
@@ -148,7 +148,7 @@ mod tests {
         assert!((0..2000).all(|index| key(index) < key(index + 1)));
     }
 
-    /// Both distributions stay within range. Zipf's prefers a few rows.
+    /// Both distributions stay within range. Zipf's favours a few rows.
     #[test]
     fn distributions() {
         for distribution in [Distribution::Uniform, Distribution::Zipf] {

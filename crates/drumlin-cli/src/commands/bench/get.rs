@@ -1,8 +1,8 @@
 //! `drumlin bench get`: reads of single keys, or of `--batch` keys per call. With `--async`, `--batch` tasks on each
 //! thread read single keys.
 //!
-//! The limit is compared with the store's device reads, not with its answers from memory. If nothing has to be read
-//! from the device, there is no limit.
+//! The limit is compared with the store's device reads, not with the reads that it serves from memory. If no operation
+//! reads from the device, there is no limit.
 
 use std::time::Duration;
 
@@ -17,10 +17,11 @@ use super::target::Target;
 use crate::failure::Result;
 use crate::process;
 
-/// The device reads per operation below which the rows count as being in memory: the few reads left are first touches.
+/// The number of device reads per operation below which the rows count as being in memory: the remaining reads are
+/// first touches.
 const DEVICE_READS_PER_OP_MIN: f64 = 0.01;
 
-/// Time of unmeasured work before the first turn.
+/// The length of the unmeasured warm-up before the first turn.
 const WARM_UP: Duration = Duration::from_secs(1);
 
 pub(super) struct Getter {

@@ -1,5 +1,5 @@
 //! `drumlin bench load`: writes every key once, in transactions of `--batch` rows. An operation is a row. The timed
-//! unit is a whole transaction, because a caller waits for that.
+//! unit is a whole transaction, because that is how long a caller waits.
 
 use drumlin::{Database, Durability, Error, Keyspace, TxOptions};
 
@@ -45,7 +45,7 @@ impl Worker for Loader {
 }
 
 impl Loader {
-    /// Creates the loader of one thread's share of the rows.
+    /// Creates the loader for one thread's share of the rows.
     fn new(target: &Target<'_>, thread: u64, threads: u64, batch: u64, durability: Durability) -> Result<Loader> {
         let keys = target.about.keys;
         Ok(Loader {
@@ -97,7 +97,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     Ok(report)
 }
 
-/// Loads the rows, unmeasured, if they are missing, and writes them from the log to the data file.
+/// Loads the rows without measuring if they are missing, then checkpoints them from the log to the data file.
 pub(super) fn ensure_rows(target: &mut Target<'_>) -> Result<()> {
     if target.is_loaded() {
         return Ok(());

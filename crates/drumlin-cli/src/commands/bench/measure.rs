@@ -12,30 +12,29 @@ use serde::Serialize;
 use crate::failure::Result;
 use crate::{interrupt, process};
 
-/// The number of turns, in which store and raw device alternate.
+/// The number of turns. Each turn measures both the store and the raw device.
 pub(super) const TURNS: u32 = 5;
 
-/// The longest latency that the histogram resolves, a minute, with three significant digits.
+/// The longest latency that the histogram can record: one minute, with three significant digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 pub(super) fn new_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds")
 }
 
-/// The work of one thread.
+/// The operations of one thread.
 pub(super) trait Worker: Send {
-    /// Makes one call of the store, which is timed from outside. Returns the number of operations in it, or 0 if no
-    /// work is left.
+    /// Makes one call to the store, timed by the caller. Returns the number of operations in it, or 0 if none are left.
     fn call(&mut self) -> drumlin::Result<u64>;
 }
 
-/// The work of one of several tasks on a thread.
+/// The operations of one of the tasks that share a thread.
 pub(super) trait Task: Send {
-    /// Makes one call of the store, like [`Worker::call`].
+    /// Makes one call to the store, like [`Worker::call`].
     async fn call(&mut self) -> drumlin::Result<u64>;
 }
 
-/// The figures of one measured period, or of several of them combined.
+/// The figures of one measured period, or the combined figures of several.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) ops: u64,
@@ -83,7 +82,7 @@ pub(super) fn per_second(amount: f64, elapsed: Duration) -> f64 {
     amount / elapsed.as_secs_f64().max(1e-9)
 }
 
-/// Returns the median.
+/// Returns the median of the numbers, or `None` if there are none.
 pub(super) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;
@@ -94,7 +93,7 @@ pub(super) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// Lets each worker make calls until the time is over or its work is done.
+/// Lets each worker make calls until the time is up or it has no operations left.
 pub(super) fn measure<W: Worker>(
     workers: Vec<W>,
     limit: Option<Duration>,
@@ -158,7 +157,7 @@ fn written_bytes(stats: &Stats) -> u64 {
     stats.device_write_bytes + stats.log_write_bytes
 }
 
-/// Reads the clock once per call: the end of one call is the beginning of the next.
+/// Runs a worker until the limit. Reads the clock only once per call: the end of one call is the beginning of the next.
 fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> Called {
     let mut latency_ns = new_histogram();
     let mut ops = 0;
@@ -204,12 +203,12 @@ fn call_all_until<T: Task>(tasks: Vec<T>, limit: Option<Duration>) -> Called {
     Ok(called.into_inner())
 }
 
-/// The measurements of store and raw device, which alternate.
+/// The measurements of the store and the raw device, taken in alternation.
 #[derive(Debug)]
 pub(super) struct Turns {
     pub(super) all: Measured,
     pub(super) each: Vec<Measured>,
-    /// The raw device's rate in each turn; empty if the store is not compared with a device.
+    /// The raw device's rate in each turn. Empty if the store is not compared with a device.
     pub(super) raw_per_second: Vec<f64>,
 }
 
@@ -266,7 +265,7 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
     }
 
-    /// The spread has the minimum and maximum of any number of turns.
+    /// The spread is the minimum and maximum over any number of turns.
     #[test]
     fn spreads() {
         assert_eq!(Spread::of([]), None);

@@ -1,6 +1,6 @@
-//! `drumlin bench mixed`: `--read-percent` of a hundred operations read a row and the others overwrite one, each in a
-//! transaction of its own. They run on `--threads` threads or, with `--async`, as that many tasks on one thread. Reads
-//! and commits share the device, so no single limit applies.
+//! `drumlin bench mixed`: of every hundred operations, `--read-percent` read a row and the rest overwrite one, each in
+//! a transaction of its own. They run on `--threads` threads or, with `--async`, as that many tasks on one thread.
+//! Reads and commits share the device, so no single limit applies.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl Worker for Mixer {
         }
         self.random.fill(&mut self.value);
         let key = key(self.random.row());
-        // If two threads want to write the same row, the later one retries, as any caller would.
+        // If two threads try to write the same row, the later one retries, as any caller would.
         loop {
             match self.keyspace.insert_with(key, &self.value, self.durability) {
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}

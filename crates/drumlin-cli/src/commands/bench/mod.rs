@@ -1,8 +1,8 @@
 //! `drumlin bench`: the speed of Drumlin on this machine, compared with that of its raw device.
 //!
-//! Every operation is timed. The raw device is measured in the same run, on the same blocks, in turns with the store (A
-//! B A B …), because a drive with a cache may answer the same request differently a minute later. Rates and limits are
-//! medians over the turns.
+//! Every operation is timed. The raw device is measured in the same run, on the same blocks, alternating with the store
+//! (A B A B …), because a drive with a cache may perform differently a minute later. Rates and limits are medians over
+//! the turns.
 
 mod commit;
 mod data;

@@ -1,4 +1,4 @@
-//! The options of every bench.
+//! The options of every benchmark.
 
 use std::path::PathBuf;
 use std::time::Duration;

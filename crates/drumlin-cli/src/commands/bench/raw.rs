@@ -1,5 +1,4 @@
-//! The raw device, measured through `drumlin_io` alone: the rate that the store could reach if it cost
-//! nothing.
+//! The raw device, measured through `drumlin_io` alone: the rate that the store would reach if it added no overhead.
 
 use std::fs::File;
 use std::io;
@@ -17,21 +16,21 @@ use rustix::fs::{Advice, SeekFrom, fadvise};
 use super::measure::per_second;
 use crate::failure::{Failure, Result};
 
-/// The size of a request in a sequential read, and the number of requests in flight. S4: a few large requests at once
+/// The request size of a sequential read, and the number of requests in flight. S4: a few large requests in flight
 /// saturate any drive.
 const SCAN_BYTES: usize = 512 << 10;
 const SCAN_DEPTH: usize = 8;
 
-/// Size of a durable write.
+/// The size of a durable write.
 const WRITE_BYTES: usize = 4096;
-/// Size of the file that is written: small enough for any drive to treat it as a working set.
+/// Size of the file that is written: small enough for any drive to treat as a working set.
 const WRITE_FILE_BYTES: u64 = 64 << 20;
 
 fn backend() -> Result<Arc<dyn Backend>> {
     drumlin_io::backend(IoBackend::Auto).map_err(|error| Failure::other(format!("starting the I/O backend: {error}")))
 }
 
-/// Reads over a file of the database. They are direct, except for half of the sequential ones.
+/// Reads from one file of the database. They are direct, except for half of the sequential reads.
 #[derive(Debug)]
 pub(super) struct Reads {
     backend: Arc<dyn Backend>,
@@ -56,8 +55,8 @@ impl Reads {
         Failure::file("reading", &self.path, error)
     }
 
-    /// Reads the whole file once. This brings any cache below the device (a host's cache) into the state in which the
-    /// store will find it.
+    /// Reads the whole file once, so that any cache below the device (such as a host's) is as warm as it will be for
+    /// the store.
     pub(super) fn warm(&self) -> Result<()> {
         self.sequential_direct(Duration::MAX).map(|_| ())
     }
@@ -70,8 +69,8 @@ impl Reads {
         Ok(per_second(done as f64 * SCAN_BYTES as f64, start.elapsed()))
     }
 
-    /// Returns the bytes per second of sequential reads through the page cache, for which the kernel reads ahead. The
-    /// file is dropped from the page cache first.
+    /// Returns the bytes per second of sequential reads through the page cache, with the kernel's read-ahead. The file
+    /// is dropped from the page cache first.
     pub(super) fn sequential_buffered(&self, limit: Duration) -> Result<f64> {
         let advised = File::open(&self.path).map_err(|error| self.failed(&error))?;
         // A file system without a page cache ignores the advice.
@@ -120,7 +119,7 @@ impl Reads {
         }
     }
 
-    /// Reads at the given offsets until they end or the time is over. Returns the number of reads.
+    /// Reads at the given offsets until there are no more or the time is up. Returns the number of reads.
     fn read(
         &self,
         mut offsets: impl Iterator<Item = u64>,
@@ -141,7 +140,7 @@ impl Reads {
             return Ok(done);
         }
         let queue = self.backend.queue(depth).map_err(|error| self.failed(&error))?;
-        // Use huge pages if the buffers are large enough: with small pages, a drive transfers half as many bytes a
+        // Use huge pages if the buffers are large enough: with small pages, a drive transfers half as many bytes per
         // second.
         let mut buffers = AlignedBuffer::group(depth, bytes);
         let mut finished = Vec::with_capacity(depth);
@@ -194,11 +193,11 @@ fn written(path: &Path) -> io::Result<Vec<Range<u64>>> {
     }
 }
 
-/// The aligned places of one size within ranges.
+/// The aligned positions for requests of one size within the given ranges.
 struct Places<'a> {
     ranges: &'a [Range<u64>],
     bytes: u64,
-    /// The number of places up to the end of each range.
+    /// The cumulative number of positions up to the end of each range.
     ends: Vec<u64>,
     count: u64,
 }
@@ -281,7 +280,7 @@ impl Writes {
 
 impl Drop for Writes {
     fn drop(&mut self) {
-        // If this fails, a file of zeros remains. It only takes space, and its name explains it.
+        // If this fails, a file of zeros remains, which only takes space and has a name that explains its purpose.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -290,7 +289,7 @@ impl Drop for Writes {
 mod tests {
     use super::*;
 
-    /// Places are aligned, within their ranges, and in ascending order.
+    /// Positions are aligned, within their ranges, and in ascending order.
     #[test]
     fn places_lie_in_ranges() {
         let ranges = [1..9, 16..17, 100..132];

@@ -1,4 +1,4 @@
-//! The report of a bench. Scripts rely on the names of the first fields.
+//! The report of a benchmark. Scripts rely on the names of the first fields.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(super) struct Report {
     max_us: f64,
     stddev_us: f64,
     device_reads_per_second: f64,
-    /// The spreads over the turns, of which `ops_per_second` and `limit_per_second` are the medians.
+    /// The spreads over the turns; `ops_per_second` and `limit_per_second` are the medians.
     ops_per_second_spread: Spread,
     limit_per_second_spread: Option<Spread>,
     keys: u64,
@@ -46,14 +46,14 @@ pub(super) struct Report {
     /// The name of the operation that is counted.
     #[serde(skip)]
     unit: &'static str,
-    /// The timed unit, if it is more than one operation.
+    /// The timed unit, if it comprises more than one operation.
     #[serde(skip)]
     call: String,
     #[serde(skip)]
     limit: Option<Limit>,
 }
 
-/// The facts that only the bench itself knows.
+/// The facts that only the individual benchmark knows.
 pub(super) struct Facts {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,
@@ -71,11 +71,11 @@ pub(super) struct Limit {
     pub(super) spread: Spread,
     pub(super) reached_per_second: f64,
     pub(super) unit: &'static str,
-    /// The explanation if the ratio is above 1.
+    /// The explanation to print if the ratio is above 1.
     pub(super) above_one: &'static str,
 }
 
-/// The explanation of a ratio above 1 if the store can be no faster than the raw device.
+/// The explanation for a ratio above 1 if the store cannot outperform the raw device.
 pub(super) const NOISE: &str = "noise: the drive's rate changes from turn to turn";
 
 impl Report {
@@ -122,7 +122,7 @@ impl Report {
         }
     }
 
-    /// Formats the spread of the turns if there were several.
+    /// Formats the spread over the turns, if there were several.
     fn turns(&self) -> String {
         let Spread { min, max } = self.ops_per_second_spread;
         if min < max { between(self.ops_per_second_spread) } else { String::new() }
@@ -191,7 +191,7 @@ fn duration(us: f64) -> String {
     figures::duration(Duration::from_secs_f64(us / 1e6))
 }
 
-/// Formats the minimum and maximum of the turns.
+/// Formats the minimum and maximum over the turns.
 fn between(spread: Spread) -> String {
     format!(" ({} to {})", figures::rate(spread.min), figures::rate(spread.max))
 }

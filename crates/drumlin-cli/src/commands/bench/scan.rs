@@ -1,6 +1,6 @@
 //! `drumlin bench scan`: reads all rows in key order from a database that was just opened.
 //!
-//! The limit is the raw sequential rate over the same file, by direct or by buffered reads, whichever are faster. It is
+//! The limit is the raw sequential rate over the same file, using direct or buffered reads, whichever is faster. It is
 //! expressed in rows: raw bytes per second divided by the bytes of a row's key and value. Pages are compressed, so the
 //! ratio can exceed 1.
 
@@ -20,8 +20,8 @@ use crate::process;
 /// The number of rows in a timed step. Reading the clock for each row would cost as much as the row.
 const ROWS_PER_STEP: u64 = 1000;
 
-/// The number of turns. A turn reads everything or stops after its share of the time; if the data is small, turns
-/// repeat until the time is over.
+/// The number of turns. A turn reads all rows or stops when its share of the time is up; if the data is small, turns
+/// repeat until the total time is up.
 const TURNS_MIN: usize = 3;
 const TURNS_MAX: usize = 100;
 
@@ -35,7 +35,7 @@ impl Worker for Scanner {
         let mut rows = 0;
         for row in self.rows.by_ref().take(ROWS_PER_STEP as usize) {
             let (key, value) = row?;
-            // Use the first byte of the key and of the value, as a caller would use what it reads.
+            // Touch the first byte of the key and of the value, because a caller would use the bytes it reads.
             self.bytes += u64::from(key[0]) + value.first().copied().map_or(0, u64::from);
             rows += 1;
         }

@@ -1,4 +1,4 @@
-//! The measured database: finds or creates it, and describes it.
+//! The database to measure: finds or creates it, and describes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,9 +35,9 @@ pub(super) struct Target<'a> {
     pub(super) options: &'a Options,
     pub(super) output: Output,
     pub(super) path: PathBuf,
-    /// The rows that the options select for measurement. The database may have more.
+    /// The rows that the options select for measurement. The database may contain more.
     pub(super) about: Dataset,
-    /// The rows of the database, if they were loaded completely.
+    /// The rows in the database, if they were loaded completely.
     loaded: Option<Dataset>,
     database: Option<Database>,
     /// The temporary folder, removed at the end, if no path was given.
@@ -88,7 +88,7 @@ impl<'a> Target<'a> {
         info.map_or(4096, |info| info.page_bytes)
     }
 
-    /// Returns `true` if all rows fit in three quarters of the budget, which leaves a quarter for everything else.
+    /// Returns `true` if all rows fit in three quarters of the budget. The last quarter is for all other memory.
     pub(super) fn fits_in_memory(&self) -> bool {
         self.about.data_bytes() / 3 * 4 <= self.options.memory
     }
@@ -115,7 +115,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Closes the database and opens it again, so that none of its pages is in memory.
+    /// Closes and reopens the database, so that none of its pages are in memory.
     pub(super) fn reopen(&mut self) -> Result<()> {
         self.database.take().expect("open until it is closed").close()?;
         self.database = Some(config(self.options).open(&self.path)?);

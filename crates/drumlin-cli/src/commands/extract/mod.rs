@@ -1,10 +1,9 @@
 //! `drumlin extract`: writes the tree that `drumlin index` stored back as files.
 //!
-//! It makes directories first, then files and links. Modes and times of directories come last, from the deepest up,
-//! because a directory changes with every entry made in it, and its mode may forbid making any. If a killed run left
-//! files, the next run compares them with the tree, because they are complete; it finishes the directories that are
-//! not.
-//! finishes.
+//! It makes directories first, then files and links. The modes and times of directories are set last, from the deepest
+//! up, because creating an entry changes its directory's time, and the mode may forbid creating entries. If a run is
+//! killed, the next run finishes the incomplete directories. The files that are present are complete, so it only
+//! compares them with the tree.
 
 mod target;
 
@@ -31,7 +30,7 @@ use crate::streamed::reading;
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, harmless, parse_key};
 
-/// The maximum number of entries that are named when they can't be extracted. The others are only counted.
+/// The maximum number of entries that are named if they can't be extracted. Any further ones are only counted.
 const NAMED_MAX: u64 = 10;
 
 /// Write a tree that `index` stored back to a directory
@@ -62,11 +61,11 @@ struct Summary {
     symlinks: u64,
     directories: u64,
     bytes: u64,
-    /// Files and links that exist already, with the content that the tree has.
+    /// Files and links that existed before with the same content as in the tree.
     identical: u64,
-    /// Existing files and links with another content, which were kept.
+    /// Existing files and links whose content differs, which were kept.
     existing: u64,
-    /// Entries that were not written for another reason.
+    /// Entries that were not written for any other reason.
     failed: u64,
     /// Gaps in the rows, and corrupted contents.
     damaged: u64,
@@ -78,7 +77,7 @@ struct Job<'a> {
     target: Target,
     force: bool,
     progress: &'a Progress,
-    /// Directories that existed before.
+    /// Directories that existed before the run.
     existing: HashSet<Vec<u8>>,
     named: u64,
     summary: Summary,
@@ -185,7 +184,7 @@ impl Job<'_> {
             for row in self.store.directories.range(range.clone()).rev() {
                 let (key, entry) = match row {
                     Ok(row) => row,
-                    // The pass that made the directories has reported the damage.
+                    // The pass that made the directories has already reported the damage.
                     Err(drumlin::Error::Corrupted { .. }) => break,
                     Err(error) => return Err(error.into()),
                 };
@@ -202,7 +201,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Returns the row of a step, or reports a gap and returns `None`.
+    /// Returns the row of a step. For a gap, reports it and returns `None`.
     fn row(&mut self, step: Salvaged) -> Option<(Value, Value)> {
         match step {
             Salvaged::Row(key, value) => Some((key, value)),
@@ -264,7 +263,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Counts and names an entry that was not written. A full disk ends the run.
+    /// Counts an entry that was not written, and reports its name. A full disk ends the run.
     fn not_written(&mut self, key: &[u8], error: &io::Error, failed: impl Fn(&io::Error) -> Failure) -> Result<()> {
         if error.kind() == io::ErrorKind::StorageFull {
             return Err(failed(error).hint("what was extracted stays"));
@@ -297,7 +296,7 @@ impl From<io::Error> for Stopped {
     }
 }
 
-/// Converts the `io::Error` of a value's reader.
+/// Converts the `io::Error` of a value reader.
 fn from_database(error: io::Error) -> Stopped {
     match reading(&error) {
         Some(error) => Stopped::Database(error),

@@ -41,26 +41,26 @@ impl Attributes {
     }
 }
 
-/// The mode of a directory until it is finished, by which the next run recognises directories that a killed run left.
-/// No user has a reason to set it: the sticky bit guards files from other users, but here only the owner may enter.
+/// The mode of a directory until it is finished. The next run uses it to recognise directories that a killed run left.
+/// Users have no reason to set it: the sticky bit guards files from other users, but here only the owner may enter.
 const UNFINISHED: Mode = Mode::from_raw_mode(0o1700);
 
-/// The state in which a run finds a directory.
+/// The condition of a directory when a run finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Directory {
-    /// This run created it.
+    /// The current run created it.
     New,
     /// An earlier run created it and did not finish it.
     Unfinished,
-    /// It existed before.
+    /// It existed before any run.
     Existing,
 }
 
-/// The directory to which the tree is written; see the module.
+/// The directory to which the tree is written; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Target {
     root: OwnedFd,
-    /// The directories opened last, from the root down.
+    /// The most recently opened directories, from the root down.
     entered: Vec<(Vec<u8>, OwnedFd)>,
 }
 
@@ -121,7 +121,7 @@ impl Target {
         }
     }
 
-    /// Compares the entry at a path with a file or symbolic link of the tree. Returns `None` if there is no entry.
+    /// Compares the entry at a path with a file or symbolic link in the tree. Returns `None` if there is no such entry.
     pub(super) fn is_there(&mut self, path: &[u8], entry: &Entry) -> io::Result<Option<bool>> {
         let (directory, name) = self.enter_parent(path)?;
         let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -141,7 +141,7 @@ impl Target {
     }
 
     pub(super) fn set_directory(&mut self, path: &[u8], attributes: &Attributes) -> io::Result<()> {
-        // This opens each directory for the last time, because the directories in it were finished before.
+        // No directory needs to be opened after this, because the directories in it were finished before it.
         let (directory, name) = self.enter_parent(path)?;
         let directory = open_directory(directory, name)?;
         fchmod(&directory, attributes.mode)?;
@@ -172,7 +172,8 @@ impl Target {
         Ok(Unfinished::new(directory, name))
     }
 
-    /// Opens the parent directory of a path, creating missing directories, and returns it with the path's last name.
+    /// Opens the parent directory of a path, creating missing directories, and returns it with the last component of
+    /// the path.
     fn enter_parent<'p>(&mut self, path: &'p [u8]) -> io::Result<(BorrowedFd<'_>, &'p [u8])> {
         let mut names: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
         if names.iter().any(|name| name.is_empty() || *name == b"." || *name == b"..") {
@@ -199,7 +200,7 @@ impl NewFile<'_> {
         self.file.write_all(bytes)
     }
 
-    /// Gives the file its attributes and its name. Fails with `AlreadyExists` if the name is taken and `replace` is not
+    /// Gives the file its attributes and its name. Fails with `AlreadyExists` if the name is taken, unless `replace` is
     /// set.
     pub(super) fn finish(self, attributes: &Attributes, replace: bool) -> io::Result<()> {
         fchmod(&self.file, attributes.mode)?;
@@ -225,7 +226,7 @@ mod tests {
         file.finish(&attributes(), replace)
     }
 
-    /// No path and no link leads out of the directory, and a failure leaves nothing behind.
+    /// Neither a path nor a link leads out of the directory, and a failure leaves no files behind.
     #[test]
     fn nothing_is_written_outside() {
         let folder = tempfile::tempdir().unwrap();
@@ -252,8 +253,8 @@ mod tests {
         assert_eq!(names, ["dangling", "link"]);
     }
 
-    /// A run distinguishes unfinished directories of an earlier run from a user's directories, even below a directory
-    /// with a setgid bit.
+    /// A run distinguishes directories that an earlier run left unfinished from a user's directories, even below a
+    /// directory with a setgid bit.
     #[test]
     fn unfinished_directories_are_known() {
         let folder = tempfile::tempdir().unwrap();
@@ -271,7 +272,7 @@ mod tests {
         assert_eq!(target.make_directory(b"new").unwrap(), Directory::Existing);
     }
 
-    /// Files keep their time to the nanosecond and their permissions, but no setuid bit. An existing file is kept.
+    /// Files keep their permissions and their time to the nanosecond, but no setuid bit. An existing file is kept.
     #[test]
     fn attributes_come_back() {
         let folder = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// The kind of entry that a path leads to.
+/// The kind of file system entry at a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -18,15 +18,15 @@ pub(crate) enum Kind {
     Directory,
 }
 
-/// A value in the keyspaces `files` and `directories`. It is JSON, so that any tool can read it.
+/// A value in the keyspaces `files` and `directories`, encoded as JSON so that any tool can read it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
-    /// Bytes of the content.
+    /// Size of the content in bytes.
     pub(crate) size: u64,
     /// Time of the last modification, in nanoseconds since 1970.
     pub(crate) mtime_ns: i128,
-    /// Permission bits in octal, as `chmod` takes them.
+    /// Permission bits in octal, as used by `chmod`.
     pub(crate) mode: String,
     /// XXH3-128 of the content.
     pub(crate) xxh3: String,
@@ -46,7 +46,7 @@ impl Entry {
         Entry::new(Kind::Directory, metadata, 0, xxh3_128(&[]))
     }
 
-    /// Returns `true` if the metadata show no change of the file since it was recorded.
+    /// Returns `true` if the metadata show no change to the file since it was recorded.
     pub(crate) fn is_unchanged(&self, kind: Kind, metadata: &Metadata) -> bool {
         self.kind == kind
             && (kind == Kind::Directory || self.size == metadata.len())

@@ -1,8 +1,8 @@
-//! Stores a tree in a database that has none, by one bulk load for each keyspace.
+//! Stores a tree in a database that has none, with one bulk load per keyspace.
 //!
-//! The walk finds files in key order, several threads read them, and one thread passes them to the loads in key order
-//! again. So the loads pack contents as they arrive and never sort them. Nothing is visible before the loads are
-//! attached, all four in sequence ([`Store::fill`]).
+//! The walk finds files in key order, several threads read them, and one thread restores key order and passes them to
+//! the loads. So the loads pack contents as they arrive and never have to sort them. No row is visible until all four
+//! loads have been attached, in sequence ([`Store::fill`]).
 
 use std::io;
 use std::sync::Mutex;
@@ -92,7 +92,7 @@ impl Loads {
         Ok(Outcome::Stored { bytes })
     }
 
-    /// Attaches the loads. The one that says which files exist comes last.
+    /// Attaches the loads. The keyspace `files`, which decides which files exist, comes last.
     fn finish(self, store: &Store) -> drumlin::Result<()> {
         store.fill(|| {
             for load in [self.contents, self.by_size, self.directories, self.files] {
@@ -107,7 +107,7 @@ impl Job<'_> {
     /// Stores the whole tree in an empty index. An error or interrupt leaves the index empty.
     pub(super) fn load(&self, threads: usize) -> Result<()> {
         let mut loads = Loads::begin(self.store)?;
-        // Up to `threads` files are read ahead of the loads. Small ones are held in memory.
+        // Up to `threads` files are read ahead of the loads. Small files are held in memory.
         let (to_open, wanted) = sync_channel::<(Found, SyncSender<Opened>)>(threads);
         let (to_put, opened) = sync_channel::<Receiver<Opened>>(threads);
         let wanted = Mutex::new(wanted);

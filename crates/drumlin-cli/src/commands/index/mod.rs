@@ -1,8 +1,9 @@
-//! `drumlin index`: stores a directory tree. A database without a tree gets it all at once; otherwise each file is
-//! stored in its own transaction.
+//! `drumlin index`: stores a directory tree. If the database has no tree, one bulk load stores all files; otherwise
+//! each file is stored in its own transaction.
 //!
-//! One thread walks the tree, and several store what it finds. A commit takes a few microseconds of work and then waits
-//! for the device. Threads that wait at the same time share one sync, so there are more threads than processors.
+//! One thread walks the tree, and several threads store the files that it finds. A commit takes a few microseconds of
+//! processor time and then waits for the device. Threads that wait at the same time share one sync, so there are more
+//! threads than processors.
 
 mod entry;
 mod load;
@@ -30,10 +31,10 @@ use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, harmless};
 use crate::{interrupt, process};
 
-/// The maximum number of files that are found but not yet taken by a storing thread.
+/// The maximum number of files that the walk has found and no storing thread has taken yet.
 const FILES_QUEUED: usize = 256;
 
-/// The maximum number of entries of each kind that are named when they are not stored. The others are only counted.
+/// The maximum number of entries of each kind that are named if they are not stored. Any further ones are only counted.
 const NAMED_MAX: u64 = 10;
 
 /// Store a directory tree
@@ -75,7 +76,7 @@ pub(crate) struct Summary {
     pub(crate) paths_too_long: u64,
     pub(crate) directories_stored: u64,
     pub(crate) skipped: Skipped,
-    /// The paths of the database itself if it is inside the directory.
+    /// The paths of the database itself, if it is inside the directory.
     pub(crate) left_out: Vec<String>,
     pub(crate) bytes_stored: u64,
     pub(crate) seconds: f64,
@@ -85,7 +86,7 @@ pub(crate) struct Summary {
     pub(crate) budget_bytes: u64,
 }
 
-/// Entries without content to store.
+/// Entries that have no content to store.
 #[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct Skipped {
     pub(crate) sockets: u64,
@@ -93,7 +94,7 @@ pub(crate) struct Skipped {
     pub(crate) devices: u64,
 }
 
-/// The state that the storing threads share.
+/// The state shared by the storing threads.
 struct Job<'a> {
     store: &'a Store,
     root: &'a Path,
@@ -109,7 +110,7 @@ struct Job<'a> {
     skipped: Mutex<Skipped>,
     /// Paths of the database itself, relative to the root.
     left_out: Mutex<Vec<Vec<u8>>>,
-    /// Set when a thread has failed: no more files are begun.
+    /// Set when a thread has failed: the other threads begin no more files.
     failed: AtomicBool,
 }
 
@@ -258,7 +259,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Writes each line with one call: lines shorter than a pipe's atomic size are never torn, not even by a kill.
+    /// Writes each line with a single call, so that no line shorter than a pipe's atomic size is ever torn, even by a
+    /// kill.
     fn acknowledge(&self, key: &[u8], bytes: u64) -> Result<()> {
         let Some(acknowledgements) = &self.acknowledgements else { return Ok(()) };
         let line = format!("{}\t{bytes}\n", Escaped::new(key));
@@ -326,7 +328,7 @@ impl Skipped {
         self.sockets + self.fifos + self.devices
     }
 
-    /// Formats the counts like "3 skipped: 1 socket, 2 fifos". Returns `None` if nothing was skipped.
+    /// Formats the counts, for example "3 skipped: 1 socket, 2 fifos". Returns `None` if nothing was skipped.
     pub(crate) fn text(&self) -> Option<String> {
         let kinds = [(self.sockets, "socket"), (self.fifos, "fifo"), (self.devices, "device")];
         let kinds: Vec<String> =
@@ -345,7 +347,7 @@ impl Summary {
             figures::bytes(self.bytes_stored),
             figures::duration(Duration::from_secs_f64(self.seconds))
         );
-        // In less than a second, a rate would be noise.
+        // If it took less than a second, a rate would be noise.
         if self.files_stored > 0 && self.seconds >= 1.0 {
             text += &format!(
                 ": {} files/s, {}/s",

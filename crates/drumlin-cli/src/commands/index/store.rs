@@ -1,4 +1,4 @@
-//! The keyspaces of an index: the transaction in which a file enters three of them, and queries over many files.
+//! The keyspaces of an index: the transaction that stores a file in three of them, and queries over many files.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -16,17 +16,17 @@ use super::{Entry, Found, Kind, size_key};
 use crate::commands::selection::{KeyRange, prefix_range};
 use crate::failure::{Failure, Result};
 
-/// The maximum size of files that are read whole. Larger ones are streamed through the engine.
+/// The maximum size of files that are read into memory. Larger files are streamed through the engine.
 const CONTENT_BYTES_READ_AT_ONCE: u64 = 256 << 10;
 
 /// The number of rows that one scan examines.
 const ROWS_LOOKED_AT_ONCE: usize = 1000;
 
-/// An empty keyspace that exists while the loads of a whole tree are attached to one keyspace after another. While it
-/// exists, all rows of the index come from those loads.
+/// A marker: an empty keyspace that exists while the loads of a whole tree are being attached, one keyspace at a time.
+/// While it exists, all rows of the index come from those loads.
 const UNFINISHED: &str = "index_unfinished";
 
-/// The number of files and the bytes of their contents.
+/// The number of files and their total size in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Held {
     pub(crate) files: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Store {
     pub(crate) files: Keyspace,
     /// Maps a path to its content.
     pub(crate) contents: Keyspace,
-    /// Has size and path as the key, and empty values.
+    /// Has keys of size and path, and empty values.
     pub(crate) by_size: Keyspace,
     /// Maps the path of a directory to its [`Entry`].
     pub(crate) directories: Keyspace,
@@ -51,9 +51,9 @@ pub(crate) struct Store {
 pub(crate) enum Outcome {
     /// The transaction that stored the file is durable.
     Stored { bytes: u64 },
-    /// The file was stored before and has not changed.
+    /// The file was already stored and has not changed.
     Unchanged,
-    /// The file could not be read. Nothing of it is in the database.
+    /// The file could not be read. No part of it is in the database.
     Unreadable(io::Error),
 }
 
@@ -73,7 +73,7 @@ impl Store {
         Ok(Store::keyspaces(database)?)
     }
 
-    /// Opens the keyspaces of an index. Drops the rows of loads that were interrupted while being attached.
+    /// Opens the keyspaces of an index. If an earlier run was interrupted while attaching loads, drops their rows.
     pub(crate) fn open_or_create(database: &Database) -> drumlin::Result<Store> {
         if database.keyspaces().iter().any(|keyspace| keyspace.name == UNFINISHED) {
             for name in ["files", "contents", "by_size", "directories"] {
@@ -88,14 +88,14 @@ impl Store {
     }
 
     /// Calls `attach`, which attaches loads to the empty keyspaces of the index. If it does not complete, the next
-    /// command that opens the index finds it empty again.
+    /// command that opens the index drops their rows.
     pub(super) fn fill(&self, attach: impl FnOnce() -> drumlin::Result<()>) -> drumlin::Result<()> {
         self.database.keyspace(UNFINISHED)?;
         attach()?;
         self.database.drop_keyspace(UNFINISHED)
     }
 
-    /// Returns `true` if the index has no file and no directory.
+    /// Returns `true` if the index has no files and no directories.
     pub(super) fn is_empty(&self) -> drumlin::Result<bool> {
         Ok(self.files.is_empty()?
             && self.contents.is_empty()?
@@ -103,7 +103,7 @@ impl Store {
             && self.directories.is_empty()?)
     }
 
-    /// Returns the length of the longest path that can be stored. It is part of several keys, each of which has a
+    /// Returns the length of the longest path that can be stored. Paths are part of several keys, each with its own
     /// limit.
     pub(super) fn path_bytes_max(&self, kind: Kind) -> usize {
         match kind {
@@ -146,7 +146,7 @@ impl Store {
     }
 
     /// Returns, in name order, the directories whose paths begin with `prefix` and have no `/` after it. O(directories
-    /// found · log directories), however much is below them.
+    /// found · log directories), regardless of the number of files below them.
     pub(crate) fn directories_at(&self, prefix: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut found = Vec::new();
         let (mut from, end) = prefix_range(prefix.to_vec());
@@ -155,7 +155,7 @@ impl Store {
             let key = row?.0.into_vec();
             match memchr::memchr(b'/', &key[prefix.len()..]) {
                 Some(at) => {
-                    // Skip everything below the directory, which was found before.
+                    // Skip everything below this directory.
                     let next = [&key[..prefix.len() + at], &[b'/' + 1]].concat();
                     from = Bound::Included(next);
                 }
@@ -167,7 +167,7 @@ impl Store {
         }
     }
 
-    /// Stores a file or directory, unless it is stored already and unchanged.
+    /// Stores a file or directory, unless it is already stored and unchanged.
     pub(crate) fn put(&self, found: &Found) -> drumlin::Result<Outcome> {
         let keyspace = if found.kind == Kind::Directory { &self.directories } else { &self.files };
         let before = keyspace.get(&found.key)?.and_then(|bytes| Entry::decode(&bytes));
@@ -181,7 +181,7 @@ impl Store {
             };
             match outcome {
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
-                // Reading the file failed, not the database.
+                // The error is from reading the file, not from the database.
                 Err(Error::Source { source }) => return Ok(Outcome::unreadable(&source)),
                 outcome => return outcome,
             }
@@ -248,7 +248,7 @@ impl Store {
         let mut removed = 0;
         let mut from = Bound::Unbounded;
         loop {
-            // Use a scan for each part: a single scan's snapshot would keep every removed row.
+            // Use a separate scan for each part: the snapshot of a single scan would keep every removed row.
             let part = keyspace.range((from, Bound::Unbounded)).take(ROWS_LOOKED_AT_ONCE);
             let part = part.collect::<Result<Vec<_>, _>>()?;
             let Some((last, _)) = part.last() else { return Ok(removed) };
@@ -330,7 +330,7 @@ impl Read for Content {
     }
 }
 
-/// The sum of the sizes in rows of `files`. Unlike [`drumlin::Sum`] it fails if a row has no size.
+/// Sums the sizes in rows of `files`. Unlike [`drumlin::Sum`], it fails if a row has no size.
 struct FileSizes;
 
 impl Reducer for FileSizes {

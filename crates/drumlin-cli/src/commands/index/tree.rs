@@ -1,4 +1,4 @@
-//! Walks through a directory tree.
+//! Walks a directory tree.
 
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,7 @@ use crate::own_files::OwnFiles;
 /// A file, symbolic link or directory of the tree.
 #[derive(Debug)]
 pub(crate) struct Found {
-    /// The path relative to the root, with `/`, which is the key in the database.
+    /// The path relative to the root, separated by `/`: the key in the database.
     pub(crate) key: Vec<u8>,
     pub(crate) path: PathBuf,
     pub(crate) kind: Kind,
@@ -26,11 +26,12 @@ pub(crate) struct Found {
 pub(crate) enum Met {
     /// A file or symbolic link.
     File(Box<Found>),
-    /// A directory below the root. Its entries follow.
+    /// A directory below the root, followed by its entries.
     Directory(Box<Found>),
     /// An entry without content to store, by its path relative to the root.
     Special(Special, Vec<u8>),
-    /// The database's own folder or one of its files, by its path relative to the root. The walk does not enter it.
+    /// The database's own folder or one of its files, by its path relative to the root. The walk does not enter the
+    /// folder.
     Own(Vec<u8>),
     /// The reason why an entry can't be read.
     Unreadable(String),
@@ -44,7 +45,7 @@ pub(crate) enum Special {
     Device,
 }
 
-/// Returns the directory's path without symbolic links and dots.
+/// Returns the absolute path of the directory, with symbolic links and dots resolved.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     let root = fs::canonicalize(path).map_err(|error| Failure::input(path, &error))?;
     if !root.is_dir() {
@@ -70,7 +71,7 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
                 kind if kind.is_fifo() => Err(Special::Fifo),
                 _ => Err(Special::Device),
             };
-            // Needed for directories too: for a mount point, the listed inode is that of the directory hidden by the
+            // Directories need this too: for a mount point, the listed inode is that of the directory hidden by the
             // mount.
             let metadata = match item.metadata() {
                 Ok(metadata) => metadata,
@@ -98,8 +99,8 @@ pub(crate) fn walk<'a>(root: &'a Path, own: &'a OwnFiles) -> impl Iterator<Item 
     })
 }
 
-/// Returns the bytes of an entry's name as they appear in keys. A directory's name ends with `/`, so that `a-b` comes
-/// before `a/c`, as it does among keys.
+/// Returns the bytes of an entry's name as they appear in keys. A directory's name ends with `/`, so that `a-b` sorts
+/// before `a/c`, as in keys.
 fn key_part(entry: &DirEntry) -> impl Iterator<Item = u8> {
     let slash = entry.file_type().is_dir().then_some(b'/');
     entry.file_name().as_bytes().iter().copied().chain(slash)
@@ -116,13 +117,13 @@ fn unreadable(error: &walkdir::Error) -> String {
 mod tests {
     use super::*;
 
-    /// Files are found in the order of their keys, although `-` and `.` sort before `/`.
+    /// Files are found in key order, although `-` and `.` sort before `/`.
     #[test]
     fn files_come_in_the_order_of_their_keys() {
         let folder = tempfile::tempdir().unwrap();
         for path in ["a/c", "a-b/d", "a.e", "a", "b/a/b", "b/a.b", "b/ab", "0"] {
             let path = folder.path().join("tree").join(path);
-            // `a` exists as a directory already.
+            // `a` already exists as a directory.
             if path.is_dir() {
                 continue;
             }

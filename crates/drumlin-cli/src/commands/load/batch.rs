@@ -10,27 +10,27 @@ use drumlin::{BulkLoad, Database, Durability, Error, Keyspace, TxOptions};
 use super::{Load, OnDuplicate};
 use crate::rows::{Place, Row, VALUE_BYTES_STREAMED};
 
-/// The bytes at which a transaction is committed, even if it has fewer rows than planned. They fit in the smallest
-/// budgets, and are far more than an efficient log write needs.
+/// The number of bytes at which a transaction is committed, even if it has fewer rows than planned. It fits in the
+/// smallest budget, and is far more than an efficient log write needs.
 const DATA_BYTES_LIMIT: usize = 2 * VALUE_BYTES_STREAMED as usize;
 
-/// The default number of rows in a transaction, or added to a bulk load at once; `--batch` overrides it.
+/// The default number of rows in a transaction or in one addition to a bulk load; `--batch` overrides it.
 const BATCH_ROWS: u32 = 1000;
 
-/// Consecutive rows in one buffer. They are kept until they are committed, so that a conflict only repeats the
-/// transaction.
+/// Consecutive rows in one buffer. They are kept until they are committed, so that a conflict requires only a retry of
+/// the transaction, not another read of the file.
 #[derive(Debug)]
 pub(super) struct Batch {
     rows_limit: usize,
     durability: Durability,
     on_duplicate: OnDuplicate,
-    /// `true` if no row after a bad one may be stored.
+    /// `true` if rows after a bad row must be dropped.
     ends_at_bad: bool,
     bytes: Vec<u8>,
     rows: Vec<Span>,
 }
 
-/// The ends of a row's key and value in the buffer, and its position in the file.
+/// The ends of a row's key and value in the buffer, and the row's position in the file.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     key_end: usize,
@@ -38,7 +38,7 @@ struct Span {
     place: Place,
 }
 
-/// The rows of a batch by their outcome.
+/// The rows of a batch, counted by outcome.
 #[derive(Default, Debug)]
 pub(super) struct Committed {
     pub(super) stored: u64,
@@ -60,7 +60,7 @@ impl Committed {
         self.bad.extend(other.bad);
     }
 
-    /// Counts a row by whether its key exists. Returns `true` if the row is to be stored.
+    /// Counts a row according to whether its key exists. Returns `true` if the row should be stored.
     fn admit(&mut self, exists: bool, on_duplicate: OnDuplicate, place: Place) -> bool {
         match on_duplicate {
             OnDuplicate::Replace => self.replaced += u64::from(exists),
@@ -102,8 +102,8 @@ impl Batch {
         self.rows.clear();
     }
 
-    /// Commits the rows in one transaction, or in several if it would be too large. After an error, `committed` has the
-    /// rows of the transactions that succeeded.
+    /// Commits the rows in one transaction, or in several if one would be too large. After an error, `committed` has
+    /// the rows of the transactions that succeeded.
     pub(super) fn commit(
         &self,
         database: &Database,
@@ -129,7 +129,7 @@ impl Batch {
                     committed.add(more);
                     return Ok(());
                 }
-                // Rows of another file have the same keys, so retry.
+                // A different file has rows with the same keys, so retry.
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } | Error::KeyTooLong { .. })
                     if rows.len() > 1 =>
@@ -171,7 +171,7 @@ impl Batch {
         let mut transaction = database.begin_with(options(self.durability))?;
         let mut committed = Committed::default();
         let keys: Vec<&[u8]> = rows.clone().map(|row| self.row(row).0).collect();
-        // Look up all keys together: if the data is larger than memory, each one is a device read.
+        // Look up all keys together: if the data is larger than memory, each lookup is a device read.
         let exist = transaction.contains_many(keyspace, &keys)?;
         let mut earlier = HashSet::with_capacity(keys.len());
         for (row, exists) in rows.zip(exist) {
@@ -210,14 +210,14 @@ impl Batch {
     }
 }
 
-/// Adds one row to a bulk load whose value is too large for memory.
+/// Adds one row whose value is too large for memory to a bulk load.
 pub(super) fn load_streamed(bulk: &Mutex<BulkLoad>, row: &Row, value: &mut dyn Read) -> drumlin::Result<Committed> {
     let mut bulk = bulk.lock().expect("no thread panics while it holds this");
     let value_bytes = bulk.insert_from(&row.key, value)?;
     Ok(Committed { stored: 1, data_bytes: row.key.len() as u64 + value_bytes, ..Committed::default() })
 }
 
-/// Reads and discards a streamed value that is not stored.
+/// Reads and discards a streamed value that will not be stored.
 pub(super) fn pass_over(value: &mut dyn Read) -> drumlin::Result<()> {
     match io::copy(value, &mut io::sink()) {
         Ok(_) => Ok(()),

@@ -1,8 +1,8 @@
-//! Compressed input: gzip and zstd are decompressed as streams, and other forms are named in an error.
+//! Compressed input: gzip and zstd are decompressed as streams, and any other form is named in an error.
 //!
-//! The form is recognised by the first bytes of a stream, not by its file's name. Rows of text may begin with some of
-//! these bytes (`BZh`), so the other fields of the header have to be valid too. Memory is bounded, however much a
-//! stream expands: gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
+//! The form is recognised by the first bytes of a stream, not by its file's name. Text may begin with some of these
+//! bytes (`BZh`), so the other header fields must be valid too. Memory is bounded no matter how much a stream expands:
+//! gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,24 +17,24 @@ const WINDOW_BYTES_MAX: u64 = 128 << 20;
 /// The size of the buffer of decompressed bytes.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// The number of bytes that identify any form.
+/// The number of bytes that suffice to identify any form.
 const HEADER_BYTES_MAX: usize = 10;
 
-/// A form of compression that is not supported, and a program that decompresses it.
+/// An unsupported form of compression, and a program that decompresses it.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Other {
     pub(super) what: &'static str,
     pub(super) program: &'static str,
 }
 
-/// Decompresses the input if it is compressed in a supported form, and counts it in `count`. If the form is not
-/// supported, returns the form.
+/// Decompresses the input if it is in a supported form of compression, and counts its compressed bytes in `count`. If
+/// the form is not supported, returns that form.
 pub(super) fn decompressed<'a>(
     mut input: impl BufRead + 'a,
     count: &AtomicU64,
 ) -> io::Result<Result<Box<dyn BufRead + 'a>, Other>> {
     let mut header = Vec::with_capacity(HEADER_BYTES_MAX);
-    // A pipe may deliver these bytes one by one.
+    // A pipe may deliver these bytes one at a time.
     input.by_ref().take(HEADER_BYTES_MAX as u64).read_to_end(&mut header)?;
     let form = Form::of(&header);
     count.fetch_add(u64::from(form != Form::None), Ordering::Relaxed);
@@ -57,26 +57,27 @@ enum Form {
 }
 
 impl Form {
-    /// Recognises the form from the first bytes of a stream. A stream that is cut off within its header also has that
-    /// form, if no text begins that way.
+    /// Recognises the form from the first bytes of a stream. A stream truncated within its header also counts as that
+    /// form, unless text could begin that way.
     fn of(header: &[u8]) -> Form {
         let other = |what, program| Form::Other(Other { what, program });
         match header {
-            // Check the method, deflate, and the flags, three of which are reserved.
+            // Check the method (deflate) and the flags, of which three are reserved.
             [0x1F, 0x8B] | [0x1F, 0x8B, 8] | [0x1F, 0x8B, 8, 0..=0x1F, ..] => Form::Gzip,
             // Check a reserved bit in the frame's descriptor.
             [0x28, 0xB5, 0x2F, 0xFD, fields @ ..] if fields.first().is_none_or(|bits| bits & 8 == 0) => Form::Zstd,
-            // A skippable frame, with which parallel compressors begin. Its length is below 16 MiB; in text, the
+            // A skippable frame, which parallel compressors write first. Its length is below 16 MiB; in text, the
             // highest byte of the length would be a letter.
             [0x50..=0x5F, 0x2A, 0x4D, 0x18, _, _, _, 0, ..] => Form::Zstd,
-            // Only the kind of check may be set in the flags.
+            // Check that only the check type is set in the flags.
             [0xFD, b'7', b'z', b'X', b'Z', 0]
             | [0xFD, b'7', b'z', b'X', b'Z', 0, 0]
             | [0xFD, b'7', b'z', b'X', b'Z', 0, 0, 0..=0xF, ..] => other("xz", "xz -dc"),
-            // Check the block size, and the digits of pi before the first block, or of its square root at the end.
+            // Check the block size, and then the digits of pi before the first block, or those of its square root at
+            // the end.
             [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, 0x53, 0x59]
             | [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72, 0x45, 0x38, 0x50, 0x90] => other("bzip2", "bzip2 -dc"),
-            // Check the version to extract with, up to 6.3, and the method; any flags are allowed.
+            // Check the version needed to extract (at most 6.3) and the method; any flags are allowed.
             [b'P', b'K', 3, 4, 0..=63, 0, _, _, 0..=99, 0] => other("zip", "unzip -p"),
             // Check version 1, a reserved bit, and a block size of 64 KiB to 4 MiB.
             [4, 0x22, 0x4D, 0x18, fields @ ..]
@@ -98,8 +99,8 @@ fn damaged(form: &str, error: &dyn std::fmt::Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the {form} data is damaged or cut off: {error}"))
 }
 
-/// Reads the members of a gzip stream as one. Zeros may follow the last member, because tapes and disks pad with them.
-/// `None` at the end.
+/// Reads the members of a gzip stream as a single stream. Zeros may follow the last member, because tapes and disks are
+/// padded with them. `None` at the end.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Gzip<R> {
@@ -272,7 +273,7 @@ mod tests {
         assert_eq!(read(&gzip(b"")).unwrap(), b"");
     }
 
-    /// A stream that is cut off or changed causes an error and is never accepted silently. Unsupported forms are named.
+    /// A truncated or altered stream causes an error and is never accepted silently. Unsupported forms are named.
     #[test]
     fn damage_is_an_error() {
         let text = sample();
@@ -293,7 +294,7 @@ mod tests {
         assert!(matches!(other, Err(Other { what: "bzip2", .. })));
     }
 
-    /// The first bytes that each program writes are recognised, and text that begins with a form's magic is treated as
+    /// The first bytes written by each program are recognised, and text that begins with a form's magic is treated as
     /// text.
     #[test]
     fn text_is_no_form() {
@@ -335,10 +336,11 @@ mod tests {
         }
     }
 
-    /// A window beyond the limit is refused before memory is allocated for it.
+    /// A window above the limit is refused before memory is allocated for it.
     #[test]
     fn windows_are_bounded() {
-        // A frame without single segment and checksum, with a window of 2^31 bytes, and a raw block of one byte.
+        // A frame with neither the single-segment flag nor a checksum, with a window of 2^31 bytes, and a raw block of
+        // one byte.
         let stream = [&0xFD2F_B528_u32.to_le_bytes()[..], &[0, 21 << 3], &[9, 0, 0, b'x']].concat();
         assert!(read(&stream).unwrap_err().to_string().contains("needs a window of 2147483648 bytes"));
     }

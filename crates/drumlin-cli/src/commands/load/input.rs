@@ -1,4 +1,4 @@
-//! Files and stdin as counted sources of bytes.
+//! Opens files and stdin as byte sources that count their bytes.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -19,8 +19,8 @@ pub(super) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_owned() } else { path.display().to_string() }
 }
 
-/// Returns the name of a file for keys: its path as given, byte for byte. Stdin has the name `-`, which no file can
-/// have, because it always means stdin.
+/// Returns the name of a file for keys: its path as given, byte for byte. Stdin is named `-`, which no file can be
+/// called, because it always means stdin.
 pub(super) fn key_name(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
@@ -29,8 +29,8 @@ fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Returns the size of all files together, or `None` if stdin is one of them. Fails if a file does not exist, before
-/// anything is stored.
+/// Returns the total size of all files, or `None` if stdin is one of them. Fails before any row is stored if a file
+/// does not exist.
 pub(super) fn bytes_total(paths: &[PathBuf]) -> Result<Option<u64>> {
     if paths.iter().filter(|path| is_stdin(path)).count() > 1 {
         return Err(Failure::usage("stdin can be read only once"));

@@ -1,8 +1,8 @@
-//! `drumlin load`: stores rows from several files at once.
+//! `drumlin load`: stores rows from several files concurrently.
 //!
-//! One thread reads a file and also stores its rows, so the rows of a file are stored in order, and the last of several
-//! rows with the same key stays. An empty keyspace gets the rows of all files in one bulk load. If the keyspace has
-//! rows, new rows are committed in batches, and commits of different files share their syncs.
+//! One thread reads a file and also stores its rows, so the rows of a file are stored in order, and if several rows
+//! have the same key, the last row stays. An empty keyspace gets the rows of all files in one bulk load. If the
+//! keyspace has rows, new rows are committed in batches, and commits of different files share their syncs.
 
 mod batch;
 mod compressed;
@@ -77,7 +77,7 @@ pub(crate) struct Load {
     keyspace: KeyspaceArgs,
 }
 
-/// The handling of a row whose key exists, from before the load or from an earlier row.
+/// The treatment of a row whose key already exists, either from before the load or from an earlier row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum OnDuplicate {
     /// Replace the existing row
@@ -129,7 +129,7 @@ struct Summary {
     advice: Option<String>,
 }
 
-/// The state that the threads share.
+/// The state shared by the threads.
 struct Job<'a> {
     load: &'a Load,
     database: &'a Database,
@@ -157,7 +157,7 @@ struct Loading<'j, 'a> {
     batch: Batch,
 }
 
-/// Parses a field separator: one ASCII character, or `tab`.
+/// Parses a field separator: one ASCII character, or the word `tab`.
 pub(crate) fn parse_delimiter(text: &str) -> Result<u8, String> {
     match text.as_bytes() {
         b"tab" | b"\\t" => Ok(b'\t'),
@@ -215,7 +215,7 @@ impl Load {
         output.print(&summary, || summary.text())
     }
 
-    /// Refuses a file whose form is unknown, and inputs that would produce the same keys.
+    /// Rejects a file whose format is unknown, and inputs that would produce the same keys.
     fn check_forms_and_names(&self) -> Result<()> {
         let mut names = HashSet::new();
         for path in &self.files {
@@ -282,8 +282,8 @@ impl Job<'_> {
         }
     }
 
-    /// Ends a bulk load. It stores all rows that were read, even if a bad row ended the reading. After an interrupt, or
-    /// if the load itself failed, it stores none.
+    /// Ends a bulk load. Stores all rows that were read, even if a bad row ended the reading. After an interrupt, or if
+    /// the bulk load itself failed, stores no rows.
     fn finish_bulk(&mut self, loaded: Result<()>) -> Result<()> {
         let Some(bulk) = self.bulk.take() else { return loaded };
         let finished = match interrupt::requested() {
@@ -384,7 +384,7 @@ impl Loading<'_, '_> {
         if interrupt::requested() { Ok(()) } else { self.commit() }
     }
 
-    /// Counts and names a row that is not stored, or ends the load because of it.
+    /// Counts and reports a row that is not stored, or fails the load because of it.
     fn bad_row(&mut self, place: Place, what: &str) -> Result<()> {
         let name = &self.name;
         if !self.job.load.skip_bad {
@@ -432,7 +432,7 @@ impl Loading<'_, '_> {
         }
     }
 
-    /// A streamed value fails either at its source, which is bad input, or in the database.
+    /// Converts a failure of a streamed value, which is either at its source (bad input) or in the database.
     fn streaming_failure(&self, error: drumlin::Error) -> Failure {
         match error {
             drumlin::Error::Source { source } => Failure::bad_input(format!("{}: {source}", self.name)),
@@ -464,8 +464,8 @@ impl Summary {
         if self.rows > 0 {
             text += &format!(" from {files} in {}", figures::duration(Duration::from_secs_f64(self.seconds)));
         }
-        // Print rates on a line of their own, because one line for everything could be wider than a terminal. In less
-        // than a second, a rate would be noise.
+        // Print rates on a line of their own, because one line for everything could be wider than a terminal. If the
+        // load took less than a second, a rate would be noise.
         if self.rows > 0 && self.seconds >= 1.0 {
             text += &format!(
                 "\n{} rows/s, {}/s{}",
@@ -496,7 +496,7 @@ impl Summary {
 mod tests {
     use super::*;
 
-    /// A rate says that it counts compressed bytes, fits in 80 columns, and is left out for short loads.
+    /// A rate says when it counts compressed bytes, fits in 80 columns, and is omitted for short loads.
     #[test]
     fn rates_say_what_they_count() {
         let summary = |compressed_files, seconds| Summary {

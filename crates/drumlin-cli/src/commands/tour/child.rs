@@ -1,4 +1,4 @@
-//! The load in a child process: runs `drumlin index` and reads its acknowledgements from a pipe.
+//! Loads the tree in a child process: runs `drumlin index` and reads its acknowledgements from a pipe.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use crate::terminal::{Output, Progress};
 use crate::text::unescape;
 use crate::{interrupt, process};
 
-/// The paths, with their bytes, whose commits the child acknowledged.
+/// The paths whose commits the child acknowledged, with the sizes of the files in bytes.
 pub(super) type Acknowledged = HashMap<Vec<u8>, u64>;
 
 /// A running child.
@@ -48,8 +48,7 @@ impl Loading {
         Ok(Loading { child, lines: BufReader::new(stdout), start: Instant::now() })
     }
 
-    /// Waits until half of the work is acknowledged, and kills the child. Acknowledgements that are in the pipe by then
-    /// count too.
+    /// Kills the child once half of the tree is acknowledged. Acknowledgements that are in the pipe by then count too.
     pub(super) fn kill_midway(mut self, survey: &Survey, output: Output) -> Result<(Killed, Acknowledged)> {
         let progress = Progress::bytes(output, "loading", survey.bytes);
         let mut acknowledged = Acknowledged::new();
@@ -84,7 +83,7 @@ impl Loading {
         Ok((killed, acknowledged))
     }
 
-    /// Lets the child run to its end.
+    /// Lets the child run to completion.
     pub(super) fn finish(mut self, survey: &Survey, files_before: u64, output: Output) -> Result<Finish> {
         let progress = Progress::items(output, "finishing", survey.files);
         progress.add(files_before);
@@ -138,7 +137,7 @@ impl Loading {
     }
 }
 
-/// Returns `true` after half of the work. Many small files count as much as a few large ones.
+/// Returns `true` once half of the tree is stored, counting many small files as much as a few large ones.
 fn is_midway(survey: &Survey, files: u64, bytes: u64) -> bool {
     let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
     share(files, survey.files) + share(bytes, survey.bytes) >= 1.0
@@ -147,13 +146,13 @@ fn is_midway(survey: &Survey, files: u64, bytes: u64) -> bool {
 /// Kills the child, so that a failed tour leaves no process behind.
 impl Drop for Loading {
     fn drop(&mut self) {
-        // Both fail only if the child has ended already.
+        // Both fail only if the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Returns the failure of a child that ended early. Its own message is already on stderr.
+/// Returns the failure of a child that ended early. The child has already printed a message to stderr.
 fn stopped(status: std::process::ExitStatus) -> Failure {
     let exit = [Exit::Corrupted, Exit::InUse, Exit::DiskFull, Exit::BadInput, Exit::NotOpened, Exit::NoCommits]
         .into_iter()

@@ -1,12 +1,12 @@
 //! `drumlin tour`: shows the engine's guarantees on real data within two minutes.
 //!
-//! 1. A child process (`drumlin index`) stores a directory tree with a memory budget of a tenth of its size, and is
-//!    killed midway.
+//! 1. A child process (`drumlin index`) stores a directory tree, with a memory budget of a tenth of the tree's size,
+//!    and is killed midway.
 //! 2. This process opens the database that the child left, and compares every file in it with the disk.
-//! 3. A second child finishes.
-//! 4. This process queries the database, and shows how much memory all of them used.
+//! 3. A second child stores the rest.
+//! 4. This process queries the database, and shows how much memory all the processes used.
 //!
-//! The tour knows no more of the database than any user of the public commands.
+//! The tour has no more access to the database than any user of the public commands.
 
 mod child;
 mod narration;
@@ -69,7 +69,7 @@ impl Tour {
         let place = Place::choose(self.into.as_deref(), survey.bytes)?;
         let (device, budget_bytes) = create(&place.database, survey.bytes / DATA_TO_BUDGET)?;
         if place.lies_in(&root) {
-            // The tour's folder was created in the tree, so survey the tree again without the database.
+            // The tour's folder was created inside the tree, so repeat the survey without the database.
             survey = Survey::of(&root, &OwnFiles::of([&place.database]), output)?;
         }
         narration.opening(&root, &survey, &place, &device, budget_bytes)?;
@@ -104,8 +104,8 @@ impl Tour {
     }
 }
 
-/// Creates the database, with the engine's minimum budget if a tenth of the data is less. Opening it here also finds
-/// out what the device can do before the tour promises anything.
+/// Creates the database, with the engine's minimum budget if a tenth of the data is less. Opening it now also probes
+/// the device, before the tour promises anything.
 fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
     let (database, budget_bytes) = match Config::new().memory(budget_bytes).open(database) {
         Err(Error::BudgetTooSmall { minimum_bytes, .. }) => {
@@ -123,7 +123,7 @@ fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
     Ok((device, budget_bytes))
 }
 
-/// The four steps of the tour, and the state that they share.
+/// The four steps of the tour, and the state shared by the steps.
 struct Steps<'a> {
     root: &'a Path,
     survey: &'a Survey,

@@ -15,7 +15,7 @@ const COLUMNS: usize = 80;
 /// The length of the longest bar in the last chart.
 const BAR_COLUMNS: usize = 40;
 
-/// Prints the tour to stdout, or nothing if the figures are wanted as JSON.
+/// Prints the tour to stdout, or prints nothing if the output is JSON.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Narration {
     output: Output,
@@ -257,7 +257,7 @@ impl Narration {
     }
 }
 
-/// Returns the name that runs this program: its bare name if it is in PATH, otherwise its shortest path.
+/// Returns the command that runs this program: its bare name if it is in PATH, otherwise its shortest path.
 fn program() -> String {
     let Ok(program) = std::env::current_exe() else { return "drumlin".to_owned() };
     let name = program.file_name().unwrap_or_default();

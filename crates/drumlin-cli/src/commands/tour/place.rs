@@ -1,4 +1,4 @@
-//! Chooses the place for the tour's database: on a real device, with enough space, and never replacing anything that a
+//! Chooses the place for the tour's database: on a real device with enough space, and without replacing anything that a
 //! tour did not create.
 
 use std::env;
@@ -14,25 +14,25 @@ use crate::terminal::figures;
 const FOLDER: &str = "drumlin-tour";
 /// The name of the database in that folder.
 const DATABASE: &str = "db";
-/// The file that marks a folder as a tour's, which may be removed.
+/// The file that marks a folder as created by a tour, so that a later tour may remove it.
 const MARKER: &str = "made-by-drumlin-tour";
 const MARKER_TEXT: &str = "`drumlin tour` made this folder, and replaces `db` in it when it is run again.\n";
 
-/// Space needed in addition to the data: segments of the log, tables, summaries, and space that is not cleaned yet.
+/// The space needed in addition to the data: log segments, tables, summaries, and space that is not cleaned yet.
 const SPACE_BYTES_BESIDE_DATA: u64 = 512 << 20;
 
-/// The place of the tour's database.
+/// The chosen place for the tour's database.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) database: PathBuf,
     pub(super) file_system: &'static str,
     pub(super) free_bytes: u64,
-    /// Remarks about the choice.
+    /// Remarks about the choice of the place.
     pub(super) remarks: Vec<String>,
 }
 
 impl Place {
-    /// Returns `true` if the database is somewhere below the directory.
+    /// Returns `true` if the database is inside the directory, at any depth.
     pub(super) fn lies_in(&self, root: &Path) -> bool {
         self.database.canonicalize().is_ok_and(|database| database.starts_with(root))
     }
@@ -60,7 +60,7 @@ impl Place {
                 remarks.push(format!("{} was not made by a tour, and stays as it is", folder.display()));
                 continue;
             };
-            // Query again, because removing the previous tour's database has freed space.
+            // Query again, because removing the previous tour's database may have freed space.
             let file_system = FileSystem::of(parent).map_err(|error| Failure::file("looking at", parent, &error))?;
             if file_system.free_bytes < needed_bytes {
                 most_free_bytes = most_free_bytes.max(file_system.free_bytes);
@@ -95,7 +95,7 @@ pub(super) fn previous(given: Option<&Path>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the folders that a tour may create, the best first.
+/// Returns the folders that a tour may create, best first.
 fn candidates(given: Option<&Path>) -> Vec<PathBuf> {
     match given {
         Some(parent) => vec![parent.join(FOLDER)],
@@ -106,14 +106,15 @@ fn candidates(given: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
-/// Returns `target` if the current folder has one, so that a source tree stays clean; otherwise the current folder.
+/// Returns the folder `target` if there is one in the current folder, to keep a source tree clean. Otherwise returns
+/// the current folder.
 fn beside_the_build() -> PathBuf {
     let target = PathBuf::from("target");
     if target.is_dir() { target } else { PathBuf::from(".") }
 }
 
-/// Removes the remains of a previous tour. Returns `None` if the folder is not a tour's; otherwise a remark if
-/// something was removed.
+/// Removes the remains of a previous tour. Returns `None` if no tour made the folder. Otherwise returns a remark if
+/// anything was removed.
 fn clear(folder: &Path) -> Result<Option<Option<String>>> {
     match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(None)),
@@ -124,7 +125,7 @@ fn clear(folder: &Path) -> Result<Option<Option<String>>> {
     match fs::remove_dir_all(&database) {
         Ok(()) => Ok(Some(Some(format!("the previous tour's database, {}, was removed", database.display())))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(None)),
-        // The folder belongs to another user, in a shared temporary directory.
+        // In a shared temporary directory, the folder belongs to a different user.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
         Err(error) => Err(Failure::file("removing", &database, &error)),
     }
@@ -139,7 +140,7 @@ fn make(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Only what a tour created is removed.
+    /// Removes only files that a tour created.
     #[test]
     fn what_no_tour_made_stays() {
         let parent = tempfile::tempdir().unwrap();
@@ -155,7 +156,7 @@ mod tests {
         assert!(folder.join("notes").exists());
     }
 
-    /// Every user has their own folder in the temporary directory. If a folder can't be created, the tour reports why
+    /// Each user has a separate folder in the temporary directory. If a folder can't be created, the tour reports why
     /// and tries the next place.
     #[test]
     fn every_user_has_a_folder() {
@@ -167,7 +168,7 @@ mod tests {
         assert_ne!(failure.exit(), Exit::NotFound);
     }
 
-    /// A file system in memory is never chosen.
+    /// An in-memory file system is never chosen.
     #[test]
     fn memory_is_no_place() {
         let shm = Path::new("/dev/shm");

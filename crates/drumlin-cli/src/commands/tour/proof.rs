@@ -29,7 +29,7 @@ enum Verdict {
     ChangedMeanwhile,
 }
 
-/// Compares every file in the database with the disk, and the acknowledgements with the database.
+/// Compares every file in the database with its original on disk, and the acknowledgements with the database.
 pub(super) fn compare(store: &Store, root: &Path, acknowledged: &Acknowledged, output: Output) -> Result<Proof> {
     let start = Instant::now();
     let mut rows = Vec::new();
@@ -71,7 +71,8 @@ pub(super) fn compare(store: &Store, root: &Path, acknowledged: &Acknowledged, o
     })?;
     progress.finish();
     let mut proof = proof.into_inner().expect("no thread panicked");
-    // Every path in `files` was found in the other two keyspaces. If they have as many rows, they contain nothing else.
+    // Every path in `files` was found in the other two keyspaces. If their row counts are equal too, they contain no
+    // other paths.
     for keyspace in [&store.contents, &store.by_size] {
         let rows_count = keyspace.count(..)?;
         if rows_count != proof.found {

@@ -1,4 +1,4 @@
-//! Queries that the index answers.
+//! Queries that can be answered from the index.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::commands::selection::prefix_range;
 use crate::failure::{Failure, Result};
 use crate::text::Escaped;
 
-/// The number of files below the prefix that are listed.
+/// The number of files listed below the prefix.
 const FILES_SHOWN: usize = 3;
 
 #[derive(Debug, Serialize)]
@@ -20,10 +20,10 @@ pub(super) struct Answers {
     pub(super) prefix: String,
     pub(super) prefix_files: u64,
     pub(super) prefix_bytes: u64,
-    /// Seconds of the first count, after which the counts are kept.
+    /// The duration of the first count in seconds. The counts are kept after it.
     pub(super) count_seconds: f64,
     pub(super) count_again_seconds: f64,
-    /// Seconds of the first sum of sizes.
+    /// The duration of the first sum of sizes in seconds.
     pub(super) sum_seconds: f64,
     pub(super) sum_again_seconds: f64,
     #[serde(skip)]
@@ -38,7 +38,7 @@ pub(super) struct Large {
     pub(super) path: String,
 }
 
-/// Queries the ten largest files, and the number and size of the files below a prefix.
+/// Queries the ten largest files, and the number and total size of the files below a prefix.
 pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     let start = Instant::now();
     let mut largest = Vec::new();
@@ -74,7 +74,7 @@ pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     })
 }
 
-/// Returns an answer and the seconds that it took.
+/// Returns an answer and the seconds that the query took.
 fn timed<T>(ask: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let start = Instant::now();
     let answer = ask()?;

@@ -31,7 +31,7 @@ pub(super) struct Device {
     pub(super) direct_io: bool,
 }
 
-/// The work that the first child had done when it was killed.
+/// The progress of the first child when it was killed.
 #[derive(Debug, Serialize)]
 pub(super) struct Killed {
     pub(super) acknowledged_files: u64,
@@ -39,12 +39,12 @@ pub(super) struct Killed {
     pub(super) seconds: f64,
     /// `false` if the tree is so small that the child ended before the signal arrived.
     pub(super) was_killed: bool,
-    /// `false` if every file had been acknowledged by then.
+    /// `false` if every file had been acknowledged by the time of the kill.
     pub(super) was_midway: bool,
     pub(super) resident_bytes_max: Option<u64>,
 }
 
-/// The time that opening the database took, and what recovery found.
+/// The time that it took to open the database, and the results of recovery.
 #[derive(Debug, Serialize)]
 pub(super) struct Recovery {
     pub(super) seconds: f64,
@@ -61,11 +61,11 @@ pub(super) struct Proof {
     pub(super) acknowledged: u64,
     /// Acknowledged files that are missing.
     pub(super) lost: Vec<String>,
-    /// Files that only some of the keyspaces have.
+    /// Files that are in only some of the keyspaces.
     pub(super) torn: Vec<String>,
-    /// Files with a different content.
+    /// Files whose content differs.
     pub(super) different: Vec<String>,
-    /// Files that changed on disk during the tour, and so can't be compared.
+    /// Files that changed on disk during the tour, so that they can't be compared.
     pub(super) changed_meanwhile: u64,
     pub(super) compared_bytes: u64,
     pub(super) seconds: f64,
@@ -77,7 +77,7 @@ impl Proof {
     }
 }
 
-/// The work of the second child.
+/// The figures of the second child.
 #[derive(Debug, Serialize)]
 pub(super) struct Finish {
     pub(super) files_stored: u64,

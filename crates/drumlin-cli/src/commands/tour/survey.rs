@@ -1,4 +1,4 @@
-//! The tree that the tour stores: its place, its content, and a directory for the queries.
+//! The tree that the tour stores: its path, its totals, and a directory for the queries.
 
 use std::collections::HashMap;
 use std::env;
@@ -36,7 +36,7 @@ impl Survey {
             all.bytes += bytes;
             largest_bytes = bytes.max(largest_bytes);
             for end in memchr::memchr_iter(b'/', &found.key) {
-                // Usually the directory is in the map already, and no key has to be allocated.
+                // The directory is usually in the map already, and then no key has to be allocated.
                 let directory = &found.key[..=end];
                 if !directories.contains_key(directory) {
                     directories.insert(directory.to_vec(), Held::default());
@@ -54,7 +54,7 @@ impl Survey {
     }
 }
 
-/// Returns the highest directory that has a good part of the tree's files, but at most half of them.
+/// Returns the highest directory that has a sizeable share of the tree's files, but at most half of them.
 fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<u8>, Held)> {
     directories.into_iter().filter(|(_, held)| held.files * 20 >= files && held.files * 2 <= files).min_by_key(
         |(name, held)| {
@@ -64,13 +64,13 @@ fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<
     )
 }
 
-/// Returns the folder of the current Rust toolchain, from `rustc` or else from rustup's folder.
+/// Returns the folder of the current Rust toolchain, as reported by `rustc` or else from rustup's folder.
 pub(super) fn toolchain() -> Result<PathBuf> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output =
         Command::new(rustc).args(["--print", "sysroot"]).output().ok().filter(|output| output.status.success());
     let sysroot = output.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()));
-    // A distribution's compiler is in /usr, which contains much else.
+    // A distribution installs its compiler in /usr, along with many unrelated files.
     let sysroot = sysroot.map(|path| if path == Path::new("/usr") { path.join("lib/rustlib") } else { path });
     let rustup = env::var_os("RUSTUP_HOME").map(PathBuf::from).or_else(|| Some(env::home_dir()?.join(".rustup")));
     let installed = rustup.and_then(|rustup| {
