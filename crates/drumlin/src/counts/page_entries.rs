@@ -8,8 +8,15 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Marks an entry that holds a count.
 pub(super) const COUNTED_BIT: u64 = 1 << 63;
-/// Marks an entry whose page's fences are being changed.
+/// Marks an entry whose page's fences are being changed. The lower bits hold the number of changes under way: once a
+/// merge of inner nodes has published the parent, another merge may begin to change the left node before the first has
+/// ended its change.
 const CHANGING_BIT: u64 = 1 << 62;
+
+/// Returns `true` if the fences of the page are being changed.
+fn is_changing(bits: u64) -> bool {
+    bits & (COUNTED_BIT | CHANGING_BIT) == CHANGING_BIT
+}
 
 /// The state of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,9 +97,10 @@ impl CountEntries {
 
     #[inline]
     fn decode(bits: u64) -> CountEntry {
+        debug_assert!(bits != CHANGING_BIT, "an entry is marked as changing, and nothing changes its page");
         match bits {
             bits if bits & COUNTED_BIT != 0 => CountEntry::Rows(bits & !COUNTED_BIT),
-            CHANGING_BIT => CountEntry::Changing,
+            bits if is_changing(bits) => CountEntry::Changing,
             stamp => CountEntry::Unknown(stamp),
         }
     }
@@ -130,7 +138,7 @@ impl CountEntries {
         let Some(cell) = self.cell(page) else { return };
         let stamp = self.next_stamp();
         let mut before = cell.load(Ordering::Acquire);
-        while before != CHANGING_BIT {
+        while !is_changing(before) {
             assert!(before & COUNTED_BIT == 0, "the count of page {page} is voided");
             match cell.compare_exchange(before, stamp, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
@@ -141,23 +149,29 @@ impl CountEntries {
 
     /// Marks the entry of a page whose fences are about to change.
     pub(super) fn begin_change(&self, page: PageId, take: impl FnOnce(u64)) {
-        let before = self.cell_or_new(page, take).swap(CHANGING_BIT, Ordering::AcqRel);
-        assert!(before != CHANGING_BIT, "the fences of page {page} are changed by two threads");
+        let cell = self.cell_or_new(page, take);
+        let begin = |bits| Some(if is_changing(bits) { bits + 1 } else { CHANGING_BIT + 1 });
+        let before = cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
+        debug_assert!(before.is_ok_and(|bits| bits != CHANGING_BIT), "page {page} is changed by nobody");
     }
 
-    /// Gives a page whose fences have changed a new stamp.
+    /// Gives a page whose fences have changed a new stamp, unless they are still being changed by others.
     pub(super) fn end_change(&self, page: PageId) {
         let stamp = self.next_stamp();
         let cell = self.cell(page).expect("it was made when the change began");
-        let before = cell.swap(stamp, Ordering::AcqRel);
-        assert!(before == CHANGING_BIT, "a change of page {page} ends twice");
+        let end = |bits| Some(if bits == CHANGING_BIT + 1 { stamp } else { bits - 1 });
+        let before = cell.fetch_update(Ordering::AcqRel, Ordering::Acquire, end);
+        assert!(
+            before.is_ok_and(|bits| is_changing(bits) && bits != CHANGING_BIT),
+            "a change of page {page} ends twice"
+        );
     }
 
     /// Gives a new page a stamp that no earlier page with the same number had.
     pub(super) fn renew(&self, page: PageId, take: impl FnOnce(u64)) {
         let stamp = self.next_stamp();
         let before = self.cell_or_new(page, take).swap(stamp, Ordering::AcqRel);
-        assert!(before != CHANGING_BIT, "page {page} is made while its fences are changed");
+        assert!(!is_changing(before), "page {page} is made while its fences are changed");
     }
 }
 
@@ -183,6 +197,20 @@ mod tests {
         entries.begin_change(page, drop);
         entries.add(page, 1);
         assert_eq!(entries.load(page), CountEntry::Changing);
+    }
+
+    /// A page that two threads change at once can be counted only after both changes have ended.
+    #[test]
+    fn changes_of_a_page_may_overlap() {
+        let entries = CountEntries::new();
+        let page = PageId(7);
+        entries.begin_change(page, drop);
+        entries.begin_change(page, drop);
+        entries.void(page);
+        entries.end_change(page);
+        assert_eq!(entries.load(page), CountEntry::Changing);
+        entries.end_change(page);
+        assert!(matches!(entries.load(page), CountEntry::Unknown(_)));
     }
 
     /// Every page number has a cell of its own.
