@@ -185,8 +185,8 @@ fn table(env: &heed::Env) -> Result<Table<'_>> {
 #[expect(unsafe_code, reason = "heed says so of every map: nobody else may change the file")]
 fn open_map(options: &heed::EnvOpenOptions, path: &Path) -> Result<heed::Env> {
     let mut options = options.clone();
-    // SAFETY: the file is in a folder that only this process uses. Without read-ahead, random reads are as fast as a
-    // map allows.
+    // Read-ahead by the kernel slows down random reads of a map.
+    // SAFETY: the file is in a folder that only this process uses.
     Ok(unsafe { options.flags(heed::EnvFlags::NO_READ_AHEAD).open(path)? })
 }
 

@@ -72,7 +72,7 @@ impl Size {
         Size { has_figure: false, ..Size::of(least) }
     }
 
-    /// Accepts factors of at least `from` as the claimed one, because the sources measured on other machines and often
+    /// Counts any factor of at least `from` as confirming the claim, because the sources used other hardware and often
     /// rounded their figures.
     pub(crate) const fn from(self, from: f64) -> Size {
         assert!(from > 1.0 && from <= self.claimed, "less than the claimed factor, and an effect");

@@ -57,7 +57,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Serves a drive in `folder`.
+/// Mounts the simulated drive at `folder` as a FUSE file system.
 pub fn serve(drive: &SharedDrive, disk_bytes: u64, folder: &Path) -> Result<Mounted> {
     let mut config = fuser::Config::default();
     config.mount_options = vec![fuser::MountOption::FSName("drumlin-rigs".into())];

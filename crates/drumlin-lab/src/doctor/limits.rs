@@ -8,7 +8,7 @@ use crate::figures::Form;
 /// The largest data file that extent addresses can cover (docs/format.md).
 const DATA_FILE_BYTES_MAX: u64 = 64 << 40;
 
-/// The number of page numbers in one keyspace, and of numbers for keyspaces. Neither kind is ever reused.
+/// The maximum number of page ids in a keyspace, and of keyspace ids in a database.
 const NUMBERS: u64 = 1 << 32;
 
 /// The doctor reports a limit once this share of it is used.

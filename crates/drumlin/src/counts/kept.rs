@@ -342,8 +342,8 @@ impl KeptCounts {
         }
     }
 
-    /// Keeps a page's state, along with the stamp that was read before the page's rows. Returns `false` if the account
-    /// has no room for the state, or if the page's stamp has changed.
+    /// Caches a page's state of a reduction under `stamp`, which the caller read before the page's rows. Returns `false`
+    /// if the memory for states is exhausted, or if the page's stamp has changed since.
     pub(crate) fn store_state(
         &self,
         reduction: &KeptReduction,

@@ -27,7 +27,7 @@ const BATCH_BYTES_MIN: u64 = 1 << 10;
 /// The maximum size of a new scan's first copy if no other scan holds memory; each further leaf raises the limit by
 /// this amount. Pages of up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// Memory of copied bytes grows in steps of this size, so few leaves need a larger buffer than the one before.
+/// The buffer of copied bytes grows in steps of this size, so the next leaf rarely needs a larger one.
 const BYTES_STEP: usize = 1 << 10;
 /// The number of rows by which the list of copied rows grows.
 const ROWS_STEP: usize = 16;
@@ -79,7 +79,7 @@ impl CopiedRows {
         }
     }
 
-    /// Moves past the next row, which has been returned.
+    /// Advances past the row that the scan has just returned.
     #[inline]
     pub(super) fn pass(&mut self, direction: Direction) {
         debug_assert!(!self.is_empty(), "a row is passed that is not there");

@@ -316,8 +316,8 @@ impl<T: Number> Field<T> {
         Field(Source::LittleEndian(at))
     }
 
-    /// Returns the field whose number `function` computes from key and value. Within a keyspace, a name must always
-    /// stand for the same function, because states are kept by name.
+    /// Returns a field whose number is computed by `function(key, value)`. Within a keyspace, a name must always denote
+    /// the same function, because the states of reductions are cached by name.
     #[must_use]
     pub const fn of(name: &'static str, function: fn(&[u8], &[u8]) -> Option<T>) -> Field<T> {
         Field(Source::Function(name, function))

@@ -15,7 +15,7 @@ use crate::tree::Direction;
 
 /// The maximum number of rows that one part removes.
 const PART_ROWS_MAX: usize = 512;
-/// The number of bytes of keys at which a part ends.
+/// A part ends once its keys total this many bytes.
 const PART_KEY_BYTES_MAX: usize = 32 << 10;
 
 /// The attempts to remove one part. This is a type and not a retry closure, because the compiler can't prove that a

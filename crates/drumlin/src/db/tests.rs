@@ -316,8 +316,8 @@ fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     assert_eq!(engine.clock.visible(), logged.timestamp);
 }
 
-/// If a lost write leaves behind an extent of the same page from an older use of the segment, reads notice it, however
-/// old it is. They also notice an extent of a different database.
+/// Reads detect a stale extent that a lost write left in place, even if it holds the same page from any earlier use of
+/// the segment. They also detect an extent of a different database.
 #[test]
 fn an_extent_of_another_origin_is_damage() {
     let backend = crate::io::in_memory();

@@ -48,7 +48,7 @@ pub(crate) struct LoadPages {
     epoch: Epoch,
     /// The load's chunks of the page table, in the order in which they were taken.
     chunks: Vec<usize>,
-    /// The page numbers of the newest chunks that are still unused.
+    /// The page numbers not yet used in the chunks that were taken last.
     numbers: Range<usize>,
     /// `Some` once the tables have been written.
     tables: Option<LoadTables>,

@@ -235,7 +235,7 @@ impl Frames {
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// Returns the part of the used bytes that the headers take.
+    /// Returns how many of the bytes in use are frame headers.
     pub(crate) fn header_bytes(&self) -> usize {
         let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
         headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES

@@ -350,8 +350,8 @@ impl Opener<'_> {
         }
     }
 
-    /// Returns the sync method of the last opening that could write, which is only used in statistics: a reader syncs
-    /// nothing.
+    /// Returns the sync method that was chosen when the database was last opened for writing. It is reported in
+    /// statistics only: a reader never syncs.
     fn sync_method_of_reader(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;

@@ -18,9 +18,9 @@ const AHEAD_PAGES: usize = 1024;
 const EARLY_PAGES: usize = 256;
 /// The maximum memory for the prefetched leaves of one scan. This limit takes effect if pages are large.
 const AHEAD_BYTES_MAX: usize = 4 << 20;
-/// All scans together prefetch into at most one part in this many of the frames. The limit applies to their goals,
-/// which they exceed at times by half. A prefetched leaf must survive until its scan reaches it. The clock hand skips a
-/// leaf once because it is new and once because it was used, so each turn of the hand evicts a third of the frames.
+/// All scans together aim to prefetch into at most a fifth of the frames, and may overshoot this by half, to 30 %. A
+/// prefetched leaf must survive until its scan reaches it. The clock hand skips a leaf once because it is new and once
+/// because it was used, so a turn of the hand evicts about a third of the frames, which is more than 30 %.
 /// Measured: decision 030.
 const AHEAD_SHARE: usize = 5;
 /// The number of leaves that a scan reads one by one before it prefetches, so that a short range reads no more than it

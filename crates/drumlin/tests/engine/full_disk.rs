@@ -185,8 +185,8 @@ fn a_load_that_ends_without_success_gives_its_space_back() {
     }
 }
 
-/// A load whose rows are on the medium is completed on a full disk, although it first has to merge the empty leaves
-/// that removals have left in its keyspace. Merging is allowed to use the reserve for removals.
+/// A bulk load whose rows are on the medium completes even if the disk is full. It must first merge the empty leaves
+/// that removals left in its keyspace; merging may draw on the reserve for removals.
 #[test]
 fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
     const COUNT: u64 = 60_000;

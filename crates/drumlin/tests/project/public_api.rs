@@ -88,7 +88,8 @@ const KEYSPACE_ALONE: &[&str] = &[
     "with_durability",
 ];
 
-/// A transaction has the methods of a keyspace that change rows, if one commit can hold their changes.
+/// Each method of a keyspace that changes rows also exists on a transaction, unless its changes may not fit into one
+/// commit.
 #[test]
 fn transactions_write_by_the_methods_of_keyspaces() {
     let of_transactions = methods("Transaction");

@@ -60,7 +60,7 @@ pub(super) struct Facts {
     pub(super) call: String,
     pub(super) batch: u64,
     pub(super) data_bytes: u64,
-    /// The raw device's rate in the unit of [`Limit`], and the store's rate in that unit.
+    /// The raw device's rate, and the store's rate in the same unit.
     pub(super) limit: Option<Limit>,
 }
 

@@ -85,7 +85,8 @@ pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rou
     }
 }
 
-/// Adds the phases of mapped reads with RANDOM, as medians of the rounds in which memory became full.
+/// Adds a table of mapped reads under `MADV_RANDOM`: the rates before and after memory filled up, as medians of the
+/// rounds in which it did.
 pub(super) fn phases(chapter: &mut Chapter, figures: &Figures) {
     let mut table = Table::new(
         "Phases of mapped reads with RANDOM: until memory is full, and from then on",

@@ -183,7 +183,7 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Pins those leaves of these rows that are in memory. The rows all belong to one tree.
+    /// Pins the leaves of these rows that are already in memory. All rows must belong to one tree.
     fn pin_present(&mut self, tree: &Tree, rows: &[usize]) -> Result<Outstanding> {
         // Hold a single guard for all descents: the guards nested in it cost next to nothing.
         let reclaim_guard = self.pinned.pool.reclaim_guard();
