@@ -17,7 +17,8 @@ use crate::sync::{CachePadded, thread_index};
 
 /// Number of slots in the first block. Each block has twice as many slots as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
-/// Fixed by the number of threads: enough blocks for two million.
+/// Number of blocks, which bounds the number of threads. Fixed by the sum of their slots, one for each thread: 64 times
+/// (2^16 - 1), about four million.
 const BLOCK_COUNT: usize = 16;
 
 /// A thread's part of a reclaimer.
@@ -76,7 +77,7 @@ impl Reclaimer {
 
     #[inline]
     fn enter_as(&self, thread_index: usize) -> EraGuard<'_> {
-        debug_assert!(thread_index < FIRST_BLOCK_SLOTS << BLOCK_COUNT, "a thread has no slot");
+        debug_assert!(thread_index < FIRST_BLOCK_SLOTS * ((1 << BLOCK_COUNT) - 1), "a thread has no slot");
         let Slot { held: slot, entered } = self.slot(thread_index);
         let held = slot.load(Ordering::Relaxed);
         if held != 0 {
