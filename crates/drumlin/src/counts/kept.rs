@@ -342,8 +342,8 @@ impl KeptCounts {
         }
     }
 
-    /// Caches a page's state of a reduction under `stamp`, which the caller read before the page's rows. Returns `false`
-    /// if the memory for states is exhausted, or if the page's stamp has changed since.
+    /// Caches a page's state of a reduction under `stamp`, which the caller read before the page's rows. Returns
+    /// `false` if the memory for states is exhausted, or if the page's stamp has changed since.
     pub(crate) fn store_state(
         &self,
         reduction: &KeptReduction,

@@ -22,11 +22,11 @@
 //!    so it can replace only the stamp that was read before the rows were counted.
 //! 3. A page's entry becomes `Changing` before the page's fences change, and before any node with the new fences is
 //!    published. Once all these nodes are published, it becomes `Unknown` with a new stamp ([`Counts::end_change`]),
-//!    unless another change of the page has begun in the meantime. To sum the children of a node, a thread loads the node, loads the children's entries, and then checks that the page
-//!    table still shows the node. If an entry was stored after its page's fences changed, the parent had already been
-//!    replaced, so the check fails. If a change removes a page, the change ends before the page's number is freed. The
-//!    next page with that number starts with a new stamp, so a late count of the old page is either not stored or not
-//!    kept.
+//!    unless another change of the page has begun in the meantime. To sum the children of a node, a thread loads the
+//!    node, loads the children's entries, and then checks that the page table still shows the node. If an entry was
+//!    stored after its page's fences changed, the parent had already been replaced, so the check fails. If a change
+//!    removes a page, the change ends before the page's number is freed. The next page with that number starts with a
+//!    new stamp, so a late count of the old page is either not stored or not kept.
 //! 4. A fold changes the entries and the list while it holds the base's lock exclusively; counting holds the lock
 //!    shared. Both release it between steps. A fold increments the generation, which tells a count that its earlier
 //!    sums are void.
