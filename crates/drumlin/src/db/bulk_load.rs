@@ -266,6 +266,8 @@ impl BulkLoad {
         let finished = loader.finish(&store.engine);
         if finished.is_err() {
             store.give_back_load(free_segments_before);
+        } else {
+            store.fold_runs();
         }
         finished.map(|rows| LoadReport { rows })
     }
@@ -334,9 +336,6 @@ impl Database {
         let keyspace = self.keyspace(name)?;
         let store = self.store()?;
         store.check_writable()?;
-        if !keyspace.is_empty()? {
-            return Err(Error::KeyspaceNotEmpty { keyspace: name.to_owned(), reason: "it has rows" });
-        }
         let loader = store.begin_load(&keyspace.open)?;
         Ok(BulkLoad { keyspace, loader: Some(Box::new(loader)), pending: PendingRows::default() })
     }

@@ -22,7 +22,7 @@ use crate::store::{LOCK_TIMEOUT, OpenKeyspace, Store};
 use crate::sync::Mutex;
 use crate::task::{Rooted, WaitMode, ready};
 use crate::txn::TransactionId;
-use crate::txn::commit::{Durability, Row};
+use crate::txn::commit::{Durability, Row, RowsSeen};
 use crate::txn::interrupt::Interrupt;
 use crate::txn::locks::SHARER_BYTES;
 use crate::txn::read_set::{ReadSet, Reads};
@@ -590,7 +590,14 @@ impl Transaction {
             let spilled = &store.engine.spilled;
             Reads { set, snapshot, spilled, published: spilled.published() }
         });
-        let applied = store.apply(mode, for_task, &rows, reads, options.durability, locks).await;
+        let seen = match (horizon.snapshot(), locks.since) {
+            // Some rows may have been locked and read before this snapshot was taken.
+            (Some(snapshot), Some(since)) if since < snapshot.timestamp => RowsSeen::Newest(since),
+            (Some(snapshot), _) => RowsSeen::Snapshot(snapshot),
+            (None, Some(since)) => RowsSeen::Newest(since),
+            (None, None) => RowsSeen::Nothing,
+        };
+        let applied = store.apply(mode, for_task, &rows, reads, seen, options.durability, locks).await;
         let logged = store.contention.noting(applied)?;
         Ok((handle, logged))
     }

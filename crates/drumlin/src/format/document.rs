@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
 use super::extent::Kind;
-use super::record::{Attachment, Operation, SegmentRun};
+use super::record::{AttachedRoot, Attachment, Operation, SegmentRun};
 use super::{
     BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, advice,
     extent, log, node, record, summary,
@@ -240,7 +240,7 @@ fn operations_are_as_documented() {
             "6 attach",
             Operation::Attach(Attachment {
                 rows: 1000,
-                root: extent,
+                root: AttachedRoot::Tree(extent),
                 images: vec![(7, extent)],
                 segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: SegmentUse(1) }; 3],
             }),
@@ -259,7 +259,7 @@ fn operations_are_as_documented() {
 fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
     let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
-    let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![address] };
+    let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![address], runs: Vec::new() };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
         next_keyspace: 8,

@@ -27,7 +27,7 @@ pub use ids::{KeyspaceId, Timestamp};
 ///
 /// Since version 2, a row of an inner node consists of a separator and a page number. In version 1, 12 more bytes
 /// followed.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 
 /// The maximum number of streams of a log. The superblock has room for one range per stream.
 pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;

@@ -12,12 +12,13 @@
 //! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
 //!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
+//! 7 attach run   rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates.
 
 use super::node::is_value_length;
-use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
+use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId};
 
 const PUT: u8 = 1;
 const PUT_LARGE: u8 = 2;
@@ -25,6 +26,7 @@ const REMOVE: u8 = 3;
 const CREATE: u8 = 4;
 const DROP: u8 = 5;
 const ATTACH: u8 = 6;
+const ATTACH_RUN: u8 = 7;
 
 /// One operation of a commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,16 +39,34 @@ pub(crate) enum Operation<'a> {
     Attach(Attachment),
 }
 
-/// The pages of a bulk load, which become the pages of a keyspace without rows.
+/// The pages of a bulk load, which become the pages of a keyspace without rows, or a run above its tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Attachment {
     pub(crate) rows: u64,
-    pub(crate) root: ExtentRef,
-    /// The chunks of the keyspace's page table that contain the addresses of all pages except the root, in ascending
-    /// order: the number and the image of each chunk.
+    pub(crate) root: AttachedRoot,
+    /// The chunks of the keyspace's page table that contain the addresses of all pages except a root that is page 1, in
+    /// ascending order: the number and the image of each chunk.
     pub(crate) images: Vec<(u32, ExtentRef)>,
     /// The segments that contain all of these extents, in ascending order.
     pub(crate) segments: Vec<SegmentRun>,
+}
+
+/// The root of an attached tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AttachedRoot {
+    /// Becomes the root of the keyspace, which has no rows.
+    Tree(ExtentRef),
+    /// Is the root of a run.
+    Run(PageId),
+}
+
+impl AttachedRoot {
+    fn bytes(&self) -> usize {
+        match self {
+            AttachedRoot::Tree(_) => ExtentRef::BYTES,
+            AttachedRoot::Run(_) => 4,
+        }
+    }
 }
 
 /// Consecutive segments with consecutive uses.
@@ -89,7 +109,7 @@ impl Attachment {
 pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
-const ATTACH_BYTES: usize = 5 + 8 + ExtentRef::BYTES + 4 + 4;
+const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
 
@@ -132,9 +152,12 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         }
         Operation::Drop => begin(DROP),
         Operation::Attach(Attachment { rows, root, images, segments }) => {
-            begin(ATTACH);
+            begin(if matches!(root, AttachedRoot::Tree(_)) { ATTACH } else { ATTACH_RUN });
             out.extend(rows.to_le_bytes());
-            out.extend(root.to_bytes());
+            match root {
+                AttachedRoot::Tree(root) => out.extend(root.to_bytes()),
+                AttachedRoot::Run(page) => out.extend(page.0.to_le_bytes()),
+            }
             out.extend((images.len() as u32).to_le_bytes());
             out.extend((segments.len() as u32).to_le_bytes());
             for (chunk, image) in images {
@@ -153,7 +176,8 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::PutLarge { key, extents, .. } => PUT_LARGE_BYTES + key.len() + extents.len() * ExtentRef::BYTES,
         Operation::Remove { key } => REMOVE_BYTES + key.len(),
         Operation::Attach(attached) => {
-            ATTACH_BYTES + attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES
+            let lists = attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES;
+            ATTACH_BYTES + attached.root.bytes() + lists
         }
         Operation::Create { .. } | Operation::Drop => out.len() - start,
     };
@@ -198,9 +222,12 @@ fn take_extent(rest: &mut &[u8]) -> Option<ExtentRef> {
     ExtentRef::from_bytes(take(rest, ExtentRef::BYTES)?).filter(|extent| *extent != ExtentRef::NONE)
 }
 
-fn take_attachment(rest: &mut &[u8]) -> Option<Attachment> {
+fn take_attachment(rest: &mut &[u8], kind: u8) -> Option<Attachment> {
     let rows = take_u64(rest)?;
-    let root = take_extent(rest)?;
+    let root = match kind {
+        ATTACH => AttachedRoot::Tree(take_extent(rest)?),
+        _ => AttachedRoot::Run(PageId(take_u32(rest)?)),
+    };
     let (image_count, run_count) = (take_u32(rest)? as usize, take_u32(rest)? as usize);
     let mut images = take(rest, image_count.checked_mul(IMAGE_BYTES)?)?;
     let mut runs = take(rest, run_count.checked_mul(RUN_BYTES)?)?;
@@ -251,7 +278,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             Operation::Create { page_bytes, name: std::str::from_utf8(take(rest, name_bytes)?).ok()? }
         }
         DROP => Operation::Drop,
-        ATTACH => Operation::Attach(take_attachment(rest)?),
+        ATTACH | ATTACH_RUN => Operation::Attach(take_attachment(rest, kind)?),
         _ => return None,
     };
     Some((keyspace, operation))
@@ -274,7 +301,7 @@ mod tests {
         let segments = [(3, 7), (4, 8), (5, 9), (6, 11), (9, 12)];
         Attachment {
             rows: 1000,
-            root: extents()[0],
+            root: AttachedRoot::Tree(extents()[0]),
             images: vec![(1, extents()[1]), (7, extents()[0])],
             segments: Attachment::runs(segments.map(|(segment, number)| (SegmentId(segment), SegmentUse(number)))),
         }
@@ -301,6 +328,7 @@ mod tests {
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
             Operation::Attach(attachment()),
+            Operation::Attach(Attachment { root: AttachedRoot::Run(PageId(77)), ..attachment() }),
         ];
         let mut body = Vec::new();
         for operation in &operations {

@@ -16,38 +16,87 @@
 //! - *No writer skips a check that it needs.* The load announces itself before it checks for locks.
 //!   `space/load_gate.rs` describes the whole protocol and why it is safe.
 
-use super::pages::LoadTables;
+use super::pages::{LoadRoot, LoadTables};
 use crate::counts::CountedTree;
 use crate::counts::loaded::LoadedCounts;
-use crate::error::{Error, Result};
-use crate::format::{ExtentAddress, PageId, Timestamp};
+use crate::error::Result;
+use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
 use crate::pool::FrameWrite;
+use crate::space::runs::RUNS_MAX;
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::tree::node::Leaf;
 use crate::tree::{Emptied, Target};
 use crate::txn::engine::{Engine, Replaying};
+use crate::txn::fold::Folding;
 
-/// Reasons for refusing a load after it has begun, reported in [`Error::KeyspaceNotEmpty`].
-const HAS_GOT_ROWS: &str = "it received rows during the load";
-const IS_BUSY: &str = "other calls were changing it while its empty pages were merged";
-const IS_SEEN: &str = "a snapshot still sees rows that were removed from it";
-const IS_LOCKED: &str = "a transaction has locked a row of it";
+/// The outcome of an attempt to attach a load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Attached {
+    /// The load is attached.
+    Whole,
+    /// The load can't replace the root of its keyspace, because the keyspace is not empty for every reader and writer.
+    NotEmpty,
+    /// The keyspace has as many runs as it may have.
+    ManyRuns,
+}
 
 impl Engine {
-    /// Attaches a load that is complete and on the medium. Fails without changing anything if a reader can still see a
-    /// row of the keyspace, or if one of its rows is locked. Its root must be a leaf. Commits wait while this runs:
-    /// O(pages of the load). If the load comes with counts, the keyspace keeps counts from then on.
-    pub(crate) fn attach(
+    /// Attaches a load that is complete and on the medium, or changes nothing. Commits wait while this runs: O(pages of
+    /// the load). If the load comes with counts and replaces the root, the keyspace keeps counts from then on.
+    pub(super) fn attach(
         &self,
         tree: &CountedTree,
         tables: &LoadTables,
         counts: Option<LoadedCounts>,
+        take_timestamp: impl FnMut() -> Result<Timestamp>,
+    ) -> Result<Attached> {
+        match tables.root {
+            LoadRoot::Tree(root) => self.attach_as_tree(tree, tables, root, counts, take_timestamp),
+            LoadRoot::Run(root) => self.attach_as_run(tree, tables, root, take_timestamp),
+        }
+    }
+
+    /// Attaches a load as a run above the keyspace's tree.
+    fn attach_as_run(
+        &self,
+        tree: &CountedTree,
+        tables: &LoadTables,
+        root: PageId,
         mut take_timestamp: impl FnMut() -> Result<Timestamp>,
-    ) -> Result<()> {
+    ) -> Result<Attached> {
+        let pages = &tree.pages;
+        let epoch_guard = self.space.epoch_latch.exclusive();
+        tree.check_dropped()?;
+        if pages.runs.list().len() >= RUNS_MAX {
+            return Ok(Attached::ManyRuns);
+        }
+        // The rows of a run are not beneath the pages that the counts describe.
+        tree.counts.discard();
+        let timestamp = take_timestamp()?;
+        assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
+        // Nothing below this point can fail.
+        self.show_pages(&epoch_guard, pages, tables);
+        self.space.attach_run(pages, root, timestamp);
+        self.set_newest_run(timestamp);
+        // Must follow all of the above: a reader that sees this timestamp looks for the run.
+        self.clock.mark_applied(timestamp);
+        crate::coverage::mark!("a bulk load was attached as a run");
+        Ok(Attached::Whole)
+    }
+
+    /// Replaces the root of a keyspace without rows by that of a load.
+    fn attach_as_tree(
+        &self,
+        tree: &CountedTree,
+        tables: &LoadTables,
+        load_root: ExtentAddress,
+        counts: Option<LoadedCounts>,
+        mut take_timestamp: impl FnMut() -> Result<Timestamp>,
+    ) -> Result<Attached> {
         let (pages, id) = (&tree.pages, tree.pages.id);
-        assert!(!tables.root.is_none(), "a load without a root is attached");
+        assert!(!load_root.is_none(), "a load without a root is attached");
         // Loop, because the root may be evicted after it is read and before it is latched.
         loop {
             let is_empty_root = tree.pool.waiting(|_| {
@@ -55,10 +104,13 @@ impl Engine {
                 Ok::<_, crate::pool::Stop>(leaf.page() == PageId::ROOT && Leaf::new(&leaf).is_empty())
             })?;
             if !is_empty_root {
-                return Err(refused(tree, HAS_GOT_ROWS));
+                return Ok(Attached::NotEmpty);
             }
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
+            if !pages.runs.is_empty() {
+                return Ok(Attached::NotEmpty);
+            }
             // Must precede latching the root: threads that count rows hold the counts while they wait for that latch.
             tree.counts.discard();
             let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
@@ -67,14 +119,8 @@ impl Engine {
                 continue;
             }
             let announcement = pages.load_gate.announce();
-            if !Leaf::new(&root).is_empty() {
-                return Err(refused(tree, HAS_GOT_ROWS));
-            }
-            if self.versions.has_any(id) || self.spilled.has_any(id) {
-                return Err(refused(tree, IS_SEEN));
-            }
-            if self.locks.has_any(id) {
-                return Err(refused(tree, IS_LOCKED));
+            if !Leaf::new(&root).is_empty() || !self.is_unseen_and_unlocked(id) {
+                return Ok(Attached::NotEmpty);
             }
             self.pool.append_due_image(&epoch_guard, &root)?;
             let timestamp = take_timestamp()?;
@@ -86,55 +132,68 @@ impl Engine {
             // to see that the load is published.
             self.clock.mark_applied(timestamp);
             assert!(self.clock.published() >= timestamp, "the load at {timestamp} can be read before it is published");
-            self.replace_root(&epoch_guard, pages, Some(root), tables);
+            self.replace_root(&epoch_guard, pages, Some(root), load_root);
             // No commit can have changed a row of the load yet, because commits need the epoch latch.
             if let Some(counts) = counts {
                 tree.counts.begin_loaded(&epoch_guard, counts, timestamp);
             }
-            return Ok(());
+            return Ok(Attached::Whole);
         }
     }
 
-    /// Merges the empty leaves left in the keyspace by removals, so that a load can be attached. Fails if the keyspace
-    /// has a row. O(leaves).
-    pub(super) fn merge_before_load(&self, tree: &CountedTree) -> Result<()> {
+    /// Returns `true` if no reader sees a row that the keyspace once had, and no row of it is locked.
+    fn is_unseen_and_unlocked(&self, id: KeyspaceId) -> bool {
+        !self.versions.has_any(id) && !self.spilled.has_any(id) && !self.locks.has_any(id)
+    }
+
+    /// Returns `true` if a load can probably replace the keyspace's root. First merges the empty leaves left in the
+    /// keyspace by removals. O(leaves), if all of them are empty.
+    pub(super) fn may_replace_root(&self, tree: &CountedTree) -> Result<bool> {
+        if !tree.pages.runs.is_empty() {
+            return Ok(false);
+        }
         // A merge changes two nodes, replaces a third, and frees a page.
         let (changes, bytes) = (4, 4 * tree.pages.page_bytes as u64);
         let emptied = tree.merge_empty_leaves(|| {
             ready(self.secure_changes(WaitMode::Blocking, changes));
             ready(self.reserve_space(WaitMode::Blocking, Purpose::Remove, bytes))
         })?;
-        match emptied {
-            Emptied::Whole => Ok(()),
-            Emptied::HasRows => Err(refused(tree, HAS_GOT_ROWS)),
-            Emptied::Busy => Err(refused(tree, IS_BUSY)),
+        if emptied != Emptied::Whole {
+            return Ok(false);
         }
+        // Removed rows are kept as versions while a reader may need them. Drop those that can be dropped.
+        ready(self.show_durable(WaitMode::Blocking, self.clock.published()))?;
+        self.free_unneeded_values();
+        Ok(self.is_unseen_and_unlocked(tree.pages.id))
+    }
+
+    /// Folds runs of the keyspace until it may have one more.
+    pub(super) fn make_room_for_run(&self, tree: &CountedTree) -> Result<()> {
+        while tree.pages.runs.list().len() >= RUNS_MAX {
+            self.fold_next(tree, Folding::Now)?;
+        }
+        Ok(())
     }
 }
 
-fn refused(tree: &CountedTree, reason: &'static str) -> Error {
-    Error::KeyspaceNotEmpty { keyspace: tree.pages.name.to_string(), reason }
-}
-
 impl Engine<Replaying> {
-    /// Attaches a load by replaying its log record. Calls `read` for the chunks of its page table. Drops the keyspace's
-    /// previous pages, which contained no rows. Returns `false` if the tables can't belong to a load.
-    pub(crate) fn replay_attach(
-        &self,
-        pages: &PageSpace,
-        tables: &LoadTables,
-        read: impl Fn(usize, ExtentAddress) -> Result<Vec<ExtentAddress>>,
-    ) -> Result<bool> {
+    /// Attaches a load by replaying its log record. The pages have been entered into the page table. A load that replaces
+    /// the root drops the keyspace's previous pages, which contained no rows.
+    pub(crate) fn replay_attach(&self, pages: &PageSpace, tables: &LoadTables, timestamp: Timestamp) -> Result<()> {
         let epoch_guard = self.space.epoch_latch.exclusive();
-        self.pool.clear(&epoch_guard, pages)?;
-        for &(chunk, address) in &tables.images {
-            if !pages.table.restore_unattached(chunk, &read(chunk, address)?) {
-                return Ok(false);
+        match tables.root {
+            LoadRoot::Tree(root) => {
+                self.space.clear_runs(pages);
+                self.pool.clear(&epoch_guard, pages)?;
+                self.show_pages(&epoch_guard, pages, tables);
+                self.replace_root(&epoch_guard, pages, None, root);
+            }
+            LoadRoot::Run(root) => {
+                self.show_pages(&epoch_guard, pages, tables);
+                self.space.attach_run(pages, root, timestamp);
             }
         }
-        self.show_pages(&epoch_guard, pages, tables);
-        self.replace_root(&epoch_guard, pages, None, tables);
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -149,8 +208,7 @@ impl<L> Engine<L> {
                 match pages.table.load(page) {
                     PageEntry::Unattached(address) => pages.table.store(page, PageEntry::OnDisk(address)),
                     PageEntry::Reserved => drop(pages.table.free(page)),
-                    // During replay, the unused entries are already free.
-                    entry => assert!(entry == PageEntry::Free, "page {page} of a load became {entry:?}"),
+                    entry => unreachable!("page {page} of a load became {entry:?}"),
                 }
             }
             if !address.is_none() {
@@ -165,14 +223,14 @@ impl<L> Engine<L> {
         epoch_guard: &EpochGuard<'_>,
         pages: &PageSpace,
         root: Option<FrameWrite<'_>>,
-        tables: &LoadTables,
+        load_root: ExtentAddress,
     ) {
         if let Some(root) = root {
             self.pool.free_page(epoch_guard, pages, root);
         }
         pages.table.allocate_root();
-        self.space.record(epoch_guard.epoch(), pages.id, PageId::ROOT, tables.root);
-        pages.table.store(PageId::ROOT, PageEntry::OnDisk(tables.root));
+        self.space.record(epoch_guard.epoch(), pages.id, PageId::ROOT, load_root);
+        pages.table.store(PageId::ROOT, PageEntry::OnDisk(load_root));
         crate::coverage::mark!("a bulk load was attached");
     }
 }
@@ -183,7 +241,6 @@ mod models {
     use loom::thread;
 
     use super::*;
-    use crate::format::KeyspaceId;
     use crate::memory::Budget;
     use crate::txn::clock::Clock;
 

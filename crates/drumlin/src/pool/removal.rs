@@ -20,7 +20,7 @@ impl Pool {
         assert!(dirty.is_none_or(|epoch| epoch == epoch_guard.epoch()), "a page is freed of which an image is due");
         let address = write.header().address();
         self.space.record_free(epoch_guard, pages, page);
-        let entry = pages.table.free(page);
+        let entry = pages.table.free_in(epoch_guard.epoch(), page);
         if !address.is_none() {
             self.space.segments.release(address, epoch_guard.epoch());
         }
@@ -45,7 +45,7 @@ impl Pool {
         }
         self.space.record_free(epoch_guard, pages, page);
         self.space.segments.release(address, epoch_guard.epoch());
-        let claimed = pages.table.free(page);
+        let claimed = pages.table.free_in(epoch_guard.epoch(), page);
         assert!(claimed == PageEntry::Reserved, "page {page} became {claimed:?} while it was claimed to be freed");
         self.announce_arrival(pages, page);
         true

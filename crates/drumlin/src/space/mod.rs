@@ -31,6 +31,7 @@ mod page_space;
 mod policy;
 pub(crate) mod reservation;
 mod reservation_sums;
+pub(crate) mod runs;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
 pub(crate) mod table;

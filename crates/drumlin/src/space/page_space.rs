@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::load_gate::LoadGate;
+use super::runs::Runs;
 use super::table::PageTable;
 use crate::error::quoted;
 use crate::format::node::is_page_bytes;
@@ -25,6 +26,8 @@ pub(crate) struct PageSpace {
     has_lost_pages: AtomicBool,
     /// The bulk loads that are attached to the keyspace.
     pub(crate) load_gate: LoadGate,
+    /// The runs above the keyspace's tree.
+    pub(crate) runs: Runs,
 }
 
 impl PageSpace {
@@ -32,7 +35,8 @@ impl PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
         let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
         let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
-        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, load_gate }
+        let runs = Runs::new();
+        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, load_gate, runs }
     }
 
     /// Notes that entries of the page table may have been lost.

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::counts::{CountedTree, Counts};
 use crate::error::Result;
-use crate::format::catalogue::KeyspaceEntry;
+use crate::format::catalogue::{KeyspaceEntry, RunEntry};
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::pool::NewFrame;
+use crate::space::runs::Run;
 use crate::space::{EpochGuard, PageSpace};
 use crate::sync::RwLock;
 use crate::tree::{RowObserver, Tree};
@@ -80,6 +81,7 @@ impl Keyspaces {
             page_bytes: open.tree.pages.page_bytes as u32,
             name: open.name().to_owned(),
             chunks: Vec::new(),
+            runs: open.tree.pages.runs.list().iter().map(run_entry).collect(),
         };
         let entries = self.by_name.read().keyspaces.values().map(entry).collect();
         (entries, self.next.load(Ordering::Relaxed))
@@ -125,11 +127,17 @@ impl Keyspaces {
         by_name.last_drop = timestamp;
         drop(by_name);
         open.tree.counts.discard();
+        engine.space.clear_runs(pages);
         engine.pool.discard(epoch_guard, pages)?;
         engine.space.drop_page_space(epoch_guard, pages);
         engine.versions.drop_keyspace(pages.id);
         Ok(())
     }
+}
+
+fn run_entry(run: &Run) -> RunEntry {
+    let Run { root, timestamp, freed_to } = run.clone();
+    RunEntry { root, timestamp, freed_to }
 }
 
 /// Passes on the structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts

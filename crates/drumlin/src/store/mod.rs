@@ -56,7 +56,7 @@ use crate::seglog::{Appended, Body};
 use crate::space::{PageTable, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::txn::TransactionId;
-use crate::txn::commit::{Admitted, Durability, Row};
+use crate::txn::commit::{Admitted, Durability, Row, RowsSeen};
 use crate::txn::engine::ReadAt;
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
@@ -314,7 +314,7 @@ impl Store {
         let rows = [row];
         let mut begun = None;
         if let Ok(lock) = RowLock::try_new(&self.engine.locks, owner, row.tree.pages.id, row.key) {
-            if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key), durability)? {
+            if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key), RowsSeen::Nothing, durability)? {
                 self.end_locks(lock);
                 return self.engine.settle(mode, &rows, applied, durability).await.map(drop);
             }
@@ -324,7 +324,7 @@ impl Store {
             Some(begun) => begun,
             None => self.begin_waiting(mode, owner, &rows).await?,
         };
-        let (applied, admitted) = self.engine.apply(mode, &rows, None, admitted).await?;
+        let (applied, admitted) = self.engine.apply(mode, &rows, None, RowsSeen::Nothing, admitted).await?;
         self.end_locks(lock);
         drop(admitted);
         self.engine.settle(mode, &rows, applied, durability).await.map(drop)
@@ -358,11 +358,11 @@ impl Store {
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
-        reads: Option<Reads<'_>>,
+        seen: RowsSeen<'_>,
         durability: Durability,
         locks: L,
     ) -> Result<Timestamp> {
-        let logged = self.apply(mode, mode.is_task(), rows, reads, durability, locks).await?;
+        let logged = self.apply(mode, mode.is_task(), rows, None, seen, durability, locks).await?;
         self.engine.await_written(mode, &logged, durability).await
     }
 
@@ -374,17 +374,18 @@ impl Store {
         for_task: bool,
         rows: &[Row<'_>],
         reads: Option<Reads<'_>>,
+        seen: RowsSeen<'_>,
         durability: Durability,
         locks: L,
     ) -> Result<Appended> {
         if reads.is_none()
-            && let Some(applied) = self.engine.commit_at_once(rows, 0, durability)?
+            && let Some(applied) = self.engine.commit_at_once(rows, 0, seen, durability)?
         {
             self.end_locks(locks);
             return Ok(self.engine.request_write(for_task, rows, applied, durability));
         }
         let admitted = self.engine.admit(mode, rows, reads, 0).await;
-        let (applied, admitted) = self.engine.apply(mode, rows, reads, admitted).await?;
+        let (applied, admitted) = self.engine.apply(mode, rows, reads, seen, admitted).await?;
         self.end_locks(locks);
         drop(admitted);
         Ok(self.engine.request_write(for_task, rows, applied, durability))

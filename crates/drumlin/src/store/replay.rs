@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 use super::keyspaces::Keyspaces;
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
-use crate::format::record::{self, Attachment, Operation};
+use crate::format::record::{self, AttachedRoot, Attachment, Operation};
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
-use crate::load::LoadTables;
+use crate::load::{LoadRoot, LoadTables};
 use crate::memory::Account;
 use crate::seglog::Scan;
 use crate::space::loading::read_image;
@@ -97,11 +97,13 @@ fn batch_bytes(engine: &Engine<Replaying>) -> usize {
 }
 
 impl Replay<'_> {
-    /// Marks the extents that log records refer to as used, before anything is written. Reads the log only if a record
-    /// has extents.
-    pub(super) fn mark_extents(&self) -> Result<()> {
+    /// Marks the extents that log records refer to as used, before anything is written, and takes the page numbers of
+    /// bulk loads, so that replaying the commits before a load does not give them to other pages. Returns the loads into
+    /// keyspaces that do not exist yet. Reads the log only if a record has extents.
+    pub(super) fn mark_extents(&self) -> Result<Vec<ChunkImage>> {
+        let mut images = Vec::new();
         if !self.scan.names_extents() {
-            return Ok(());
+            return Ok(images);
         }
         let segments = &self.engine.space.segments;
         for record in self.scan.records()? {
@@ -113,19 +115,29 @@ impl Replay<'_> {
                         are_marked.then_some(()).ok_or_else(|| self.malformed(record.timestamp))?;
                     }
                     Some((keyspace, Operation::Attach(attachment))) => {
-                        self.mark_load(keyspace, &attachment, record.timestamp)?;
+                        self.mark_load(keyspace, &attachment, record.timestamp, &mut images)?;
                     }
                     _ => {}
                 }
             }
         }
-        Ok(())
+        Ok(images)
     }
 
-    /// Marks the extents of a bulk load as used.
-    fn mark_load(&self, keyspace: KeyspaceId, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
+    /// Marks the extents of a bulk load as used, and takes its page numbers. If the keyspace does not exist yet, adds the
+    /// chunks of its page table to `later`.
+    fn mark_load(
+        &self,
+        keyspace: KeyspaceId,
+        attachment: &Attachment,
+        timestamp: Timestamp,
+        later: &mut Vec<ChunkImage>,
+    ) -> Result<()> {
         let space = &self.engine.space;
-        if !space.segments.restore_named(attachment.root) {
+        let open = self.open(keyspace);
+        if let AttachedRoot::Tree(root) = attachment.root
+            && !space.segments.restore_named(root)
+        {
             return Err(self.malformed(timestamp));
         }
         for &(chunk, extent) in &attachment.images {
@@ -140,11 +152,28 @@ impl Replay<'_> {
                 })
             };
             let addresses = read_image(space, image)?;
-            if !addresses.into_iter().filter(|address| !address.is_none()).all(is_marked) {
+            if !addresses.iter().copied().filter(|address| !address.is_none()).all(is_marked) {
                 return Err(self.malformed(timestamp));
+            }
+            match &open {
+                Some(open) => self.take_numbers(&open.tree.pages, image.chunk, &addresses, timestamp)?,
+                None => later.push(image),
             }
         }
         Ok(())
+    }
+
+    /// Enters the pages of a bulk load into the page table of its keyspace.
+    fn take_numbers(
+        &self,
+        pages: &PageSpace,
+        chunk: usize,
+        addresses: &[ExtentAddress],
+        timestamp: Timestamp,
+    ) -> Result<()> {
+        self.engine.pool.fit_frames(CHUNK_BYTES)?;
+        let are_taken = pages.table.restore_unattached(chunk, addresses);
+        are_taken.then_some(()).ok_or_else(|| self.malformed(timestamp))
     }
 
     fn malformed(&self, timestamp: Timestamp) -> Error {
@@ -152,7 +181,9 @@ impl Replay<'_> {
         Error::corrupted(&self.log_path, what, "it verifies but makes no sense")
     }
 
-    pub(super) fn apply_records(&self) -> Result<()> {
+    /// Applies the records. `loads` are the loads into keyspaces that do not exist yet, as
+    /// [`mark_extents`](Self::mark_extents) has returned them.
+    pub(super) fn apply_records(&self, loads: &[ChunkImage]) -> Result<()> {
         // Allocate as much as the log can fill: a growing vector takes fresh memory at each size, which costs more than
         // replaying its contents.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
@@ -175,6 +206,11 @@ impl Replay<'_> {
                     Operation::Create { page_bytes, name } => {
                         self.apply_batch(&mut batch, newest)?;
                         self.create(keyspace, page_bytes, name, record.timestamp)?;
+                        let open = self.open(keyspace).expect("just made");
+                        for image in loads.iter().filter(|image| image.keyspace == keyspace) {
+                            let addresses = read_image(&self.engine.space, *image)?;
+                            self.take_numbers(&open.tree.pages, image.chunk, &addresses, record.timestamp)?;
+                        }
                         continue;
                     }
                     Operation::Drop => {
@@ -213,18 +249,15 @@ impl Replay<'_> {
         self.apply_batch(&mut batch, newest)
     }
 
-    /// Attaches a bulk load under the page numbers that it was written with. Since the checkpoint, replay may have
-    /// given these numbers to other pages, but those are no longer needed, because the keyspace has no rows.
+    /// Attaches a bulk load under the page numbers that it was written with.
     fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
-        let engine = self.engine;
-        engine.pool.fit_frames(attachment.images.len() as u64 * CHUNK_BYTES)?;
         let image = |&(chunk, extent): &(u32, ExtentRef)| (chunk as usize, extent.address);
-        let images: Vec<_> = attachment.images.iter().map(image).collect();
-        let tables = LoadTables { images, root: attachment.root.address };
-        let is_attached = engine.replay_attach(pages, &tables, |chunk, address| {
-            read_image(&engine.space, ChunkImage { keyspace: pages.id, chunk, address })
-        })?;
-        if is_attached { Ok(()) } else { Err(self.malformed(timestamp)) }
+        let images = attachment.images.iter().map(image).collect();
+        let root = match attachment.root {
+            AttachedRoot::Tree(root) => LoadRoot::Tree(root.address),
+            AttachedRoot::Run(page) => LoadRoot::Run(page),
+        };
+        self.engine.replay_attach(pages, &LoadTables { images, root }, timestamp)
     }
 
     fn open(&self, keyspace: KeyspaceId) -> Option<Arc<OpenKeyspace>> {

@@ -13,8 +13,10 @@
 //!    changed anything.
 
 pub(crate) mod node;
+mod runs;
 mod structure;
 
+pub(crate) use runs::{FoldPlan, FoldStep, Piece, RunEnd};
 pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, fits};
 
 use std::sync::Arc;

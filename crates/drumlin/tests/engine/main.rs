@@ -33,6 +33,7 @@ mod model;
 mod old_versions;
 mod power;
 mod read_only;
+mod runs;
 mod space;
 #[path = "../support/mod.rs"]
 mod support;

@@ -5,6 +5,7 @@
 //! ready and retries. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows. `apply`
 //! has no result, because once the timestamp is assigned, nothing waits, fails or can be cancelled.
 
+use super::RowsSeen;
 use super::latch::{CommitRows, Latched};
 use super::prepare::{MediumValue, MediumValues, PinnedLeaf, Prepared, Row};
 use super::sink::{CommitSink, Unready};
@@ -78,12 +79,13 @@ impl<L> Engine<L> {
         mode: WaitMode<'_>,
         prepared: Prepared<'_, '_>,
         mut medium: MediumValues<'_>,
+        seen: RowsSeen<'_>,
         mut sink: S,
     ) -> Result<S::Committed> {
         let Prepared { rows, reads, incoming, pinned, .. } = prepared;
         assert!(medium.values.len() <= rows.len(), "a medium value has no row");
         assert_eq!(incoming.len(), rows.len());
-        let work = CommitRows { rows, incoming: &incoming, reads };
+        let mut work = CommitRows { rows, incoming: &incoming, reads, since: seen.since() };
         let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
         let mut provider = Provider::new(mode, &self.pool);
         loop {
@@ -105,6 +107,8 @@ impl<L> Engine<L> {
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
                 Err(Unready::LeafFull(range)) => rows[range.start].tree.split_for(mode, &incoming[range]).await?,
+                Err(Unready::Unfolded(row)) => drop(self.fold_above_late(mode, &rows[row], S::FOLD_PURPOSE).await?),
+                Err(Unready::Overtaken) => work.since = Some(self.check_runs(mode, rows, reads, seen).await?),
                 Err(Unready::LogSpace | Unready::Memory) => unreachable!("a commit lacks what it has reserved"),
             }
         }

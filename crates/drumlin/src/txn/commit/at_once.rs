@@ -32,8 +32,9 @@ use super::apply::change_row;
 use super::latch::CommitRows;
 use super::prepare::{Row, incoming_of, row_version_bytes_max};
 use super::sink::{CommitSink, LiveLog, LogSpace, Unready};
-use super::{Applied, Durability};
+use super::{Applied, Durability, RowsSeen};
 use crate::error::Result;
+use crate::format::Timestamp;
 use crate::memory::Account;
 use crate::seglog::Appended;
 use crate::tree::Incoming;
@@ -109,6 +110,7 @@ impl Engine {
         &self,
         rows: &[Row<'_>],
         extra_bytes: usize,
+        seen: RowsSeen<'_>,
         durability: Durability,
     ) -> Result<Option<Applied<'_>>> {
         assert!(!rows.is_empty());
@@ -134,13 +136,20 @@ impl Engine {
         let stream = crate::sync::thread_index() % log.stream_count();
         let applied = {
             let mut sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Free { log, stream } };
-            self.try_apply_rows(rows, version_bytes_max, durability, &mut sink)
+            self.try_apply_rows(rows, version_bytes_max, seen.since(), durability, &mut sink)
         };
         give_spare(&SPARE_RECORD, body.into_bytes());
         let logged = match applied {
             Ok(logged) => logged,
             Err(Unready::Error(error)) => return Err(error),
-            Err(Unready::Needs(_) | Unready::LeafFull(_) | Unready::LogSpace | Unready::Memory) => {
+            Err(
+                Unready::Needs(_)
+                | Unready::LeafFull(_)
+                | Unready::Unfolded(_)
+                | Unready::Overtaken
+                | Unready::LogSpace
+                | Unready::Memory,
+            ) => {
                 crate::coverage::mark!("a commit could not be made at once");
                 return Ok(None);
             }
@@ -158,23 +167,25 @@ impl Engine {
         &self,
         rows: &[Row<'_>],
         version_bytes_max: usize,
+        since: Option<Timestamp>,
         durability: Durability,
         sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
         if let [row] = rows {
-            return self.try_apply_one(row, durability, sink);
+            return self.try_apply_one(row, since, durability, sink);
         }
         // This bound is held only until the versions are added, which account for the memory that they take.
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
-        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None }, &[], &[], sink)
+        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None, since }, &[], &[], sink)
     }
 
     /// Applies a single row. This needs no list of leaves, and memory only for the version that the row replaces.
     fn try_apply_one(
         &self,
         row: &Row<'_>,
+        since: Option<Timestamp>,
         durability: Durability,
         sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
@@ -184,8 +195,14 @@ impl Engine {
         let incoming = incoming_of(row);
         let pages = &row.tree.pages;
         let epoch_guard = self.space.epoch_latch.shared();
+        if self.is_overtaken(since) {
+            return Err(Unready::Overtaken);
+        }
         let mut write = row.tree.write_leaf(row.key, &|_| false)?;
         let leaf = Leaf::new(&write);
+        if row.tree.has_runs_above(&leaf) {
+            return Err(Unready::Unfolded(0));
+        }
         if !crate::tree::fits(&leaf, std::slice::from_ref(&incoming)) {
             return Err(Unready::LeafFull(0..1));
         }

@@ -33,6 +33,7 @@ pub(crate) use prepare::Row;
 use sink::{LiveLog, LogSpace};
 
 use crate::error::{Error, Result};
+use crate::format::Timestamp;
 use crate::format::record::{self, Operation};
 use crate::memory::Grant;
 use crate::seglog::{Appended, Body};
@@ -40,6 +41,7 @@ use crate::space::SpaceReservation;
 use crate::task::{Boxed, WaitMode};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::Reads;
+use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
 /// The point at which a commit returns.
@@ -61,6 +63,29 @@ pub enum Durability {
     /// Returns once the commit is applied. A power failure may lose the newest commits; the commits before them survive
     /// whole and without gaps. The record is written soon afterwards.
     Relaxed,
+}
+
+/// What a commit has seen of the rows that it changes, and that must not have changed since. Other commits can't change
+/// the rows, because they are locked. But runs take no row locks.
+#[derive(Clone, Copy)]
+pub(crate) enum RowsSeen<'a> {
+    /// The commit depends on no earlier version of its rows.
+    Nothing,
+    /// The rows as of a snapshot.
+    Snapshot(&'a SnapshotHandle),
+    /// The newest version of rows that were locked at this timestamp or later.
+    Newest(Timestamp),
+}
+
+impl RowsSeen<'_> {
+    #[inline]
+    pub(super) fn since(&self) -> Option<Timestamp> {
+        match self {
+            RowsSeen::Nothing => None,
+            RowsSeen::Snapshot(snapshot) => Some(snapshot.timestamp),
+            RowsSeen::Newest(since) => Some(*since),
+        }
+    }
 }
 
 /// Memory for the record of a commit and for the pages that it pins, held until the commit is applied.
@@ -98,12 +123,14 @@ impl Engine {
         mode: WaitMode<'a>,
         rows: &'a [Row<'a>],
         reads: Option<Reads<'a>>,
+        seen: RowsSeen<'a>,
         admitted: Admitted,
     ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
         Box::pin(async move {
             assert!(!rows.is_empty());
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
             self.check_failure()?;
+            self.fold_above_rows(mode, rows).await?;
             let body = self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?;
             let body_bytes = body.bytes().len();
             let reserved_pages = self.reserve_pages(mode, rows).await?;
@@ -114,7 +141,7 @@ impl Engine {
             let prepared = self.prepare(mode, rows, reads).await?;
             let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
             let sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Reserved(reservation) };
-            let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
+            let logged = self.apply_when_ready(mode, prepared, medium, seen, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
             drop(body);

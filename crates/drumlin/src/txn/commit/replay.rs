@@ -1,11 +1,12 @@
 //! The engine during recovery, which applies commits that are already in the log. Several threads apply disjoint sets
 //! of rows.
 
+use super::RowsSeen;
 use super::prepare::Row;
 use super::sink::{CommitSink, Unready};
 use crate::error::Result;
 use crate::format::Timestamp;
-use crate::space::EpochGuard;
+use crate::space::{EpochGuard, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::tree::node::RowValue;
 use crate::txn::engine::{Engine, Replaying};
@@ -19,6 +20,8 @@ impl CommitSink for ReplayedCommit {
     type Committed = ();
 
     const IN_ORDER: bool = false;
+
+    const FOLD_PURPOSE: Purpose = Purpose::Replay;
 
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, ()), Unready> {
         Ok((self.0, ()))
@@ -38,10 +41,12 @@ impl Engine<Replaying> {
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
         assert!(timestamp <= self.clock.published(), "commit {timestamp} is replayed, which the log does not have");
         ready(async {
+            self.fold_above_replayed(rows).await?;
             let _reserved_pages = self.reserve_replayed_pages(rows)?;
             let medium = self.append_medium_values(WaitMode::Blocking, rows).await?;
             let prepared = self.prepare(WaitMode::Blocking, rows, None).await?;
-            self.apply_when_ready(WaitMode::Blocking, prepared, medium, ReplayedCommit(timestamp)).await
+            let sink = ReplayedCommit(timestamp);
+            self.apply_when_ready(WaitMode::Blocking, prepared, medium, RowsSeen::Nothing, sink).await
         })?;
         for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
             row.tree.try_merge(row.key);

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::pool::{Needs, Stop};
 use crate::seglog::{Appended, Body, Log, Reservation};
-use crate::space::EpochGuard;
+use crate::space::{EpochGuard, Purpose};
 use crate::tree::node::RowValue;
 use crate::txn::clock::Clock;
 
@@ -15,6 +15,10 @@ pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.
     LeafFull(Range<usize>),
+    /// Runs are not folded into the leaf of this row.
+    Unfolded(usize),
+    /// A run was attached after the rows were last compared with what the transaction has seen.
+    Overtaken,
     /// The log has no space for the record. Only commits that reserve no log space get this.
     LogSpace,
     /// No memory was free for the versions. Only commits that reserve no memory get this.
@@ -36,6 +40,9 @@ impl From<Stop> for Unready {
 pub(super) trait CommitSink {
     /// `true` if commits are applied to a leaf in the order of their timestamps.
     const IN_ORDER: bool;
+
+    /// The purpose for which space is reserved to fold runs.
+    const FOLD_PURPOSE: Purpose;
 
     /// The information about the commit's record that the caller receives.
     type Committed;
@@ -74,6 +81,8 @@ impl CommitSink for LiveLog<'_> {
     type Committed = Appended;
 
     const IN_ORDER: bool = true;
+
+    const FOLD_PURPOSE: Purpose = Purpose::Remove;
 
     #[inline]
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended), Unready> {
