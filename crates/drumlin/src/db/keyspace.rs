@@ -19,6 +19,7 @@ use crate::store::{OpenKeyspace, Store};
 use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 use crate::txn::commit::{Durability, Row};
+use crate::txn::engine::ReadAt;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
@@ -209,7 +210,7 @@ impl Keyspace {
     // This part is not generic, so it is compiled only once for all key types.
     #[inline(never)]
     fn get_owned(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.store()?.engine.get(&self.open.tree, key, Store::LATEST)
+        self.store()?.engine.get(&self.open.tree, key, ReadAt::Visible)
     }
 
     /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
@@ -237,7 +238,7 @@ impl Keyspace {
 
     #[inline(never)]
     fn copy_into(&self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
-        self.store()?.engine.get_into(&self.open.tree, key, Store::LATEST, value)
+        self.store()?.engine.get_into(&self.open.tree, key, ReadAt::Visible, value)
     }
 
     /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n).
@@ -271,7 +272,7 @@ impl Keyspace {
 
     #[inline(never)]
     fn contains(&self, key: &[u8]) -> Result<bool> {
-        Ok(self.store()?.engine.find(&self.open.tree, key, Store::LATEST, |_| ())?.is_some())
+        Ok(self.store()?.engine.find(&self.open.tree, key, ReadAt::Visible, |_| ())?.is_some())
     }
 
     /// Checks for each key whether its row exists, with many device reads in flight, like

@@ -32,7 +32,7 @@ pub(super) enum Horizon {
     Fixed(Arc<SnapshotHandle>),
     /// The newest commits at each read. The timestamp is that of the newest commit that any read may have seen; the
     /// reader's ranges share it.
-    Latest(Arc<AtomicU64>),
+    Published(Arc<AtomicU64>),
 }
 
 /// The maximum number of snapshots that a read of the newest commits tries if each is ended during the read.
@@ -53,7 +53,7 @@ impl Horizon {
     pub(super) fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
         match self {
             Horizon::Fixed(snapshot) => Arc::clone(snapshot),
-            Horizon::Latest(seen) => store.open_latest(seen),
+            Horizon::Published(seen) => store.open_published(seen),
         }
     }
 
@@ -61,7 +61,7 @@ impl Horizon {
     pub(super) fn seen(&self) -> Timestamp {
         match self {
             Horizon::Fixed(snapshot) => snapshot.timestamp,
-            Horizon::Latest(seen) => Timestamp(seen.load(Ordering::Relaxed)),
+            Horizon::Published(seen) => Timestamp(seen.load(Ordering::Relaxed)),
         }
     }
 
@@ -69,7 +69,7 @@ impl Horizon {
     pub(super) fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
         match self {
             Horizon::Fixed(snapshot) => Some(snapshot),
-            Horizon::Latest(_) => None,
+            Horizon::Published(_) => None,
         }
     }
 
@@ -79,8 +79,8 @@ impl Horizon {
     }
 
     /// Records that a read may have seen the newest published commit.
-    fn set_latest(&self, store: &Store) {
-        if let Horizon::Latest(seen) = self {
+    fn see_published(&self, store: &Store) {
+        if let Horizon::Published(seen) = self {
             seen.fetch_max(store.engine.clock.published().0, Ordering::Relaxed);
         }
     }
@@ -88,7 +88,7 @@ impl Horizon {
     fn read_at(&self) -> ReadAt {
         match self {
             Horizon::Fixed(snapshot) => ReadAt::Timestamp(snapshot.timestamp),
-            Horizon::Latest(_) => ReadAt::Published,
+            Horizon::Published(_) => ReadAt::Published,
         }
     }
 }
@@ -219,11 +219,11 @@ impl Rows<'_> {
         }
         let (store, tree) = (self.store()?, self.tree);
         let Some(ReadView { horizon, .. }) = self.view else {
-            return store.engine.get_in(mode, tree, key, Store::LATEST, to).await;
+            return store.engine.get_in(mode, tree, key, ReadAt::Visible, to).await;
         };
         let Horizon::Fixed(snapshot) = horizon else {
             let found = store.engine.get_in(mode, tree, key, ReadAt::Published, to).await?;
-            horizon.set_latest(store);
+            horizon.see_published(store);
             return Ok(found);
         };
         match self.find_committed(mode, key, |value| to.copy(value)).await? {
@@ -247,11 +247,11 @@ impl Rows<'_> {
     ) -> Result<Option<Found<T>>> {
         let store = self.store()?;
         let Some(ReadView { horizon, .. }) = self.view else {
-            return store.engine.find_in(mode, self.tree, key, Store::LATEST, take).await;
+            return store.engine.find_in(mode, self.tree, key, ReadAt::Visible, take).await;
         };
         let found = self.noting(store.engine.find_in(mode, self.tree, key, horizon.read_at(), take).await)?;
         horizon.check()?;
-        horizon.set_latest(store);
+        horizon.see_published(store);
         Ok(found)
     }
 
@@ -283,7 +283,7 @@ impl Rows<'_> {
         Rooted::new(async move {
             let engine = &self.store()?.engine;
             let Some(ReadView { horizon, .. }) = self.view else {
-                return engine.get_many(mode, self.tree, keys, Store::LATEST).await;
+                return engine.get_many(mode, self.tree, keys, ReadAt::Visible).await;
             };
             let mut values = vec![None; keys.len()];
             let (mut others, mut other_keys) = (Vec::new(), Vec::new());
@@ -303,7 +303,7 @@ impl Rows<'_> {
             for (value, found) in others.into_iter().zip(found?) {
                 *value = found;
             }
-            horizon.set_latest(self.store()?);
+            horizon.see_published(self.store()?);
             Ok(values)
         })
     }
@@ -319,11 +319,11 @@ impl Rows<'_> {
             for key in keys.iter().filter(|key| self.own_change(key).is_none()) {
                 self.record(key)?;
             }
-            let read_at = self.view.as_ref().map_or(Store::LATEST, |view| view.horizon.read_at());
+            let read_at = self.view.as_ref().map_or(ReadAt::Visible, |view| view.horizon.read_at());
             let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
             if let Some(ReadView { horizon, .. }) = self.view {
                 horizon.check()?;
-                horizon.set_latest(store);
+                horizon.see_published(store);
             }
             let is_there = |(key, found): (&&[u8], Option<Found<()>>)| match self.own_change(key) {
                 Some(change) => !matches!(change, Change::Remove),
@@ -364,7 +364,7 @@ impl Rows<'_> {
             Err(error) => return Range::refused(error),
         };
         let latest = match self.view.map(|view| &view.horizon) {
-            Some(Horizon::Latest(seen)) if at.is_none() => Some(Arc::clone(seen)),
+            Some(Horizon::Published(seen)) if at.is_none() => Some(Arc::clone(seen)),
             _ => None,
         };
         let own = self.own_within((bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..])));

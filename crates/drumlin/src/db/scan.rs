@@ -321,7 +321,7 @@ impl Scan {
     fn renew(&mut self) -> Result<bool> {
         let Some(seen) = &self.latest else { return Ok(false) };
         crate::coverage::mark!("a scan continued at a newer snapshot");
-        self.snapshot = self.handle.store()?.open_latest(seen);
+        self.snapshot = self.handle.store()?.open_published(seen);
         Ok(true)
     }
 

@@ -238,7 +238,7 @@ impl Transaction {
             Isolation::Snapshot | Isolation::Serializable => {
                 Horizon::Fixed(store.open_snapshot(|| store.engine.clock.published()))
             }
-            Isolation::ReadCommitted => Horizon::Latest(Arc::new(AtomicU64::new(store.engine.clock.visible().0))),
+            Isolation::ReadCommitted => Horizon::Published(Arc::new(AtomicU64::new(store.engine.clock.visible().0))),
         };
         let reads = (options.isolation == Isolation::Serializable).then(|| Arc::new(Mutex::new(ReadSet::new(budget))));
         let own = Some(SharedWrites::new(budget.grant(Account::Transactions)));

@@ -27,7 +27,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use crate::sync::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 
 use super::frame_header::{FrameHeader, Residency};
-use super::reclaim::{EraGuard, Reclaimer};
+use super::reclaim::{EraGuard, FrameReclaimer};
 use crate::format::extent::PageKey;
 use crate::format::node::is_page_bytes;
 pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
@@ -148,7 +148,7 @@ pub(crate) struct Frames {
     budget: Arc<Budget>,
     pub(super) used_bytes: AtomicUsize,
     debt: Arc<CheckpointDebt>,
-    pub(super) reclaimer: Reclaimer,
+    pub(super) reclaimer: FrameReclaimer,
 }
 
 impl std::fmt::Debug for Frames {
@@ -182,7 +182,7 @@ impl Frames {
             budget,
             used_bytes: AtomicUsize::new(0),
             debt,
-            reclaimer: Reclaimer::new(),
+            reclaimer: FrameReclaimer::new(),
         }
     }
 

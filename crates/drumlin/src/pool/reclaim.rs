@@ -39,7 +39,7 @@ const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 
 /// The current era, and a slot for each thread. See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Reclaimer {
+pub(crate) struct FrameReclaimer {
     era: CachePadded<AtomicU64>,
     blocks: [OnceLock<Block>; BLOCK_COUNT],
 }
@@ -64,9 +64,9 @@ impl Drop for EraGuard<'_> {
     }
 }
 
-impl Reclaimer {
-    pub(crate) fn new() -> Reclaimer {
-        Reclaimer { era: CachePadded::new(AtomicU64::new(1)), blocks: [const { OnceLock::new() }; BLOCK_COUNT] }
+impl FrameReclaimer {
+    pub(crate) fn new() -> FrameReclaimer {
+        FrameReclaimer { era: CachePadded::new(AtomicU64::new(1)), blocks: [const { OnceLock::new() }; BLOCK_COUNT] }
     }
 
     /// Keeps the calling thread in the current era until the guard is dropped.
@@ -144,7 +144,7 @@ mod tests {
     /// A frame retired while a thread holds a guard waits for that thread, but not for threads that enter later.
     #[test]
     fn retired_frames_wait_for_pinned_threads() {
-        let reclaimer = Reclaimer::new();
+        let reclaimer = FrameReclaimer::new();
         let reclaim_guard = reclaimer.enter();
         let tag = reclaimer.retire();
         assert!(reclaimer.oldest() <= tag);
@@ -186,7 +186,7 @@ mod models {
         struct Frames {
             entry: AtomicU64,
             pages: [UnsafeCell<u64>; 2],
-            reclaimer: Reclaimer,
+            reclaimer: FrameReclaimer,
         }
         // SAFETY: the model shows whether accesses are ordered.
         unsafe impl Sync for Frames {}
@@ -196,7 +196,7 @@ mod models {
             let frames = Arc::new(Frames {
                 entry: AtomicU64::new(0),
                 pages: [UnsafeCell::new(7), UnsafeCell::new(7)],
-                reclaimer: Reclaimer::new(),
+                reclaimer: FrameReclaimer::new(),
             });
             // Allocate the blocks of slots before threads race for them.
             drop(frames.reclaimer.enter_as(0));

@@ -57,7 +57,6 @@ use crate::space::{PageTable, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::txn::TransactionId;
 use crate::txn::commit::{Admitted, Durability, Row};
-use crate::txn::engine::ReadAt;
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
@@ -255,9 +254,6 @@ impl Store {
 
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The version of the database that reads outside of transactions and snapshots see.
-    pub(crate) const LATEST: ReadAt = ReadAt::Visible;
-
     /// Returns an error if the database is open for reading only. Called by every operation that writes.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
@@ -298,7 +294,7 @@ impl Store {
     }
 
     /// Opens a snapshot at the newest published commit, and records in `seen` that a read saw this commit.
-    pub(crate) fn open_latest(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
+    pub(crate) fn open_published(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
         let now = self.open_snapshot(|| self.engine.clock.published());
         seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
         now

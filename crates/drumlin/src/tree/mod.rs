@@ -364,7 +364,9 @@ impl Tree {
         })
     }
 
-    /// Latches the target's leaf shared in the frame where it was [located](Self::locate), if it is still there.
+    /// Latches the target's leaf shared in the frame where it was [located](Self::locate), if it is still there. The
+    /// descent's reclaim guard has ended by now, so the frame may have been reused: what the leaf is and which keys it
+    /// covers is checked under the latch.
     #[inline]
     pub(crate) fn read_leaf_at(
         &self,
