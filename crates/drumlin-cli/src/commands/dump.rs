@@ -313,7 +313,7 @@ impl From<Salvaged> for Found {
     }
 }
 
-/// The numbers of rows and bytes that were written, and of gaps between the rows.
+/// The number of rows, of their bytes, and of gaps between them.
 struct Written {
     rows: u64,
     bytes: u64,
@@ -321,7 +321,8 @@ struct Written {
 }
 
 impl Written {
-    /// Returns the outcome. `skipped` is the number of damaged places that were skipped when the database was opened.
+    /// Returns an error if the dump is incomplete. `skipped` is the number of damaged places that were skipped when the
+    /// database was opened.
     fn outcome(&self, skipped: usize) -> Result<()> {
         let message = match (self.gaps, skipped) {
             (0, 0) => return Ok(()),
@@ -388,7 +389,7 @@ impl Gaps {
     }
 }
 
-/// The part that failed: the database or the file.
+/// The side that failed: the database or the output file.
 enum Stopped {
     Database(Failure),
     File(io::Error),

@@ -50,7 +50,7 @@ fn budgets_have_a_minimum() {
     assert!(message.contains("at least") && message.contains("--memory"), "{message}");
 }
 
-/// A key above the limit is bad input, and the message states the limit.
+/// A key above the length limit is bad input, and the message states the limit.
 #[test]
 fn keys_have_a_limit() {
     let bench = Bench::new();
@@ -62,7 +62,7 @@ fn keys_have_a_limit() {
 #[test]
 fn damage_has_a_code() {
     let bench = Bench::new();
-    // Load in batches, so that pages and log fill the file from its start.
+    // Load in batches, so that pages and log records fill the file from its start.
     let load = ["load", "db", "-", "--format", "tsv", "--key", "k", "--batch", "1000"];
     bench.ok_with(&load, rows(3000).as_bytes());
     bench.ok(&["checkpoint", "db"]);
@@ -226,7 +226,7 @@ fn rm_of_everything_has_a_word_of_its_own() {
     assert_eq!(bench.ok(&["rm", "db", "--all"]), "removed 1 row\n");
 }
 
-/// No hint names an option that the command lacks.
+/// A hint never names an option that the command lacks.
 #[test]
 fn hints_fit_the_command() {
     let bench = Bench::new();

@@ -31,7 +31,7 @@ fn release(path: &Path) {
     }
 }
 
-/// Runs the command as a user who is subject to permissions, because root ignores them.
+/// Runs the command as a user for whom permissions matter, because root ignores them.
 fn run(bench: &Bench, args: &[&str]) -> Output {
     let mut command = bench.command(args);
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
@@ -122,7 +122,7 @@ fn stats_shows_the_sync_method_of_the_database() {
     }
 }
 
-/// If a database was killed, the first command recovers it, whichever command that is.
+/// If a process that used the database was killed, the first command recovers the database, whichever command that is.
 #[test]
 fn a_database_that_was_not_closed_is_recovered_to_read_it() {
     let bench = Bench::new();

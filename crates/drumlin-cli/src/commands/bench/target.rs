@@ -122,7 +122,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Returns the path of the file with the pages.
+    /// Returns the path of the data file, which contains the pages.
     pub(super) fn data_file(&self) -> PathBuf {
         self.path.join("data")
     }

@@ -1,4 +1,4 @@
-//! Compressed input: gzip and zstd are decompressed as streams, and any other form is named in an error.
+//! Compressed input. Gzip and zstd streams are decompressed; for any other form, the error names the form.
 //!
 //! The form is recognised by the first bytes of a stream, not by its file's name. Text may begin with some of these
 //! bytes (`BZh`), so the other header fields must be valid too. Memory is bounded no matter how much a stream expands:
@@ -100,7 +100,7 @@ fn damaged(form: &str, error: &dyn std::fmt::Display) -> io::Error {
 }
 
 /// Reads the members of a gzip stream as a single stream. Zeros may follow the last member, because tapes and disks are
-/// padded with them. `None` at the end.
+/// padded with them. At the end of the stream, this is `None`.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Gzip<R> {
