@@ -94,7 +94,7 @@ impl QueueState {
 }
 
 impl Queue {
-    /// Adds a change. `None` stands for a lost change, which counts all queued changes as lost too.
+    /// Adds a change. `None` stands for a lost change; all queued changes then count as lost too.
     fn push(&self, change: Option<RawChange>) {
         let mut state = lock(&self.state);
         match change {

@@ -1,4 +1,4 @@
-//! Readers of values to store, which end normally, fail, or panic.
+//! Readers that supply the values to store. They end normally, fail, or panic.
 
 use std::io::Read;
 use std::pin::Pin;
