@@ -151,7 +151,7 @@ pub(crate) fn reading(error: &io::Error) -> Option<drumlin::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()).cloned()
 }
 
-/// Converts an error from printing a value: either the value could not be read, or stdout could not be written.
+/// Converts an error from printing a value: either reading the value failed, or writing to stdout did.
 pub(crate) fn failed(error: &io::Error) -> Failure {
     reading(error).map_or_else(|| Failure::stdout(error), Failure::from)
 }

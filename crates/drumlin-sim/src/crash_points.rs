@@ -250,9 +250,9 @@ impl Script {
         }
     }
 
-    /// Reopens the database with a different number of streams. The clients commit only after the warm start has read
-    /// the resident pages. The maintenance thread makes the checkpoints, because it shortens an idle file only after
-    /// one of its own checkpoints.
+    /// Reopens the database with a different number of streams, so that the log continues with other streams. Commits
+    /// only after the warm start has read the resident pages. The maintenance thread makes the checkpoints, because it
+    /// shortens an idle file only after one of its own checkpoints.
     fn open_again(&mut self) {
         let config = config(&self.disk, 3 - self.streams).checkpoint_log_bytes(128 << 10);
         let db = config.open("/db").expect("a closed database");
@@ -722,8 +722,8 @@ impl Recovery<'_> {
         for (step, change) in changes.iter().enumerate() {
             amid.apply(change);
             amid.settle(Path::new(LOCK));
-            // The recovery has reported its last commit before its last change. So after that change, a cut must
-            // neither lose a part of that commit nor bring a later one back.
+            // After its last change, the recovery has reported its last commit. From then on, a cut must neither lose a
+            // commit up to that one nor bring back a later one.
             let is_over = step + 1 == changes.len();
             for draw in 0..round.bounds.of_recovery as u64 {
                 let loss = [Loss::All, Loss::Sectors, Loss::Nothing, Loss::Writes][draw as usize % 4];

@@ -395,10 +395,7 @@ impl Model {
     /// Records that the database was opened, and that this is its last commit. Forgets later commits.
     ///
     /// # Errors
-    /// If the database must not end at this commit.
-    ///
-    /// # Errors
-    /// If the last commit is not an allowed one.
+    /// If this is not a commit at which the database may end.
     pub fn reopen(&self, at_commit: u64, tampering: Tampering) -> Result<(), String> {
         let mut state = self.lock();
         if at_commit < state.acknowledged && tampering != Tampering::Much {

@@ -37,7 +37,7 @@ pub fn watch() {
 /// Measures the memory of one sequence.
 pub(super) struct Watch {
     before: u64,
-    /// The largest excess over the memory that the sequence may use. The allowance is part of the excess.
+    /// The largest excess over the budgets and the bytes that the caller holds. The allowance is not subtracted.
     pub(super) excess: u64,
 }
 

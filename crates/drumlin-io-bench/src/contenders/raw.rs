@@ -1,4 +1,4 @@
-//! The lower bounds for the cost of these reads and writes: blocking calls, and a queue that no tasks use.
+//! The lower bounds for the cost of these reads and writes: blocking calls, and a queue that is used without tasks.
 
 use std::io;
 use std::os::unix::fs::FileExt;
