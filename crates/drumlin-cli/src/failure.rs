@@ -200,7 +200,7 @@ pub(crate) fn plain(source: &io::Error) -> String {
     }
 }
 
-/// Returns the library's message without its last sentence, which advises programmers.
+/// Returns the library's message without its last sentence, which is advice for programmers.
 fn without_remedy(error: &Error) -> String {
     let text = error.to_string();
     text.rsplit_once(". ").map_or(&*text, |(failure, _)| failure).to_owned()

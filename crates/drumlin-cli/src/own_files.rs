@@ -40,7 +40,7 @@ impl OwnFiles {
         own
     }
 
-    /// Adds a file. If it is a symbolic link, adds its target, which the engine opens.
+    /// Adds a file. If the file is a symbolic link, adds its target, because that is what the engine opens.
     fn add(&mut self, path: &Path) {
         // If the metadata of a file can't be read, its content can't be stored as data either.
         self.0.extend(fs::metadata(path).ok().as_ref().map(identity));

@@ -346,7 +346,7 @@ impl<C: Collection> OpenCollection<C> {
     }
 
     /// Returns `true` if this document owns the row of a unique index. While the index is being built from documents
-    /// with duplicate keys, another document may own the row.
+    /// with duplicate keys, a different document may own the row.
     async fn owns(
         &self,
         mode: Mode,

@@ -155,7 +155,7 @@ impl Sample {
             }
             tx.insert(&keyspace, b"commit", commit.to_be_bytes())?;
             rows.insert(b"commit".to_vec(), commit.to_be_bytes().to_vec());
-            // Each thread is assigned a log stream, so new threads use both.
+            // Each thread is assigned a log stream, so commit on new threads to use both streams.
             std::thread::scope(|scope| scope.spawn(|| tx.commit()).join().expect("a commit does not panic"))?;
             states.push(rows.clone());
         }

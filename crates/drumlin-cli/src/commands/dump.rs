@@ -283,8 +283,8 @@ impl Target {
         Ok(Target { file, entry: Some(entry) })
     }
 
-    /// Syncs the file, then gives it its name, and returns its length. Pipes and devices have neither a name nor a
-    /// length.
+    /// Syncs the file, then gives it its final name, and returns its length. Pipes and devices have neither a name nor
+    /// a length.
     fn finish(self, replace: bool) -> io::Result<Option<u64>> {
         let Some(entry) = self.entry else { return Ok(None) };
         self.file.sync_all()?;
@@ -342,7 +342,7 @@ fn skip_damage_helps(failure: Failure) -> Failure {
     }
 }
 
-/// Reports each gap once the row after it is known.
+/// Holds each gap back until the row after it is known, and then reports the gap.
 struct Gaps {
     hex: bool,
     last: Option<Value>,

@@ -76,7 +76,7 @@ impl<R: BufRead> Lines<R> {
         self.held = hold_last.then(|| std::mem::take(&mut self.line));
     }
 
-    /// Takes the next of the lines to reread. Returns `false` if none are left.
+    /// Takes the next line to reread. Returns `false` if there is no such line.
     fn take_again(&mut self) -> bool {
         let (again, from) = &mut self.again;
         let rest = &again[*from..];

@@ -135,7 +135,7 @@ pub(crate) enum SourceError {
     Rest { place: Place, what: String },
     /// The first line does not define the columns.
     Header { place: Place, what: String, hint: Option<String> },
-    /// The operating system failed.
+    /// The operating system returned an error.
     Io(io::Error),
 }
 

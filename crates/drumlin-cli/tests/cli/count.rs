@@ -20,7 +20,7 @@ fn rows_are_counted() {
     bench.fails(3, &["count", "db", "-k", "missing"]);
 }
 
-/// The second count reads next to nothing, no matter which command counted first.
+/// The second count reads next to nothing, whichever command counted first.
 #[test]
 fn counts_are_kept() {
     for count in [&["count", "db"][..], &["scan", "db", "--count"], &["keyspaces", "db", "--count"]] {

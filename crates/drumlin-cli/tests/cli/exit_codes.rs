@@ -164,7 +164,7 @@ fn a_database_that_does_not_open_is_examined() {
 }
 
 /// If a database can't be opened because a page table is damaged, `dump --skip-damage` writes the remaining rows: here,
-/// all rows of another keyspace. Without the option, the error suggests it.
+/// all rows of a different keyspace. Without the option, the error suggests it.
 #[test]
 fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     let bench = Bench::new();

@@ -82,8 +82,8 @@ fn commands_hold_no_large_value_whole() {
     }
 }
 
-/// Large values survive every form of rows unchanged, and a row with a large value has the same form as one with a
-/// short value.
+/// Large values survive a round trip through every format unchanged. A row is written in the same form whether its
+/// value is large or short.
 #[test]
 fn large_values_round_trip() {
     let bench = bench();

@@ -86,8 +86,8 @@ fn what_may_not_be_written_is_read() {
     release(&database);
 }
 
-/// Commands that read share the database with one another and change none of its bytes. A command that writes is
-/// refused without waiting.
+/// Several commands that only read can use the database concurrently, and change no byte of it. A command that writes
+/// is refused without waiting.
 #[test]
 fn readers_share_the_database() {
     let bench = Bench::new();

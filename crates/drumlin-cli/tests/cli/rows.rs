@@ -233,7 +233,8 @@ fn text_that_begins_like_a_compressed_file() {
     }
 }
 
-/// Other separators are read and written. If the first line has one, the error suggests the option.
+/// Separators other than the default are read and written. If the first line contains one that was not requested, the
+/// error suggests the option.
 #[test]
 fn delimiters() {
     let bench = Bench::new();

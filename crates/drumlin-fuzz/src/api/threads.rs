@@ -57,7 +57,7 @@ impl Shared {
     fn add(&self, tx: &mut Transaction, keyspaces: &[Keyspace], counters: &[usize], options: TxOptions) -> Result<()> {
         for &counter in counters.iter().chain(&[SUM]) {
             let (k, key) = place(keyspaces, counter);
-            // Under read committed, locking the row keeps the increment from being lost.
+            // At read committed, locking the row prevents a lost update.
             let before = match options.isolation {
                 Isolation::ReadCommitted => tx.get_for_update(k, key)?,
                 _ if counter.is_multiple_of(2) => block_on(tx.get_for_update_async(k, key))?,

@@ -63,7 +63,7 @@ fn statement(
             let _ = checked(call!("Transaction::try_lock_row", tx.try_lock_row(k, &key, mode)), may);
             let locked = call!("Transaction::try_lock_row_async", tx.try_lock_row_async(k, &key, mode));
             drop(poll_some(locked, fate(script)));
-            // Nobody else writes, so a new snapshot sees the same rows.
+            // There are no other writers, so a new snapshot sees the same rows.
             let renewed = call!("Transaction::renew_snapshot", tx.renew_snapshot());
             let _ = checked(renewed, |error| matches!(error, Error::Invalid(_)));
         }

@@ -115,7 +115,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Closes and reopens the database, so that none of its pages are in memory.
+    /// Closes and reopens the database, so that its pages are no longer in memory.
     pub(super) fn reopen(&mut self) -> Result<()> {
         self.database.take().expect("open until it is closed").close()?;
         self.database = Some(config(self.options).open(&self.path)?);

@@ -63,7 +63,7 @@ struct Summary {
     bytes: u64,
     /// Files and links that existed before with the same content as in the tree.
     identical: u64,
-    /// Existing files and links whose content differs, which were kept.
+    /// Existing files and links that were kept although their content differs.
     existing: u64,
     /// Entries that were not written for any other reason.
     failed: u64,
@@ -284,7 +284,7 @@ impl Job<'_> {
     }
 }
 
-/// The part that failed: the database, which ends the run, or this entry.
+/// A failure of the database, which ends the run, or of this entry, which does not.
 enum Stopped {
     Database(drumlin::Error),
     File(io::Error),

@@ -1,4 +1,4 @@
-//! Stores a tree in a database that has none, with one bulk load per keyspace.
+//! Stores a tree in a database that has no tree yet, with one bulk load per keyspace.
 //!
 //! The walk finds files in key order. Several threads read them, and one thread restores key order and passes them to
 //! the loads, which can therefore pack contents as they arrive and never have to sort them. No row is visible until all

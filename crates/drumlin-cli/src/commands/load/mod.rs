@@ -522,7 +522,7 @@ mod tests {
         assert!(!summary(0, 0.99).text().contains("/s"));
     }
 
-    /// A delimiter is one character, and tabs can be typed.
+    /// A delimiter is a single ASCII character. A tab can be typed as `tab` or `\t`.
     #[test]
     fn delimiters_parse() {
         assert_eq!(parse_delimiter(";"), Ok(b';'));

@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-/// Returns the databases of previous tours, any of which [`Place::choose`] may remove.
+/// Returns the databases of previous tours. [`Place::choose`] may remove any of them.
 pub(super) fn previous(given: Option<&Path>) -> Vec<PathBuf> {
     candidates(given)
         .into_iter()
