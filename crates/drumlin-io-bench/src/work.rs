@@ -87,7 +87,7 @@ impl Row {
     }
 }
 
-/// The work of one measurement. The tasks and threads that do the work share it.
+/// The reads or writes of one measurement, shared by the tasks and threads that perform them.
 pub(crate) struct Work {
     pub(crate) row: Row,
     pub(crate) path: PathBuf,
@@ -284,7 +284,8 @@ pub(crate) fn remove_files(folder: &Path) -> io::Result<()> {
     fs::remove_file(folder.join(WRITE_FILE))
 }
 
-/// Opens the file of the work: for direct I/O, or buffered, after evicting the file from the page cache.
+/// Opens the file that the row reads or writes: for direct I/O, or buffered, after evicting the file from the page
+/// cache.
 pub(crate) fn open(work: &Work, is_direct: bool) -> io::Result<fs::File> {
     let flags = if is_direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
     let file = fs::OpenOptions::new().read(true).write(work.row == Row::Write).custom_flags(flags).open(&work.path)?;

@@ -1,4 +1,4 @@
-//! Planted bugs, which show that the simulation finds bugs of their kind.
+//! Planted bugs. They show that the simulation finds bugs of their kind.
 //!
 //! Each bug is a patch in `plants/`: a line that describes the bug, a line that names its finder, and a unified diff.
 //! The patch is applied to a copy of the sources, which is then built with the profile `planted` (a quick build with

@@ -51,7 +51,7 @@ fn text_forms() {
     }
 }
 
-/// A selection of rows is piped from stdout to stdin, into another keyspace.
+/// A dump of selected rows can be piped into `load`, into a different keyspace.
 #[test]
 fn through_a_pipe() {
     let bench = Bench::new();

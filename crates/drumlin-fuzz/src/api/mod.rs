@@ -40,7 +40,7 @@ use peer::Peer;
 /// sequence's own data; 0 unless [`memory::watch`] was called.
 ///
 /// # Panics
-/// If a call gives a wrong answer.
+/// If a call returns a wrong answer.
 pub fn perform(bytes: &[u8]) -> u64 {
     let mut script = Script(bytes);
     let mut memory = memory::Watch::begin();

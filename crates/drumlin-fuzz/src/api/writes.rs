@@ -54,7 +54,7 @@ impl Write {
         }
     }
 
-    /// Writes a key that is too long, which must be refused.
+    /// Writes a row whose key is too long, which must be refused.
     pub(super) fn refuse_long_key(&self) {
         let k = &self.keyspace;
         let long = vec![7; k.key_bytes_max() + 1];
@@ -106,7 +106,7 @@ impl Write {
         }
     }
 
-    /// Changes the row by a closure, which may remove it or panic.
+    /// Changes the row with a closure, which may remove the row or panic.
     pub(super) fn update(&mut self, script: &mut Script<'_>) -> Done {
         let Write { keyspace: k, key, value, fate, before, after, .. } = self;
         let changed = (!fate.polls.is_multiple_of(3)).then(|| value.clone());
