@@ -33,7 +33,6 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
 ///
 /// The counts are atomic, but not synchronised with each other, so a request that begins at the same moment may be
 /// missed.
-/// overlooked.
 ///
 /// # Examples
 /// ```

@@ -331,7 +331,7 @@ impl fmt::Debug for DiskFile {
     }
 }
 
-/// Makes `handle` bypass the page cache, and returns the alignment that its transfers need from now on. Returns `None`
+/// Makes `handle` bypass the page cache, and returns the alignment that its transfers now need. Returns `None`
 /// if direct I/O is impossible (tmpfs, encrypted files, blocks larger than ours).
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {

@@ -2,7 +2,7 @@
 //!
 //! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). One waiting thread collects the finished
 //! requests of all threads and tasks. It is either a thread in [`Driver::block_on`], or the driver's own thread, which
-//! starts when a task of another executor waits, and sleeps while no task or parked thread depends on it. See
+//! starts when a task of a different executor waits, and sleeps while no task or parked thread depends on it. See
 //! [`reactor`] for how the threads take turns.
 
 mod calls;

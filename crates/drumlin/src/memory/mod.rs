@@ -495,8 +495,8 @@ impl Grant {
     }
 
     /// Enlarges the grant by at least `least` and at most `most` bytes. The amount is `most_unshared` if the account is
-    /// untouched, and decreases with the square of the free part. So early callers get enough to work fast, and leave
-    /// enough for hundreds of later ones. Returns the amount, or `None` if less than `least` is left.
+    /// untouched, and proportional to the square of the account's free part. So early callers get enough to work fast,
+    /// and leave enough for hundreds of later ones. Returns the amount, or `None` if less than `least` is left.
     pub(crate) fn cover_share(&mut self, least: u64, most: u64, most_unshared: u64) -> Option<u64> {
         let limit = u128::from(self.limit_bytes());
         let left = limit.saturating_sub(u128::from(self.budget.taken_bytes(self.of)));

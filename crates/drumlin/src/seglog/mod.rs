@@ -29,7 +29,7 @@
 //! 10. A segment is reused only once all its records are covered and no reader holds it.
 //! 11. The superblock durably lists the windows that must exist ([`Hooks::list`]). It is updated before records are put
 //!     into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut.
-//!     So a lost segment is noticed, whatever its contents were.
+//!     So a lost segment is detected, whatever its contents were.
 //! 12. The log writes only to files that it knows to be its own: new files get unused names, and a file is inspected
 //!     before it is reused.
 //! 13. No record is appended to a sealed stream: [`Reservation::append`] checks a flag under the stream's mutex before

@@ -370,7 +370,7 @@ pub(super) struct Head {
     pub(super) reader: Reader,
     pub(super) found: Option<FoundRecord>,
     /// The record's body, if bodies are kept and this body is no longer than a chunk. Longer bodies are read only when
-    /// they are taken, because dozens of streams might each have one of the maximum length in memory.
+    /// they are taken: otherwise, each of dozens of streams might hold a body of the maximum length in memory.
     body: Vec<u8>,
     /// The bytes that the reader skipped before it reached `found`.
     skipped: Option<Skipped>,

@@ -687,7 +687,7 @@ mod tests {
     }
 
     /// A superblock with a valid checksum is reported as corrupted if it states an impossible length of the catalogue,
-    /// or names a part of it other than the last one.
+    /// or names any part of it but the last.
     #[test]
     fn a_misnamed_catalogue_is_damage() {
         let (space, mut page_tables) = stage();

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::format::Epoch;
 use crate::sync::{ShardedLock, ShardedReadGuard, ShardedWriteGuard};
 
-/// Fixes the current epoch while pages change. Threads that change pages take the latch shared; a checkpoint takes it
-/// exclusively to begin.
+/// Ensures that the epoch does not change while pages do. Threads that change pages take the latch shared. To begin, a
+/// checkpoint takes it exclusively.
 #[derive(Debug)]
 pub(crate) struct EpochLatch {
     latch: ShardedLock,

@@ -118,14 +118,14 @@ struct Demand {
 /// The rule by which the bytes of the next checkpoint are converted to segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cover {
-    /// They are not counted.
+    /// The bytes are not counted.
     Nothing,
-    /// Free segments must hold them, although up to a quarter of each segment may be wasted.
+    /// Free segments must hold the bytes, although up to a quarter of each segment may be wasted.
     Wasteful,
-    /// The rest of the open segment and whole free segments must hold them.
+    /// The rest of the open segment and whole free segments must hold the bytes.
     Tight,
-    /// All writable space must hold them together with the packed bytes, although up to a quarter of the space may be
-    /// wasted.
+    /// All writable space must hold the bytes together with the packed bytes, although up to a quarter of the space may
+    /// be wasted.
     Packed,
 }
 

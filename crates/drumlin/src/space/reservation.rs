@@ -265,7 +265,7 @@ impl Space {
         self.state().reserved_bytes
     }
 
-    /// Returns `true` while extents are being packed. Until packing ends, their bytes count twice.
+    /// Returns `true` while extents are being packed. Until packing ends, the bytes of these extents count twice.
     pub(crate) fn is_packing(&self) -> bool {
         self.reservations.admissions.lock().packing_count > 0
     }

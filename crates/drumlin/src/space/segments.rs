@@ -68,7 +68,7 @@ struct Segment {
 /// The current or last use of each segment, readable without a lock. Zero if the segment was never used.
 #[derive(Debug, Default)]
 struct Uses {
-    /// Each level has twice as many entries as the one before it.
+    /// Each level has twice as many entries as the previous one.
     levels: [OnceLock<Box<[AtomicU64]>>; Uses::LEVEL_COUNT],
 }
 
@@ -97,7 +97,7 @@ impl Uses {
     }
 }
 
-/// The number of a chunk of the segment table.
+/// Identifies a chunk of the segment table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SegmentTableChunk(pub(crate) u32);
 

@@ -8,10 +8,10 @@
 //! Free ── allocate ──▶ Reserved
 //! Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
 //! OnDisk ── a fault claims it ──▶ Reading
-//! Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk again: the read failed)
+//! Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk, if the read failed)
 //! OnDisk ── the reclaimer has copied the extent ──▶ OnDisk (elsewhere)
 //! Leaf, Immutable ── eviction of a clean frame ──▶ OnDisk
-//! Immutable ── a changed copy replaces it ──▶ Immutable (another frame)
+//! Immutable ── a changed copy replaces it ──▶ Immutable (in a different frame)
 //! Leaf ── the root's rows go to two children ──▶ Immutable
 //! Immutable ── the root's last child replaces it ──▶ Leaf
 //! OnDisk, Reading ── the page is claimed to be freed ──▶ Reserved
@@ -20,7 +20,7 @@
 //! Unattached ── the load discards the page ──▶ Reserved
 //! Leaf, Immutable, Reserved, Unattached ── free ──▶ Free (from any state if the keyspace is dropped)
 //! ```
-//! [`PageEntry::may_become`] lists all of them; `store` and `exchange` assert it.
+//! [`PageEntry::may_become`] lists all transitions; `store` and `exchange` assert it.
 //!
 //! # Invariants
 //! 1. Every change of an entry, except between OnDisk, Reading and resident states, happens under the epoch latch, so a
@@ -40,7 +40,7 @@ use crate::sync::Mutex;
 use crate::format::{ExtentAddress, PageId};
 use crate::memory::{Account, Budget};
 
-/// The number of a frame in the buffer pool. Its top three bits are the frame's size class.
+/// Identifies a frame in the buffer pool. The top three bits are the frame's size class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
@@ -134,7 +134,7 @@ pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 /// The memory for a chunk, in bytes.
 pub(crate) const CHUNK_BYTES: u64 = (CHUNK_PAGES * size_of::<AtomicU64>()) as u64;
 
-/// The number of chunks in the first level of the directory. Each level has twice as many chunks as the one before it.
+/// The number of chunks in the first level of the directory. Each level has twice as many chunks as the previous one.
 const FIRST_LEVEL_CHUNKS: usize = 64;
 
 /// The memory for a chunk's slot in the directory, in bytes.
@@ -193,8 +193,8 @@ impl PageTable {
         Arc::ptr_eq(&self.budget, budget)
     }
 
-    /// Returns `true` if `page_count` page ids would be left even after the allocations of all commits in progress,
-    /// each of which has called this function too. A commit that has its timestamp must not run out of page ids. O(1),
+    /// Returns `true` if `page_count` page ids would be left even after the allocations of all commits in progress.
+    /// Every commit calls this function first, because it must not run out of page ids once it has its timestamp. O(1),
     /// without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
         /// One in this many page ids is reserved for commits in progress. That is enough for thousands of the largest

@@ -1,6 +1,6 @@
-//! Two ways for a call to wait: by blocking its thread, or as a task of whichever executor polls it.
+//! Two ways for a call to wait: by blocking its thread, or as a task of the executor that polls it.
 //!
-//! The engine's operations are written once, as `async` functions, and a [`WaitMode`] tells them how to wait. In
+//! The engine's operations are written once, as `async` functions, and a [`WaitMode`] determines how they wait. In
 //! `Blocking` mode, every wait blocks inside its poll, so the operation as a whole is ready at its first poll
 //! ([`ready`]). In `Tasks` mode, a wait stores a waker and occupies no thread. The exceptions are operations that need
 //! blocking system calls or cannot be split up (growing a file, large values, definitions, commits of many rows): these

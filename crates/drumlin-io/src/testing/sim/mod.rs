@@ -777,7 +777,7 @@ struct Requests {
 }
 
 impl DiskQueue {
-    /// No task sleeps while it holds this lock. So the lock is an ordinary one, of which the simulation knows nothing.
+    /// No task sleeps while it holds this lock. So it is an ordinary lock, unknown to the simulation.
     fn requests(&self) -> MutexGuard<'_, Requests> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -310,7 +310,7 @@ fn records_span_segments() {
 }
 
 /// Recycling: covered segments are reused, so the log stays as small as its live part. No record of an earlier use is
-/// ever recovered, even if its bytes still follow the new ones.
+/// ever recovered, even if its bytes still follow the new records.
 #[test]
 fn covered_segments_are_recycled() {
     let mut rig = Rig::new(Disk::new(false), options(2));

@@ -65,8 +65,8 @@ fn what_an_allowance_paid_for_is_covered() {
     assert_eq!(admit(&state, Purpose::Put, 0), Admission::Granted, "more is reserved than is covered: {state:?}");
 }
 
-/// On a full disk, an allowance never causes a commit to be refused. No more allowances are granted until there is
-/// plenty of space again.
+/// On a full disk, an allowance never causes a commit to be refused. No more allowances are granted until plenty
+/// of space is free.
 #[test]
 fn an_allowance_causes_no_refusal() {
     let backend = disk();
