@@ -314,8 +314,8 @@ impl Scan {
     /// erasure.
     ///
     /// The header of each void record is overwritten with zeros. Spares are searched too, because a later opening may
-    /// mistake a spare for a window with records. Records at or above the start of the
-    /// opening that is now in progress may stay, because its start will be listed.
+    /// mistake a spare for a window with records. Records at or above the start of the opening
+    /// that is now in progress may stay, because its start will be listed.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());

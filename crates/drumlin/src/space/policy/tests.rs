@@ -42,8 +42,8 @@ fn the_policy_admits_by_a_table() {
         ((9, 0, 0, 0, MB + 1), Purpose::Put, NONE, alike(10)),
         ((13, 0, 0, 0, 2 * MB), Purpose::Put, NONE, granted),
         ((12, 0, 0, 0, 2 * MB), Purpose::Put, NONE, alike(13)),
-        // A removal has to leave only half as many segments free. At the least margin it need not leave any, and fills the
-        // open segment.
+        // A removal has to leave only half as many segments free. At the least margin it need not leave any, and fills
+        // the open segment.
         ((6, 0, 2 * MB, 0, 0), Purpose::Remove, NONE, granted),
         ((5, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, scarce(6)),
         ((1, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, short(6, 2)),
