@@ -13,7 +13,7 @@ pub struct Backoff(Cell<u32>);
 impl Backoff {
     /// The binary logarithm of the longest spin, which is 64 pauses of the processor. After 127 pauses in total, a wait
     /// yields instead of spinning.
-    /// Measured: not measured. crossbeam-utils has the same value.
+    /// Measured: not measured; crossbeam-utils has the same value.
     const SPINS_LOG2_MAX: u32 = 6;
 
     /// Waits briefly, longer at each call.

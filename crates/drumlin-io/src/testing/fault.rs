@@ -274,7 +274,7 @@ impl Space {
     }
 }
 
-/// A backend that wraps a different backend and injects faults. All clones share the faults and the record.
+/// A backend that wraps another backend and injects faults. All clones share the faults and the record.
 ///
 /// # Examples
 /// ```

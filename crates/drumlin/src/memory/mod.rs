@@ -131,7 +131,7 @@ const FIXED_BYTES: u64 = (384 << 10) + (ENCODER_COUNT * (ENCODER_BYTES_MAX + (8 
 /// Fixed by the format of a change.
 pub(crate) const CHANGE_BYTES: u64 = 24;
 
-/// The memory budget of a database. See the module.
+/// The memory budget of a database. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Budget {
     total_bytes: u64,
@@ -154,7 +154,7 @@ impl Budget {
         BUDGET_BYTES_MIN + u64::from(log_streams.saturating_sub(1)) * STREAM_BYTES_MIN
     }
 
-    /// Divides `total_bytes` for a database with this many log streams.
+    /// Divides `total_bytes` among the accounts of a database with this many log streams.
     pub(crate) fn new(total_bytes: u64, log_streams: u16) -> Budget {
         let total = total_bytes;
         let mut budget = Budget {

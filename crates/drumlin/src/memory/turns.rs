@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 
 use crate::sync::Mutex;
 
-/// A queue of requests for memory. See the module.
+/// A queue of requests for memory. See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     queue: Mutex<Queue>,

@@ -98,7 +98,7 @@ impl Buffers {
         self.active.used + bytes <= self.active.buffer.capacity()
     }
 
-    /// Returns `true` if half of the active buffer is used, so that pending records should not wait any longer.
+    /// Returns `true` if more than half of the active buffer is used. Pending records should then be written soon.
     pub(super) fn is_near_full(&self) -> bool {
         self.active.used > self.active.buffer.capacity() / 2
     }

@@ -313,7 +313,7 @@ impl Log {
         self.shared.options.body_bytes_max(0)
     }
 
-    /// Returns `true` if the stream accepts a body of this length. The first stream accepts every body that a different
+    /// Returns `true` if the stream accepts a body of this length. The first stream accepts every body that any other
     /// stream accepts.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
         let body_bytes_max = self.shared.options.body_bytes_max(stream);

@@ -147,7 +147,7 @@ impl Tail {
         self.buffers.admits(self.reserved.bytes + bytes)
     }
 
-    /// Returns `true` if half of the buffer is used, so that pending records should not wait any longer.
+    /// Returns `true` if more than half of the buffer is used. Pending records should then be written soon.
     pub(super) fn is_near_full(&self) -> bool {
         self.buffers.is_near_full()
     }

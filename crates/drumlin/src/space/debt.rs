@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::format::{Epoch, catalogue};
 use crate::sync::CachePadded;
 
-/// The bytes that the next checkpoint will write from memory. The pool and the old versions keep the counters up to
-/// date.
+/// The bytes that the next checkpoint will write from memory. The buffer pool and the store of old versions update the
+/// counters.
 #[derive(Debug, Default)]
 pub(crate) struct CheckpointDebt {
     dirty: CachePadded<DirtyPages>,

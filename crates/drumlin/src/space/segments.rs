@@ -75,7 +75,7 @@ struct Uses {
 impl Uses {
     /// The number of segments in the first level.
     const FIRST_LEVEL_SEGMENTS: u64 = 1024;
-    /// Enough levels for all 2³² segment numbers: 2¹⁰ · (2²³ − 1).
+    /// Fixed by the number of segments: these levels are enough for all 2³² segments: 2¹⁰ · (2²³ − 1).
     const LEVEL_COUNT: usize = 23;
 
     fn locate(segment: SegmentId) -> (usize, usize) {

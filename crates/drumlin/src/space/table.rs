@@ -140,7 +140,7 @@ const FIRST_LEVEL_CHUNKS: usize = 64;
 /// The memory for a chunk's slot in the directory, in bytes.
 const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
 
-/// Enough levels for all 2³² page ids: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
+/// Fixed by the number of pages: these levels are enough for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
 const LEVEL_COUNT: usize = 17;
 
 type Chunk = Box<[AtomicU64]>;

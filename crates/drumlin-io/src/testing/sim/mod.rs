@@ -64,7 +64,7 @@ pub struct Faults {
     pub sync_fails_one_in: u64,
     /// Calls to open, create, rename or remove a file that fail without effect.
     pub name_fails_one_in: u64,
-    /// Requests that take a thousand times longer.
+    /// Requests that are a thousand times slower.
     pub slow_one_in: u64,
     /// Set if the drive reports changes as durable that are not.
     pub lies: bool,

@@ -828,7 +828,7 @@ fn a_task_can_wait() {
     }
 }
 
-/// Reading can begin at any timestamp. It finds the position by the index, and yields exactly the durable records above
+/// Reading can begin at any timestamp. It looks up the position in the index, and yields exactly the durable records above
 /// the timestamp.
 #[test]
 fn reading_begins_anywhere() {

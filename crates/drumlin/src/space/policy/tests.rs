@@ -50,7 +50,7 @@ fn the_policy_admits_by_a_table() {
         ((8, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, granted),
         ((7, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, scarce(8)),
         ((0, MB, 0, 0, MB / 2), Purpose::Remove, NONE, scarce(4)),
-        // Recovery may use all space that exists.
+        // Recovery may use all free space.
         ((0, 0, 9 * MB, 0, 0), Purpose::Replay, MB, scarce(21)),
         // An epoch's appender takes the space that commits have reserved.
         ((0, 0, 9 * MB, 9 * MB, MB), Purpose::Pages, NONE, granted),
