@@ -828,8 +828,8 @@ fn a_task_can_wait() {
     }
 }
 
-/// Reading can begin at any timestamp. It looks up the position in the index, and yields exactly the durable records above
-/// the timestamp.
+/// Reading can begin at any timestamp. It looks up the position in the index, and yields exactly the durable records
+/// above the timestamp.
 #[test]
 fn reading_begins_anywhere() {
     let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 64 * 4096, ..options(2) });
