@@ -261,7 +261,7 @@ pub enum Error {
     KeyspaceNotEmpty {
         /// The name of the keyspace.
         keyspace: String,
-        /// The reason why the keyspace can't take the load.
+        /// The reason why nothing can be loaded into the keyspace.
         reason: &'static str,
     },
     /// An argument is not allowed.
@@ -461,17 +461,17 @@ pub enum LockHolder {
 pub enum Recourse {
     /// Retry the transaction. An immediate retry may succeed.
     Retry,
-    /// Change the call, which would fail again as it is. The database is as usable as before.
+    /// Change the call: as it is, it would fail again. The error did not affect the database.
     Change,
     /// Reopen the database, after fixing the cause if there was a failure. Until then, commits fail; after a failure,
     /// reads still work.
     Reopen,
-    /// Restore the data named in the error, which is lost, from a backup. The rest is readable.
+    /// Restore the data that the error names from a backup: it is lost. The rest is readable.
     Restore,
 }
 
-/// Called with each corruption that a read finds. When a database is opened, the function returns `Err`, which stops at
-/// the first corruption; an examination records the corruption and returns `Ok` to continue.
+/// A callback for each corruption that a read finds. While a database is being opened, it returns `Err`, which stops
+/// the opening at the first corruption. During an examination, it records the corruption and returns `Ok` to continue.
 pub(crate) type OnCorruption<'d> = &'d mut dyn FnMut(Error) -> Result<()>;
 
 /// Returns the result of a read, or `None` if the data is corrupted and `on_corruption` chooses to continue without it.
@@ -482,7 +482,7 @@ pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Resu
     }
 }
 
-/// Describes the process that has a database open, and how to get it closed.
+/// Describes the process that has a database open, and how to close the database there.
 fn owner(pid: u32, by_this_process: bool) -> String {
     if by_this_process {
         return "this very process: a Database, Keyspace, Snapshot, Transaction or another handle of it is still alive. \
@@ -499,7 +499,7 @@ const WRITE_LESS: &str = "Commit in smaller parts, or raise Config::memory";
 /// The maximum number of characters of a name, or bytes of a key, that an error quotes.
 const QUOTED_CHARACTERS_MAX: usize = 60;
 
-/// Returns a name in quotes, escaped, and shortened if it is very long.
+/// Returns a name in quotes, escaped. Shortens it if it is very long.
 pub(crate) fn quoted(name: &str) -> String {
     let end = name.char_indices().nth(QUOTED_CHARACTERS_MAX).map_or(name.len(), |(end, _)| end);
     if end == name.len() { format!("{name:?}") } else { format!("{:?}… ({} bytes)", &name[..end], name.len()) }
@@ -546,7 +546,7 @@ fn rows(row_count: u64) -> String {
     if row_count == 0 { String::new() } else { format!(" for {row_count} rows") }
 }
 
-/// The reason why a database no longer accepts commits.
+/// The reason why a database has stopped accepting commits.
 #[derive(Clone, Debug)]
 pub(crate) enum Stopped {
     Closed,
@@ -572,7 +572,7 @@ impl Stopped {
 }
 
 impl From<Error> for std::io::Error {
-    /// Converts to the nearest `std::io` error kind, with this error as its source.
+    /// Converts to the closest `std::io` error kind, with this error as the source.
     fn from(error: Error) -> std::io::Error {
         use std::io::ErrorKind;
         let kind = match &error {
@@ -604,7 +604,7 @@ impl Error {
         }
     }
 
-    /// Returns `true` for [`Error::Conflict`]: another transaction was first, or there was a deadlock.
+    /// Returns `true` for [`Error::Conflict`]: another transaction changed a row first, or there was a deadlock.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Conflict { .. })

@@ -9,8 +9,8 @@
 //! - [`Transaction`]: reads and writes in several keyspaces, committed together or not at all.
 //! - [`Snapshot`]: all keyspaces as of one commit, for reading.
 //!
-//! These types are handles that can be used from any thread. Those that are [`Clone`] are cheap to clone. The database
-//! is closed when the last of them is dropped.
+//! These types are handles that can be used from any thread. Cloning a handle is cheap if its type is [`Clone`]. The
+//! database is closed when its last handle is dropped.
 //!
 //! # Open, insert, get
 //!
@@ -137,8 +137,8 @@
 //! # Memory
 //!
 //! [`Config::memory`] is the budget for everything: pages, tables, logs, versions, locks, open transactions. The
-//! default is 256 MiB, the minimum 8 MiB. Data that does not fit must be reread from disk, so give the database what
-//! the machine can spare; [`Database::stats`] shows page misses and the use of each part. The budget does not include
+//! default is 256 MiB, the minimum 8 MiB. Pages that do not fit must be reread from disk, so give the database what the
+//! machine can spare; [`Database::stats`] shows page misses and the use of each part. The budget does not include
 //! values that the program has read and holds on to.
 //!
 //! # Limits
