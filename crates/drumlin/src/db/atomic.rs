@@ -97,8 +97,8 @@ impl Keyspace {
         })
     }
 
-    /// Puts the row unless there is already one with this key. Returns `true` if it was put. O(log n). Does not read
-    /// the existing value.
+    /// Puts the row unless there is already one with this key. Returns `true` if it was put. O(log n). Does not read a
+    /// large existing value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
