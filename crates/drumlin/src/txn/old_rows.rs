@@ -93,8 +93,8 @@ impl OldRows {
         self.fit(direction, bytes_max);
     }
 
-    /// Removes rows from the end of the scan until the remaining rows take at most `bytes_max`. Keeps one row, no
-    /// matter how large it is.
+    /// Removes rows from the end of the scan until the remaining rows use at most `bytes_max`. Leaves one row, however
+    /// large it is.
     pub(super) fn fit(&mut self, direction: Direction, bytes_max: usize) {
         while self.bytes > bytes_max && self.rows.len() > 1 {
             let (key, (_, was)) = self.pop_farthest(direction).expect("there are two");

@@ -24,7 +24,7 @@ impl CommitSink for ReplayedCommit {
         Ok((self.0, ()))
     }
 
-    /// Keeps only replaced large values, which have to be freed. No snapshot can need other old versions.
+    /// Retains only replaced large values, which have to be freed. No snapshot can need other old versions.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool {
         matches!(replaced, Some(RowValue::Large(_)))
     }
