@@ -67,7 +67,7 @@ pub enum Error {
     },
     /// The database was written by a newer Drumlin.
     NewerFormat {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The format of the database.
         found: u32,
@@ -77,7 +77,7 @@ pub enum Error {
     /// The database was written by an older Drumlin, in a format that this version does not read. The database is
     /// unchanged: the version that wrote it can still open it and dump its rows.
     OlderFormat {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The format of the database.
         found: u32,
@@ -87,7 +87,7 @@ pub enum Error {
     /// Another process, or this one, already has the database open. The database is closed by
     /// [`close`](crate::Database::close), or when the last of its handles is dropped.
     Locked {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The id of the process that has the database open; 0 if unknown.
         pid: u32,
@@ -96,10 +96,10 @@ pub enum Error {
     },
     /// This process was forked from the one that opened the database, and only the parent can use it. A forked process
     /// can open databases of its own only if it was forked before the parent opened its first database, or after
-    /// executing a new program: other threads of the parent, which the fork does not have, may have held locks that it
+    /// executing a new program. Otherwise, threads that exist only in the parent may have held locks that the fork
     /// needs.
     Forked {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
     },
     /// The device returned bytes other than those that were written. Data that does not depend on these bytes stays
@@ -116,7 +116,7 @@ pub enum Error {
     /// The disk has no more space for commits. The failed commit has changed nothing. Removing rows, compaction and
     /// checkpoints still work.
     DiskFull {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The bytes requested from the file system.
         needed_bytes: u64,
@@ -165,9 +165,9 @@ pub enum Error {
     /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, plus about 256 bytes or
     ///   more for each, in buffers that double as they grow. The write that exceeds the limit fails. The records of a
     ///   serializable transaction's reads count, too;
-    /// - nearly half of the pages that fit into the budget for the leaves that hold its rows. Half of these may be
-    ///   leaves that a serializable transaction with changes has read, including those between the bounds of its scans
-    ///   and counts: 500 KiB with a budget of 8 MiB. If there are more, the commit fails;
+    /// - nearly half of the pages that fit into the budget, for the leaves that contain its rows. Half of these pages
+    ///   may be leaves that a serializable transaction with changes has read, including those between the bounds of its
+    ///   scans and counts: 500 KiB with a budget of 8 MiB. If there are more, the commit fails;
     /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. If they take
     ///   more, the commit fails.
     ///
@@ -191,8 +191,8 @@ pub enum Error {
     /// - an eighth of the budget, for the writes, locks and reads of open transactions. A call in a transaction fails
     ///   immediately. A write outside of transactions needs this memory only if it has to wait for its row or for other
     ///   memory, and then fails after 10 seconds;
-    /// - a sixteenth, for rows and values that scans and readers have copied. When it is used up, a step of a scan, a
-    ///   count, or the read of a value as a stream fails;
+    /// - a sixteenth, for rows and values that scans and readers have copied. When this part is used up, a step of a
+    ///   scan, a count, or the read of a value as a stream fails;
     /// - a thirty-second, for values over 64 KiB that are being written. A call fails after waiting for 10 seconds;
     /// - pages, in any call that needs one in memory: only after running operations, for example futures that are
     ///   neither polled nor dropped, have held every evictable page for 10 seconds.
@@ -268,13 +268,13 @@ pub enum Error {
     Invalid(String),
     /// The database is open for [reading only](crate::Config::read_only).
     ReadOnly {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
     },
     /// The database was opened for reading only, but it had not been closed before. Its newest commits are still in the
     /// log, and only an opening with write access can recover them.
     NotClosed {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The number of commits that are only in the log.
         commits: u64,
@@ -405,7 +405,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The kind of transaction that has locked a row, relative to the call that fails with [`Error::LockTimeout`].
+/// The kind of transaction that has locked a row, as seen from the call that fails with [`Error::LockTimeout`].
 ///
 /// ```
 /// use drumlin::{Error, LockHolder, TxOptions};
@@ -474,7 +474,7 @@ pub enum Recourse {
 /// the opening at the first corruption. During an examination, it records the corruption and returns `Ok` to continue.
 pub(crate) type OnCorruption<'d> = &'d mut dyn FnMut(Error) -> Result<()>;
 
-/// Returns the result of a read, or `None` if the data is corrupted and `on_corruption` chooses to continue without it.
+/// Returns the result of a read. If the data is corrupted and `on_corruption` returns `Ok`, returns `None`.
 pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),

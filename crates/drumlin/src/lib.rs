@@ -122,12 +122,12 @@
 //!
 //! An [`Error`] says what failed, where, and what to do. [`Error::recourse`] sums up what the caller can do: retry the
 //! transaction, change the call, reopen the database, or restore data from a backup. A commit that fails leaves nothing
-//! behind, except with [`Error::OutcomeUnknown`], which only reopening resolves. After a failed write or sync, reads
-//! still work, but commits fail until the database is reopened.
+//! behind. The exception is [`Error::OutcomeUnknown`]: only reopening the database shows the outcome. After a failed
+//! write or sync, reads still work, but commits fail until the database is reopened.
 //!
 //! # Durability
 //!
-//! With [`Durability::Full`], the default, a commit returns once it is durable, at the cost of a sync, which concurrent
+//! With [`Durability::Full`], the default, a commit returns once it is durable. This costs a sync, which concurrent
 //! commits share. With [`Durability::Relaxed`] it returns without waiting for the sync. A power cut may then lose the
 //! newest commits, but never an earlier commit without all later ones. Choose `Relaxed` if the last second's commits
 //! can be repeated, as for an import or a cache, and call [`Database::sync`] when they must be safe. Durability can be

@@ -123,9 +123,9 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
-    /// Like [`read`](Self::read), but stops at the first row that is not in memory, may have changed since the
-    /// snapshot, or has its value outside of its leaf. Returns the key from which a scan must continue, if any rows
-    /// remain.
+    /// Like [`read`](Self::read), but stops at the first row that would need more than its leaf in memory: the leaf is
+    /// not in memory, the row may have changed since the snapshot, or its value is stored elsewhere. Returns the key
+    /// from which a scan must continue, if any rows remain.
     async fn read_leaves(
         &self,
         lower: &[u8],

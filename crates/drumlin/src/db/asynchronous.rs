@@ -327,7 +327,7 @@ impl Range {
     ) -> Result<ControlFlow<B>> {
         match self.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.show_rows(store.as_task().await, direction, &mut look).await,
-            // A range that could not be opened, or whose database is closed, never waits.
+            // A range never waits if it could not be opened, or if its database is closed.
             None | Some(Err(_)) => ready(self.show_rows(WaitMode::Blocking, direction, &mut look)),
         }
     }

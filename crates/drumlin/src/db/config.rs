@@ -19,8 +19,8 @@ const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
 /// budget.
 const MEMORY_BYTES_MAX: u64 = 1 << 40;
 
-/// The settings for opening a database. There are few options. Each has a default that was chosen by measurement or
-/// that hardly matters.
+/// The settings for opening a database. There are few options. Each has a default, which either was chosen by
+/// measurement or hardly matters.
 ///
 /// ```
 /// use drumlin::Config;
@@ -93,8 +93,8 @@ impl Config {
     /// first stream.
     ///
     /// A stream may have its own device: while the database is closed, create a folder `log/N` in its folder, or a link
-    /// `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. Stream N, counted from 0, will create
-    /// its segments there, and the database will not open without the folder.
+    /// `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. From then on, stream N, counted from
+    /// 0, creates its segments there, and the database does not open without the folder.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.settings.log_stream_count = count;
@@ -164,7 +164,7 @@ impl Config {
     }
 
     /// Sets the size of a log segment file: a multiple of 4 KiB from 1 MiB to 1 GiB. Default 16 MiB; on a file system
-    /// of less than 1 GiB, a sixty-fourth of it, rounded down to a power of two, but at least 1 MiB.
+    /// of less than 1 GiB, a sixty-fourth of its size. This is rounded down to a power of two, but is at least 1 MiB.
     #[must_use]
     pub fn log_segment_bytes(mut self, bytes: u64) -> Config {
         self.settings.log_segment_bytes = Some(bytes);
@@ -323,7 +323,7 @@ impl Config {
     /// value and the log, and lists all corruption. It recovers nothing and writes nothing, so it works on read-only
     /// media. The database must not be open elsewhere. O(data).
     ///
-    /// Meant for a database that is too corrupted to open. If the database opens,
+    /// Intended for a database that is too corrupted to open. If the database opens,
     /// [`Database::check`](crate::Database::check) verifies more, because it also descends every tree.
     ///
     /// # Errors

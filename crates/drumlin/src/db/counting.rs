@@ -126,8 +126,8 @@ impl Rows<'_> {
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
 
-    /// Returns the counts to use for a range, with reductions if requested. Folds the list of changes first if more
-    /// than `unsorted_max` of them are unsorted. Returns `None` if there are no counts yet and the range is too small
+    /// Returns the counts to use for a range, with reductions if requested. First folds the list of changes if more
+    /// than `unsorted_max` changes are unsorted. Returns `None` if there are no counts yet and the range is too small
     /// to start them, or if there is no memory for counts.
     pub(super) async fn kept_for(
         &self,

@@ -305,11 +305,11 @@ impl Database {
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
     ///
     /// When it returns, the folder can be opened again, even if other handles of this database still exist. Their calls
-    /// fail with [`Error::Closed`]. An iterator or stream ends with this error after the rows that it has already
-    /// copied, and a value reader after the piece that it holds; [`stats`](Database::stats) still works. Closing does
-    /// not wait for calls in flight in other threads or tasks. Such a call either completes or fails with `Closed`: a
-    /// commit that returns `Ok` is in the closed database, and one that returns `Closed` is not. The pages' memory is
-    /// freed when the last handle is dropped.
+    /// fail with [`Error::Closed`]. An iterator or stream first returns the rows that it has already copied, and a
+    /// value reader the bytes that it has in memory; then they fail with this error. [`stats`](Database::stats) still
+    /// works. Closing does not wait for calls in flight in other threads or tasks. Such a call either completes or
+    /// fails with `Closed`: if a commit returns `Ok`, the closed database contains it; if it returns `Closed`, the
+    /// database does not. The pages' memory is freed when the last handle is dropped.
     ///
     /// A second close waits for the first and returns its result.
     ///

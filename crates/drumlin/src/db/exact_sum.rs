@@ -122,7 +122,7 @@ impl ExactSum {
         if is_negative { -rounded } else { rounded }
     }
 
-    /// Appends the position of the lowest digit, the digits, and the special sum if there is one.
+    /// Appends the position of the lowest digit, the digits, and the special sum, if any.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         // This fits, because digits have positions from -34 to 33.
         bytes.push(self.lowest as i8 as u8);
@@ -131,7 +131,7 @@ impl ExactSum {
         self.special.iter().for_each(|special| bytes.extend(special.to_be_bytes()));
     }
 
-    /// Decodes a sum. Returns `None` if the bytes do not encode one.
+    /// Decodes a sum. Returns `None` if the bytes do not encode a sum.
     pub(super) fn decode(bytes: &[u8]) -> Option<ExactSum> {
         let [lowest, count, rest @ ..] = bytes else { return None };
         let (digits, special) = rest.split_at_checked(usize::from(*count) * 4)?;

@@ -11,8 +11,8 @@ use crate::store::Store;
 use crate::task::{Rooted, WaitMode};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// Keeps a database open. All public handles of an opening share one of these, and dropping the last reference closes
-/// the database.
+/// Keeps a database open. All public handles of an opening share one `Handle`. The database is closed when the last
+/// reference to it is dropped.
 pub(crate) struct Handle {
     store: Arc<Store>,
     /// The process that opened the database.

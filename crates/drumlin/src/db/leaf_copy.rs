@@ -27,11 +27,11 @@ const BATCH_BYTES_MIN: u64 = 1 << 10;
 /// The maximum size of a new scan's first copy if no other scan holds memory. Each further leaf raises the limit by
 /// this amount. Pages of up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// The buffer of copied bytes grows in steps of this size, so the next leaf rarely needs a larger one.
+/// The buffer of copied bytes grows in steps of this size, so that it rarely has to grow for the next leaf.
 const BYTES_STEP: usize = 1 << 10;
 /// The number of rows by which the list of copied rows grows.
 const ROWS_STEP: usize = 16;
-/// The maximum size of the transaction's own changes that one copy merges, and also of the old versions.
+/// The maximum size of the transaction's own changes that one copy merges. The same limit applies to old versions.
 pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
 
 /// Rows that a scan has copied but not returned yet. The scan can take them from either end. The next copy reuses their
@@ -109,7 +109,7 @@ impl CopiedRows {
         Value::part_of(Arc::clone(self.bytes()), span)
     }
 
-    /// Takes the next row, if there is one whose value was copied.
+    /// Takes the next row, if there is one and its value was copied.
     #[inline]
     pub(super) fn take(&mut self, direction: Direction) -> Option<(Value, Value)> {
         if self.is_empty() {
@@ -442,7 +442,7 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     start..end.max(start)
 }
 
-/// Returns `true` if a range that ends at `fence` ends before one that ends at `upper`.
+/// Returns `true` unless the upper bound `fence` is above the upper bound `upper`.
 fn is_below(fence: &[u8], upper: Bound<&[u8]>) -> bool {
     match upper {
         Bound::Unbounded => true,
@@ -450,7 +450,7 @@ fn is_below(fence: &[u8], upper: Bound<&[u8]>) -> bool {
     }
 }
 
-/// Returns `true` if a range that begins at `fence` begins after one that begins at `lower`.
+/// Returns `true` if the lower bound `fence` is above the lower bound `lower`.
 fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
     match lower {
         Bound::Unbounded => true,
@@ -553,7 +553,7 @@ impl CopyTarget<'_> {
         }
     }
 
-    /// Copies the rows of a part of a leaf, their old versions, and the transaction's changes, merged by key.
+    /// Copies the rows of a part of a leaf. Merges their old versions and the transaction's changes by key.
     fn merge(
         &mut self,
         part: &LeafPart<'_>,

@@ -56,7 +56,7 @@ pub struct Limits {
     /// ([`SnapshotTooOld`](crate::Error::SnapshotTooOld)) or commits wait, depending on
     /// [`VersionOverflow`](crate::VersionOverflow).
     pub version_disk_bytes: u64,
-    /// The number of large values that can be written at the same time. Further writers wait.
+    /// The number of large values that can be written at the same time. Additional writers wait.
     pub large_value_writers: u64,
     /// The memory for rows that open scans and value readers have copied but not returned yet. They share this memory,
     /// and if there are many of them, each copies less at a time. If no memory is left, a read fails with
@@ -67,8 +67,8 @@ pub struct Limits {
     pub page_table_bytes: u64,
     /// The memory in which bulk loads sort and pack rows. A load whose rows do not fit sorts them in runs on disk.
     pub load_bytes: u64,
-    /// The memory for row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes for each page, twice
-    /// that in a keyspace that is aggregated, plus the list of changes. Without counts, rows are read.
+    /// The memory for row counts, which speed up [`count`](crate::Keyspace::count): 8 to 16 bytes for each page, or
+    /// twice as much if the keyspace is aggregated, plus the list of changes. Without counts, rows are read.
     pub count_bytes: u64,
     /// The memory for reducers' states, which speed up [`aggregate`](crate::Keyspace::aggregate): 14 bytes plus the
     /// state for each reducer and leaf. It shrinks while loads or page tables use much memory. Without states, rows are

@@ -94,7 +94,7 @@ impl Range {
         Range(ScanState::Refused(Some(error)))
     }
 
-    /// Limits the first copy to one row, for callers that need only one.
+    /// Limits the first copy to one row, for callers that need only a single row.
     pub(super) fn one_at_first(mut self) -> Range {
         if let ScanState::Scanning(scan) = &mut self.0 {
             scan.want = Want::One;
@@ -350,7 +350,7 @@ pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option
     }
     match scan.handle().as_ref().map(|handle| handle.store()) {
         Some(Ok(store)) => scan.next_in(store.as_task().await, direction).await,
-        // A range that could not be opened, or whose database is closed, never waits.
+        // A range never waits if it could not be opened, or if its database is closed.
         None | Some(Err(_)) => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
 }
@@ -534,7 +534,7 @@ impl Salvage {
     pub async fn next_async(&mut self) -> Option<Result<Salvaged>> {
         match self.0.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.0.salvage_in(store.as_task().await).await,
-            // A range that could not be opened, or whose database is closed, never waits.
+            // A range never waits if it could not be opened, or if its database is closed.
             None | Some(Err(_)) => ready(self.0.salvage_in(WaitMode::Blocking)),
         }
     }

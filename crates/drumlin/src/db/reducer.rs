@@ -80,7 +80,7 @@ pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub trait Reducer: Send + Sync + 'static {
-    /// The summary of some rows, from which the summary of more rows can be combined.
+    /// A summary of some rows. The summaries of adjacent rows can be combined.
     type State: Send;
     /// The result of a reduction.
     type Output;

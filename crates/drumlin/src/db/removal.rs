@@ -18,8 +18,8 @@ const PART_ROWS_MAX: usize = 512;
 /// A part ends once its keys total this many bytes.
 const PART_KEY_BYTES_MAX: usize = 32 << 10;
 
-/// The attempts to remove one part. This is a type and not a retry closure, because the compiler can't prove that a
-/// future that borrows a closure is `Send`.
+/// The attempts to remove one part. A retry closure would not do: if a future borrows a closure, the compiler can't
+/// prove that the future is `Send`.
 struct Attempts {
     began: Duration,
     count: u32,
@@ -162,7 +162,7 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Removes the rows that still exist, in one transaction. Returns their number.
+    /// Removes the rows with these keys, if they still exist, in one transaction. Returns the number of rows removed.
     async fn remove_part(&self, mode: WaitMode<'_>, keys: &[Value]) -> Result<u64> {
         let (isolation, durability) = (Isolation::ReadCommitted, self.durability);
         let options = TxOptions { isolation, durability, ..TxOptions::default() };

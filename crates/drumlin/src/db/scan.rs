@@ -1,4 +1,4 @@
-//! Scans: copy the rows of a leaf, read their values, and continue at the next leaf.
+//! Scans copy the rows of a leaf, read their values, and continue at the next leaf.
 //!
 //! A scan copies the rows of one leaf at a time and holds no latch between leaves. So it never blocks a writer while
 //! its caller uses the rows, and splits and merges do not disturb it. It uses the fence of each leaf to find the next

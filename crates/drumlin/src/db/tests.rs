@@ -70,8 +70,8 @@ fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
     }
 }
 
-/// A reader of a transaction's own value can read it to its end, however the transaction ends, even if the value is
-/// then overwritten or removed and free space is reused.
+/// A reader of a transaction's own value can read the value to its end, however the transaction ends. This holds even
+/// if the value is then overwritten or removed and free space is reused.
 #[test]
 fn a_transactions_own_value_stays_while_it_is_read() {
     type End = fn(Transaction, &Keyspace, Savepoint);
@@ -140,7 +140,7 @@ fn a_source_ends_once() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == first);
 }
 
-/// The space of an uncommitted value is freed when its last reader is dropped, and not before.
+/// The space of an uncommitted value is freed as soon as its last reader is dropped, but not before.
 #[test]
 fn a_value_without_a_commit_leaves_with_its_last_reader() {
     let (db, keyspace) = stage();
@@ -488,8 +488,8 @@ fn frames_give_up_what_page_tables_take() {
     check(&db, "opened again");
 }
 
-/// A scan returns the same rows whether a leaf is copied whole or row by row: keys with and without a common prefix,
-/// values of any length, leaves with gaps, bounds anywhere in a leaf.
+/// A scan returns the same rows whether a leaf is copied whole or row by row. This holds for keys with and without a
+/// common prefix, values of any length, leaves with gaps, and bounds anywhere in a leaf.
 #[test]
 fn leaves_are_copied_whole_and_in_part() {
     for beginning in ["", "what all keys begin with/"] {

@@ -31,9 +31,9 @@ use crate::txn::running::BodyOf;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The maximum number of rows in a commit that a task applies itself, which takes about 300 µs. Larger commits are
-/// handed to another thread; the round trip costs about 60 µs. The simulation uses a lower limit because its commits
-/// are smaller.
+/// The maximum number of rows in a commit that a task applies itself. Applying this many rows takes about 300 µs.
+/// Larger commits are handed to another thread, with a round trip of about 60 µs. The simulation uses a lower limit
+/// because its commits are smaller.
 /// Measured: decision 034.
 const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
 /// The maximum log record size of a commit that a task applies itself.
@@ -421,8 +421,8 @@ impl Transaction {
         mut source: impl Source,
     ) -> Result<u64> {
         let open = self.open(keyspace)?;
-        // Lock the row first: a call that waits for a row must not hold memory that the lock's holder may be waiting
-        // for.
+        // Lock the row first. A call must not hold this memory while it waits for a row, because the lock's holder may
+        // be waiting for memory.
         self.lock_large(mode, open, key).await?;
         let memory = self.source_memory(mode).await?;
         let head = super::keyspace::read_head(&mut source).await?;

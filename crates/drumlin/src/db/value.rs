@@ -96,8 +96,8 @@ thread_local! {
 
 /// A value that is shown to a caller's closure, in a vector that the thread reuses for the next such call.
 ///
-/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. A nested
-/// call finds the vector taken and allocates a new one.
+/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. If such a
+/// call shows another value, it finds no vector to reuse and allocates a new one.
 pub(crate) struct ShownValue(pub(crate) Vec<u8>);
 
 impl ShownValue {

@@ -281,7 +281,7 @@ pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
     put_u64(extent, CHECKSUM_OFFSET, sum);
 }
 
-/// Decompresses the extent that `header` describes into `page`, whose length must be the decompressed length.
+/// Decompresses the extent described by `header` into `page`. The length of `page` must be the decompressed length.
 pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(), ExtentError> {
     if page.len() != header.raw_bytes {
         return Err(ExtentError::Length);

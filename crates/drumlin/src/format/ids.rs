@@ -53,7 +53,7 @@ number! {
     KeyspaceId(u32)
 }
 number! {
-    /// The number of a commit. Commits are numbered without gaps: 1, 2, 3, … Timestamp 0 is that of an empty database.
+    /// The number of a commit. Commits are numbered without gaps: 1, 2, 3, … An empty database has timestamp 0.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

@@ -119,7 +119,7 @@ impl std::fmt::Display for SegmentHeaderError {
 }
 
 impl SegmentHeader {
-    /// Writes the header to the start of `block`, and zeros after it.
+    /// Writes the header to the start of `block`, and fills the rest with zeros.
     pub(crate) fn encode(&self, block: &mut [u8]) {
         block.fill(0);
         block[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&SEGMENT_MAGIC);

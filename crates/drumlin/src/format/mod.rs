@@ -23,7 +23,7 @@ pub(crate) use ids::{
 };
 pub use ids::{KeyspaceId, Timestamp};
 
-/// The format version that this code writes, and the only one that it reads.
+/// The format version that this code writes. It reads no other version.
 ///
 /// Since version 2, a row of an inner node consists of a separator and a page number. In version 1, 12 more bytes
 /// followed.

@@ -123,9 +123,9 @@ pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {
 /// row may fill at most three eighths of the page. With a long key, the value may still fill a quarter of the page,
 /// less the overhead.
 ///
-/// No row may exceed half of the space after the page's header. So a row always fits between two fences of the maximum
-/// length, a quarter of the page each, and a split is always possible. If rows were often close to half a page, pages
-/// would have a single row and be half empty. That is why the usual limit is three eighths.
+/// The absolute limit for a row is half a page minus the page's header. Such a row still fits between two fences of the
+/// maximum length, a quarter of the page each, so a split is always possible. But rows close to half a page would leave
+/// pages half empty, with a single row. That is why the usual limit is three eighths.
 pub(crate) const fn inline_bytes_max(page_bytes: usize, key_bytes: usize) -> usize {
     let own_bytes = SLOTS_OFFSET + SLOT_BYTES + VALUE_LENGTH_BYTES;
     let left_by_key = (page_bytes / 8 * 3).saturating_sub(own_bytes + key_bytes);

@@ -80,7 +80,8 @@ impl<T: Send + 'static> Deferred<T> {
         Deferred { pool: Arc::clone(pool), shared }
     }
 
-    /// Waits for the work to end, or does it if no thread has begun it. Returns its result.
+    /// Waits for the work to end. If no thread has begun the work, does it on this thread. Returns the result of the
+    /// work.
     pub(super) fn wait(self) -> Result<T> {
         self.shared.try_run(&self.pool);
         let result = self.shared.take_result();

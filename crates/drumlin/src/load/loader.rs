@@ -137,7 +137,7 @@ impl Loader {
         self.put_off(engine, key, Waiting::Written(&reference.to_bytes()))
     }
 
-    /// Prepares for a row with this key. The first key out of order starts sorting.
+    /// Prepares for a row with this key. If this is the first key out of order, switches to sorting.
     fn begin_row(&mut self, engine: &Engine, key: &[u8]) -> Result<()> {
         self.open.check_key(key)?;
         self.open.tree.check_dropped()?;

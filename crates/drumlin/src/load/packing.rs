@@ -25,7 +25,7 @@ use crate::tree::node::{PackedRow, child_rest, common_bytes, pack, separator_bet
 
 /// Receives the finished nodes.
 pub(crate) trait NodeSink {
-    /// Stores a node other than the root, with `rows` rows beneath it. Returns its page.
+    /// Stores a node other than the root that has `rows` rows beneath it. Returns its page.
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId>;
     /// Stores the root, which is page 1.
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()>;

@@ -152,7 +152,7 @@ impl LoadPages {
     }
 
     /// Takes over extents that were written elsewhere, as pages with consecutive numbers from `first`. The load must
-    /// have taken these numbers.
+    /// own these page numbers.
     pub(crate) fn adopt(&mut self, first: PageId, addresses: &[ExtentAddress]) {
         assert!(first != PageId::ROOT && !addresses.is_empty(), "a value of no extents is taken over");
         for (number, &address) in (first.0..).zip(addresses) {
@@ -313,7 +313,7 @@ impl LoadPages {
     }
 }
 
-/// Hands a buffer over for writing while the load fills its other one.
+/// Hands a buffer over for writing, so that the load can fill its other buffer in the meantime.
 fn write_behind(pool: &Arc<Pool>, job: WriteJob) -> Deferred<()> {
     assert!(!job.bytes().is_empty(), "a write of nothing is handed over");
     assert!(job.frames.is_empty(), "frames of a pool wait for a write that is not the pool's");

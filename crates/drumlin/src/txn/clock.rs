@@ -184,8 +184,8 @@ mod models {
 
     use super::*;
 
-    /// Two threads apply two commits, in any order. In the end, the last one is published. A thread that sees a
-    /// timestamp as published sees everything that this commit and the earlier ones applied.
+    /// Two threads apply two commits, in either order. In the end, the later commit is published. A thread that sees a
+    /// timestamp as published sees all changes of this commit and of the earlier ones.
     #[test]
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn loom_published_commits_are_seen_whole() {

@@ -79,7 +79,7 @@ pub enum LockMode {
 /// The way in which a lock was acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Granted {
-    /// This call acquired the lock, so the caller has to release it.
+    /// This call acquired the lock. The caller has to release it.
     Acquired,
     /// The caller already held the lock.
     AlreadyHeld,
@@ -111,7 +111,7 @@ pub(crate) struct LockRequest<'k> {
     pub(crate) mode: LockMode,
 }
 
-/// A locked row, with the transactions that hold the lock and those waiting for it.
+/// A locked row, with the transactions that hold its lock and the transactions that wait for it.
 pub(crate) struct LockedRowState {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) key: Box<[u8]>,
@@ -223,7 +223,7 @@ struct Shard {
 /// KiB).
 const SHARD_BUCKETS_KEPT: usize = 64;
 
-/// Returns the memory of a lock: its entry in a table that has just doubled, and its key if that is long.
+/// Returns the memory of a lock: its entry in a table whose capacity has just doubled, and its key if the key is long.
 pub(crate) fn lock_bytes(key: &[u8]) -> usize {
     2 * (mem::size_of::<Lock>() + 1) + LockKey::heap_bytes_of(key)
 }

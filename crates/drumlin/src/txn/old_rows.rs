@@ -109,5 +109,5 @@ pub(super) fn old_row_bytes(key: &[u8], was_bytes: usize) -> usize {
     2 * size_of::<(Vec<u8>, (Timestamp, OldVersion))>() + heap_bytes(key.len()) + heap_bytes(was_bytes)
 }
 
-/// The memory of a large value's entry in a hash table that has just doubled.
+/// The memory of a large value's entry in a hash table whose capacity has just doubled.
 pub(super) const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);

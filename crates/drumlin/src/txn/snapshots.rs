@@ -119,7 +119,7 @@ impl Snapshots {
         Needed { snapshots, visible: clock.visible() }
     }
 
-    /// Returns the oldest snapshot that has not been ended, and the time at which it was registered.
+    /// Returns the oldest snapshot that has not been ended, and the time at which it was opened.
     pub(crate) fn oldest(&self) -> Option<(Timestamp, Duration)> {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);

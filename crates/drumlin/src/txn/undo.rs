@@ -23,9 +23,9 @@ pub(crate) struct UndoRecord {
     pub(super) missed_by: u32,
 }
 
-/// The memory of an undo record without its rows: its slot in a queue that has just doubled.
+/// The memory of an undo record without its rows: its slot in a queue whose capacity has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
-/// The memory of a leaf's entry in a hash table that has just doubled.
+/// The memory of a leaf's entry in a hash table whose capacity has just doubled.
 pub(super) const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), UndoRecords)>() + 1);
 /// Returns the memory that a row needs in an undo record.
 pub(crate) fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {

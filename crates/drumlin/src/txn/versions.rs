@@ -51,7 +51,7 @@ pub(crate) struct Versions {
     moving: AtomicU32,
 }
 
-/// The memory below which garbage is not collected: that of a few thousand small rows.
+/// Garbage is not collected while versions use less memory than this, which is that of a few thousand small rows.
 const COLLECTED_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {
@@ -120,8 +120,8 @@ impl Versions {
         undo_records.push(undo);
     }
 
-    /// Returns the row's version at the snapshot and the first commit that changed the row after it. Returns `None` if
-    /// no undo record has such a change. The caller holds the leaf's latch.
+    /// Returns the row's version at the snapshot, and the first commit after the snapshot that changed the row. Returns
+    /// `None` if no undo record contains such a change. The caller holds the leaf's latch.
     pub(crate) fn find(
         &self,
         keyspace: KeyspaceId,

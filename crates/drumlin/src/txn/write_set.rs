@@ -209,7 +209,7 @@ impl SharedWrites {
         true
     }
 
-    /// Returns the set for changes by a caller that has [secured](Self::secure) it.
+    /// Returns the set for changes. The caller must have [secured](Self::secure) it.
     pub(crate) fn unshared(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }

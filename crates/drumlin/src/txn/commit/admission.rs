@@ -208,8 +208,8 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Returns the maximum number of leaves that a commit may pin to change them, not counting the leaves that it
-    /// validates.
+    /// Returns the maximum number of leaves that a commit may pin in order to change them. Leaves that it only
+    /// validates do not count.
     pub(super) fn pinned_leaves_max(&self, page_bytes: u64, reads: Option<Reads<'_>>) -> u64 {
         let read_bytes = reads.map_or(0, |_| self.budget.validated_bytes_max());
         (self.budget.limit_bytes(Account::Pinned).saturating_sub(read_bytes) / page_bytes)
@@ -219,8 +219,9 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Reserves memory for the versions that a commit of `row_count` rows will leave. If there is too little, drops
-    /// versions that no snapshot needs, requests a spill of the rest, and waits for commits that are not durable yet.
+    /// Reserves memory for the versions that a commit of `row_count` rows will leave. If there is too little memory,
+    /// drops versions that no snapshot needs, requests a spill of the remaining ones, and waits for commits that are
+    /// not durable yet.
     pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, row_count: usize, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));

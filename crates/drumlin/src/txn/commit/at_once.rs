@@ -48,7 +48,7 @@ const ROWS_MAX: usize = 16;
 
 /// The maximum capacity of a vector that a thread retains. It is enough for the record of a row in a 4 KiB leaf, and
 /// for the version that the row replaces. A commit of such a row needs no memory for which other commits wait, because
-/// the lock table also has memory reserved for its lock. The thread's own stack is larger than these vectors.
+/// the lock table also retains memory for the row's lock. The thread's own stack is larger than these vectors.
 const SPARE_BYTES_MAX: usize = 2 << 10;
 
 thread_local! {

@@ -31,8 +31,8 @@ struct NextLeaf<'a, 'k> {
     is_read: bool,
 }
 
-/// The distance of prefetching: while one leaf is latched, the pinned leaf this many positions ahead is prefetched into
-/// the processor's cache.
+/// The prefetch distance: while one leaf is latched, the pinned leaf this many positions ahead is prefetched into the
+/// processor's cache.
 const LEAVES_AHEAD: usize = 4;
 
 /// The leaves of a commit's rows and of its transaction's read set, in latching order: by (keyspace, key).

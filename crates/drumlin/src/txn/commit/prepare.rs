@@ -48,7 +48,7 @@ const LEAVES_AT_ONCE_MAX: usize = 1024;
 /// Measured: decision 023, together with the other changes described there.
 const LOCATED_LEAVES: usize = 16;
 
-/// The position of a leaf that a commit is about to pin.
+/// A leaf that has been located and is about to be pinned.
 struct Located {
     /// The first of the commit's rows that the leaf appears to cover.
     row: usize,
@@ -159,8 +159,8 @@ struct Outstanding {
 }
 
 impl Pinning<'_, '_> {
-    /// Pins the leaf of `row`, and adds up the versions that its rows, starting with `row`, will leave. Returns the
-    /// index after these rows.
+    /// Pins the leaf of `row`. Adds the size of the versions that the leaf's rows, starting with `row`, will leave.
+    /// Returns the index after these rows.
     fn pin(&mut self, row: usize, page: &FrameRead<'_>) -> usize {
         self.pinned.push(row, page);
         let leaf = Leaf::new(page);
@@ -183,7 +183,7 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Pins the leaves of these rows that are already in memory. All rows must belong to one tree.
+    /// Pins the leaves of these rows, if they are already in memory. All rows must belong to one tree.
     fn pin_present(&mut self, tree: &Tree, rows: &[usize]) -> Result<Outstanding> {
         // Hold one guard for all descents: the guards nested in it cost almost nothing.
         let reclaim_guard = self.pinned.pool.reclaim_guard();

@@ -1,5 +1,4 @@
-//! The engine during recovery, which applies commits that are already in the log. Several threads apply disjoint sets
-//! of rows.
+//! Applies commits that are already in the log, during recovery. Several threads apply disjoint sets of rows.
 
 use super::prepare::Row;
 use super::sink::{CommitSink, Unready};

@@ -10,7 +10,7 @@ use crate::space::EpochGuard;
 use crate::tree::node::RowValue;
 use crate::txn::clock::Clock;
 
-/// The reason why an attempt to apply a commit ended.
+/// The reason why an attempt to apply a commit did not succeed.
 pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.

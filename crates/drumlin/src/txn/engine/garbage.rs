@@ -6,13 +6,13 @@ use crate::format::KeyspaceId;
 use crate::format::node::LargeRef;
 use crate::txn::values;
 
-/// A spill begins when the versions in memory exceed this size or three quarters of their memory, whichever is less. It
-/// leaves half of this size or half of their memory, whichever is less. Simulated databases have few versions, so they
-/// spill earlier.
+/// A spill begins when the versions in memory exceed this size or three quarters of the memory for versions, whichever
+/// is less. It leaves half of this size or half of that memory, whichever is less. Simulated databases have few
+/// versions, so they spill earlier.
 const UNSPILLED_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { u64::MAX };
 
-/// Values are freed only while the epoch has at most this many changes of page tables, or fewer if its memory allows
-/// fewer. Simulations free few values.
+/// Values are freed only while the epoch has at most this many page table changes, or fewer if the memory for changes
+/// is smaller. Simulations free few values.
 const FREED_CHANGES_MAX: u64 = if cfg!(feature = "sim") { 32 } else { u64::MAX };
 
 /// The outcome of an attempt to spill versions.

@@ -213,7 +213,7 @@ fn waiting_ends_at_the_deadline() {
 fn a_lock_got_at_the_deadline_counts() {
     let table = table();
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
-    // The clock is read between polling and giving up.
+    // The waiter reads the clock between polling and giving up.
     let clock = || {
         table.unlock(A, ROWS, b"key");
         Duration::MAX

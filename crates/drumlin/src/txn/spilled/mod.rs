@@ -156,8 +156,8 @@ impl Spilled {
         Arc::clone(&self.runs.lock())
     }
 
-    /// Searches the runs for the row's version at the snapshot. Returns it with the commit that replaced it. This
-    /// usually reads one block of each run.
+    /// Searches the runs for the row's version at the snapshot. Returns the version and the commit that replaced it.
+    /// This usually reads one block of each run.
     pub(crate) fn find<'a>(
         &'a self,
         mode: WaitMode<'a>,
