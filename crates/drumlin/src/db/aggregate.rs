@@ -390,7 +390,7 @@ impl Rows<'_> {
             vain_count += usize::from(is_vain);
             cursor.only_reads = vain_count > UNKEPT_STATES_MAX;
         }
-        // The cached states were valid only if the list of changes is complete.
+        // The cached states that were used are valid only if the list of changes is complete.
         if kept.invalidated() {
             let (lower, upper) = as_slices(interval);
             let identity = reducing.reducer.call(|reducer| Ok(reducer.identity()))?;

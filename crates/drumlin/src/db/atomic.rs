@@ -267,7 +267,7 @@ impl Keyspace {
     /// `None` if there are no rows in the range or all of them are locked. Otherwise like
     /// [`pop_first`](Keyspace::pop_first).
     ///
-    /// This is SQL's `SKIP LOCKED`. This call skips a row while a transaction has it locked. No row is skipped forever,
+    /// This is SQL's `SKIP LOCKED`: the call skips a row while a transaction has it locked. No row is skipped forever,
     /// because every call begins at the front of the range: the first call after the lock is released pops the row. A
     /// queue that does not choose its next row by key order can lock rows in a transaction that does not wait: see the
     /// example at [`LockHolder`](crate::LockHolder).

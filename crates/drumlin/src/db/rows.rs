@@ -36,8 +36,8 @@ pub(super) enum Horizon {
     Published(Arc<AtomicU64>),
 }
 
-/// The maximum number of snapshots that a read of the newest commits tries. Each attempt fails because its snapshot is
-/// ended during the read.
+/// A read of the newest commits starts over if its snapshot is ended during the read. This is the maximum number of
+/// snapshots that it tries.
 pub(super) const RENEWALS_MAX: usize = 16;
 
 /// The view of the database that a snapshot or transaction reads from.

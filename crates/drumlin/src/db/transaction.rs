@@ -73,10 +73,10 @@ pub enum Isolation {
     ///
     /// Adds no cost to other transactions. Reads are recorded (scans and counts by their bounds), and the records count
     /// towards the transaction's size. The commit revisits every leaf that was read, including all leaves between the
-    /// bounds of a scan or count, so its cost grows with their number. They may amount to nearly a quarter of the pages
-    /// that fit into the memory budget. If there are more, the transaction fails with [`Error::TransactionTooLarge`]. A
-    /// transaction without changes validates nothing, and may read any number of rows. Rows locked by
-    /// [`get_for_update`](Transaction::get_for_update) need no validation.
+    /// bounds of a scan or count, so its cost grows with their number. The leaves may amount to nearly a quarter of the
+    /// pages that fit into the memory budget. If there are more, the transaction fails with
+    /// [`Error::TransactionTooLarge`]. A transaction without changes validates nothing, and may read any number of
+    /// rows. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
     /// Each read sees the newest committed state and the transaction's own changes. A scan or value reader sees the
     /// database as of its own beginning. Writes wait for each other and never conflict. Between its reads, the

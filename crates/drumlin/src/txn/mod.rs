@@ -31,8 +31,8 @@ pub(crate) mod write_set;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct TransactionId(pub(crate) u64);
 
-/// Assigns transaction ids. There are several sequences of ids, each used by a part of the threads, so that few threads
-/// write to the same cache line.
+/// Assigns transaction ids. There are several sequences of ids, and the threads are divided among them, so that few
+/// threads write to the same cache line.
 #[derive(Debug)]
 pub(crate) struct TransactionIds {
     sequences: Box<[CachePadded<AtomicU64>]>,

@@ -353,8 +353,8 @@ impl Engine {
         }
     }
 
-    /// Returns the limit below which the number of page table changes in the newest epoch must be for a commit that
-    /// adds `more` changes.
+    /// Returns a limit on the page table changes of the newest epoch. A commit that adds `more` changes may proceed
+    /// while the epoch is below this limit.
     fn changes_max(&self, more: u64) -> u64 {
         let count_max = self.budget.epoch_changes_max() / 8 * 7;
         // A commit with more changes than fit in an epoch must not wait forever.
