@@ -1,4 +1,5 @@
-//! Reading. Each operation is written once, for plain calls, snapshots and transactions, and for both wait modes.
+//! The reading operations. Each operation is written once, for plain calls, snapshots and transactions, and for both
+//! wait modes.
 //!
 //! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check that the
 //! keyspace belongs to their database, choose the wait mode, and call the operation of the same name here.
@@ -26,16 +27,17 @@ use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The commits that a reader sees.
+/// The commits that are visible to a reader.
 pub(super) enum Horizon {
     /// The commits up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
-    /// The newest commits at each read. The timestamp is that of the newest commit that any read may have seen; the
-    /// reader's ranges share it.
+    /// The newest commits at each read. The timestamp is that of the newest commit that any read may have seen. The
+    /// reader's ranges share this timestamp.
     Published(Arc<AtomicU64>),
 }
 
-/// The maximum number of snapshots that a read of the newest commits tries if each is ended during the read.
+/// A read of the newest commits starts over if its snapshot is ended during the read. This is the maximum number of
+/// snapshots that it tries.
 pub(super) const RENEWALS_MAX: usize = 16;
 
 /// The view of the database that a snapshot or transaction reads from.
@@ -65,7 +67,7 @@ impl Horizon {
         }
     }
 
-    /// Returns the fixed snapshot; `None` if each read sees the newest commits.
+    /// Returns the fixed snapshot, or `None` if each read sees the newest commits.
     pub(super) fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
         match self {
             Horizon::Fixed(snapshot) => Some(snapshot),
@@ -73,7 +75,7 @@ impl Horizon {
         }
     }
 
-    /// Fails if the fixed snapshot was ended.
+    /// Fails if the fixed snapshot has been ended.
     pub(super) fn check(&self) -> Result<()> {
         self.snapshot().map_or(Ok(()), |snapshot| snapshot.check())
     }
@@ -97,7 +99,7 @@ impl Horizon {
 pub(super) struct Rows<'r> {
     pub(super) handle: &'r Arc<Handle>,
     pub(super) tree: &'r CountedTree,
-    /// The view that is read; `None` for the newest visible commit at each call.
+    /// The view to read from; `None` to read the newest visible commit at each call.
     pub(super) view: Option<&'r ReadView>,
 }
 
@@ -148,8 +150,8 @@ impl Rows<'_> {
         })
     }
 
-    /// Like [`get`](Self::get), but without recording the read, for a transaction that has locked the row against
-    /// changes.
+    /// Like [`get`](Self::get), but does not record the read. For a transaction that has locked the row, so that it
+    /// can't change.
     #[inline(never)]
     pub(super) fn get_unrecorded(
         &self,
@@ -265,7 +267,7 @@ impl Rows<'_> {
         })
     }
 
-    /// Like [`contains_key`](Self::contains_key), but without recording the read, for a transaction that has locked the
+    /// Like [`contains_key`](Self::contains_key), but does not record the read. For a transaction that has locked the
     /// row.
     pub(super) async fn contains_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
         if let Some(change) = self.own_change(key) {
@@ -297,8 +299,8 @@ impl Rows<'_> {
                 }
             }
             let found = self.noting(engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await);
-            // If the snapshot was ended, a value that it needed may have been freed and its pages reused for a
-            // different value.
+            // If the snapshot has been ended, a value that it needed may have been freed, and the value's pages may
+            // have been reused.
             horizon.check()?;
             for (value, found) in others.into_iter().zip(found?) {
                 *value = found;
@@ -357,7 +359,7 @@ impl Rows<'_> {
         self.scan_at(bounds, None)
     }
 
-    /// Like [`scan`](Self::scan), but at the snapshot `at`, if it is set, which the reader has opened.
+    /// Like [`scan`](Self::scan). If `at` is set, scans at that snapshot, which the reader has opened.
     pub(super) fn scan_at(&self, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Range {
         let snapshot = match at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at))) {
             Ok(snapshot) => snapshot,
@@ -406,7 +408,7 @@ impl Rows<'_> {
                 snapshot.check()?;
                 let read_at = ReadAt::Timestamp(snapshot.timestamp);
                 let found = store.engine.find_in(mode, tree, key, read_at, <[u8]>::to_vec).await?;
-                // If the snapshot was ended during the read, the version that it sees may have been discarded.
+                // If the snapshot was ended during the read, the version that it should see may have been discarded.
                 snapshot.check()?;
                 match found {
                     None => return Ok(None),
