@@ -1,6 +1,6 @@
 //! Dirty pages that reach the device before the process that changed them asks for it.
 //!
-//! Here another process causes the write by a sync: any program may sync a file system. The kernel also writes dirty
+//! Here a sync by another process causes the write: any program may sync a file system. The kernel also writes dirty
 //! pages on its own after half a minute.
 
 use std::fs::{self, File};
@@ -23,14 +23,14 @@ use crate::session::{Session, plain};
 use crate::temp_folder;
 use crate::worker::{self, Ending, Measurement};
 
-/// Bytes that are changed and locked in memory: fewer than any usual limit on locked memory.
+/// The number of bytes that are changed and locked in memory, below the usual limits on locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
 
 /// The expected time until the kernel writes a dirty page: every 5 seconds it looks for pages that have been dirty for
 /// 30 seconds.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
-/// The time after which the lab gives up, and concludes that the kernel does not write the page.
+/// The time after which the lab stops waiting and concludes that the kernel does not write the page.
 const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
 /// The memory that holds the changed page.
@@ -42,16 +42,16 @@ enum Place {
     Frame,
 }
 
-/// The cause that may write dirty pages.
+/// The event that causes dirty pages to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Cause {
     /// A sync by another process.
     OtherProcess,
-    /// The kernel's own age limit.
+    /// The kernel's limit on the age of dirty pages.
     Kernel,
 }
 
-/// Changes 64 KiB, never syncs them, and reads the device after the cause has acted.
+/// Changes 64 KiB without syncing them, and reads the device after the cause has acted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -80,7 +80,7 @@ impl Measurement for Task {
     }
 }
 
-/// Syncs the file system of a folder; runs in the other process.
+/// Syncs the file system of a folder. Runs in the other process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sync {
     folder: PathBuf,
@@ -100,7 +100,8 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 impl Task {
-    /// Makes the change and looks for it on the device. `sync` syncs the file system of a folder, in another process.
+    /// Changes the bytes and looks for them on the device. `sync` makes another process sync the file system of a
+    /// folder.
     fn look(self, sync: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Observation> {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         if machine::is_folder_in_memory(folder)? {
@@ -158,7 +159,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     for (place, cause, rounds) in [
         (Place::Mapping, Cause::OtherProcess, rounds),
         (Place::Frame, Cause::OtherProcess, rounds),
-        // The kernel only writes after half a minute, so make one round.
+        // The kernel writes only after half a minute, so run a single round.
         (Place::Mapping, Cause::Kernel, u64::from(!session.settings.quick)),
     ] {
         let seconds = if cause == Cause::Kernel { FLUSHER_SECONDS } else { 0.3 } * rounds as f64;
@@ -187,7 +188,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// Describes the first round.
+/// Describes the result of the first round.
 fn words(rounds: &Endings<Observation>) -> Option<String> {
     let first = rounds.endings.first()?;
     let Ending::Done(seen) = first else { return Some(end_text(first)) };
@@ -257,8 +258,8 @@ mod tests {
         assert_eq!(judged(vec![Ending::Failed(io::Error::other("no device"))], false), Holds::Inconclusive);
     }
 
-    /// A page that was changed and not synced is dirty. After a sync of the file system, the page is clean and its
-    /// change is on the device, but a change in a frame is not.
+    /// A page that was changed and not synced is dirty. A sync of the file system makes it clean and writes its change
+    /// to the device. A change in a frame does not reach the device.
     #[test]
     fn dirty_pages_are_seen_and_written() {
         let folder = tempfile::tempdir().unwrap();
