@@ -36,7 +36,7 @@ struct Case {
     method: Method,
     request_bytes: usize,
     threads: usize,
-    /// `true` if the case is so slow that it scans only a part of the file.
+    /// `true` if the case is so slow that it scans only part of the file.
     is_slow: bool,
     /// `true` if the report plots the rate over time.
     drawn: bool,
@@ -116,8 +116,7 @@ fn shared_cases() -> Vec<Case> {
     ]
 }
 
-/// Returns the cases of the raw device. The additional cases explain the rates; with `is_quick` there are fewer of
-/// them.
+/// Returns the cases of the raw device. The additional cases explain the rates; `is_quick` leaves out some of them.
 fn device_cases(is_quick: bool) -> Vec<Case> {
     let ring = |depth, huge| Method::Ring { depth, options: RingOptions { huge, ..RingOptions::default() } };
     let polled = RingOptions { registered: true, huge: true, polled: true };
@@ -156,7 +155,7 @@ fn timing(session: &Session<'_>, case: &Case) -> Timing {
     Timing { seconds, sample_seconds: (seconds / 160.0).clamp(0.01, 0.1) }
 }
 
-/// Estimates the mean time of a trial. A case ends early once it has read the whole file, at 1.7 GB/s on average.
+/// Estimates the mean duration of a trial. A case ends early once it has read the whole file, at 1.7 GB/s on average.
 fn turn_seconds(session: &Session<'_>, cases: &[Case]) -> f64 {
     let all = session.file_bytes() as f64 / 1.7e9;
     let seconds: f64 = cases
