@@ -12,7 +12,7 @@ use crate::nvme;
 /// The machine's description in a report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// Name of the processor.
+    /// The name of the processor.
     pub processor: String,
     /// The number of processors that this process may use.
     pub processors: usize,
@@ -28,7 +28,7 @@ pub struct Machine {
     pub folder: String,
     /// The kind of the folder's file system.
     pub file_system: String,
-    /// `true` if the file system is in memory, where nothing is ever durable.
+    /// `true` if the file system is in memory, where no write is ever durable.
     pub in_memory: bool,
     /// The mount options of the file system.
     pub mount_options: String,
@@ -41,7 +41,7 @@ pub struct Machine {
 pub struct Drive {
     /// The mounted device.
     pub source: String,
-    /// The kernel's name of the disk, such as `nvme0n1`, `vda` or `loop0`.
+    /// The kernel's name for the disk, such as `nvme0n1`, `vda` or `loop0`.
     pub name: Option<String>,
     /// The model that the drive reports.
     pub model: Option<String>,
@@ -55,7 +55,7 @@ pub struct Drive {
     pub polled: bool,
     /// `true` for a spinning disk.
     pub rotational: Option<bool>,
-    /// Size of the smallest write.
+    /// The size of the smallest write.
     pub logical_block_bytes: Option<u64>,
     /// The kernel's I/O scheduler.
     pub scheduler: Option<String>,
@@ -64,12 +64,12 @@ pub struct Drive {
 }
 
 impl Machine {
-    /// Returns `true` if QEMU emulates the processor, in which case the costs measured on it are meaningless.
+    /// Returns `true` if QEMU emulates the processor. Costs measured on such a processor are meaningless.
     pub(crate) fn is_emulated(&self) -> bool {
         self.processor.contains("TCG") || self.processor.contains("QEMU Virtual CPU")
     }
 
-    /// Describes this machine and the drive under `folder`.
+    /// Describes this machine and the drive that holds `folder`.
     ///
     /// # Errors
     /// Any error that the system reports for the folder.
@@ -177,7 +177,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
             continue;
         };
         let point = point.replace("\\040", " ");
-        // The last mount on a directory hides the earlier ones.
+        // The last mount on a directory hides the earlier mounts on it.
         if folder.starts_with(&point) && best.as_ref().is_none_or(|(length, _)| point.len() >= *length) {
             let mut all: Vec<&str> = options.split(',').collect();
             all.extend(super_options.split(',').filter(|option| !options.split(',').any(|known| known == *option)));
@@ -206,7 +206,7 @@ fn is_in_memory(magic: u32) -> bool {
     matches!(magic, 0x0102_1994 | 0x8584_58F6)
 }
 
-/// Returns `true` if a folder's file system is in memory, so its files never reach a device.
+/// Returns `true` if a folder's file system is in memory, so that its files never reach a device.
 pub(crate) fn is_folder_in_memory(folder: &Path) -> io::Result<bool> {
     Ok(is_in_memory(rustix::fs::statfs(folder)?.f_type as u32))
 }

@@ -22,7 +22,7 @@ pub(crate) enum Method {
     Buffered,
 }
 
-/// What happens to a write in a power cut.
+/// The outcome of a power cut for a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Durable {
     Yes,

@@ -10,7 +10,7 @@ use crate::measure::{Latencies, Load, Summary};
 use crate::report::{ALL_ROUNDS, Cell, Chapter, Plot, Scale, Table};
 use crate::session::Trials;
 
-/// The minimum number of writes for which a 99.9th percentile is shown: with this number, five writes lie beyond it.
+/// The minimum number of writes for which a 99.9th percentile is shown: five writes then lie beyond it.
 const P999_WRITES_MIN: u64 = 5000;
 
 /// Summarises the latencies of single writes over all rounds.
@@ -26,7 +26,7 @@ fn flushes(trials: &Trials<Written>) -> Cell {
     trials.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).into()
 }
 
-/// Adds the table of all methods on one file system, one write at a time, and the table of batches.
+/// Adds the table of all methods on one file system, with one writer at a time, and the table of batches.
 pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
     let mut table = Table::new(
         format!("One writer on {}, each write timed on its own", place.name),
@@ -83,7 +83,7 @@ pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
     chapter.tables.push(batch_table(place, measured));
 }
 
-/// Compares what a harness that times batches would report with the times of single writes.
+/// Compares the figures that a harness would report if it timed batches with the times of single writes.
 fn batch_table(place: &Place, measured: &Measured) -> Table {
     let mut table = Table::new(
         format!("The same on {}, timed by {BATCH_WRITES} writes, beside single ones", place.name),
