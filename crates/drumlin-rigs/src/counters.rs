@@ -1,4 +1,4 @@
-//! The counts of long runs, kept in a file, which allows a stopped run to be continued.
+//! The counts of long runs. They are stored in a file, so that a stopped run can be continued.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct Count {
     /// States that were mounted, recovered and verified.
     pub states: u64,
-    /// Those of `states` that were made by cutting the recovery of an earlier state.
+    /// The number of `states` that were created by cutting the recovery of an earlier state.
     #[serde(default)]
     pub cut_again: u64,
     /// States in which acknowledged commits were missing.
@@ -42,7 +42,7 @@ impl Count {
     }
 }
 
-/// Named counts, kept in a file.
+/// Named counts, stored in a file.
 #[derive(Debug)]
 pub struct Counters {
     path: PathBuf,
@@ -50,7 +50,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Opens the counters of this name as an earlier run left them.
+    /// Opens the counters of this name, with the counts that earlier runs stored.
     pub fn open(name: &str) -> Result<Counters> {
         let path = crate::host::work_folder()?.join(format!("{name}.json"));
         let counts = match fs::read(&path) {

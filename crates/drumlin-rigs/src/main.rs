@@ -1,11 +1,11 @@
 //! Real power cuts for Drumlin: real file systems on drives that lose unflushed writes. Linux only.
 //!
-//! - `drive` is the drive: its volatile cache, and the states in which a cut may leave it.
+//! - `drive` is the simulated drive, with its volatile cache, and the states in which a cut may leave it.
 //! - `fuse` serves the drive to this host's kernel; `host` attaches and detaches devices and mounts.
 //! - `writers` are the programs that run on it: Drumlin, sound logs and broken ones.
 //! - `nbd` serves the drive to a virtual machine, `qemu` runs and kills that machine, and `guest` runs in it.
-//! - `bench` traces a writer, makes states and verifies them. `cuts` has the commands, except `methods`, which has the
-//!   one for the table; `counters` keeps the counts.
+//! - `bench` traces a writer, creates states and verifies them. `cuts` implements the commands, except that for the
+//!   table, which is in `methods`; `counters` stores the counts.
 //! - `copies` shows which copies of a folder are complete databases.
 //! - `parallel_log` compares numbers of log streams on drives that are `slow`.
 #![allow(unreachable_pub, reason = "a program has no public API")]
