@@ -153,7 +153,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
         audit: args.audit,
     };
     let json = args.output.json.clone();
-    // Called after each workload, so an interrupted run keeps the results so far.
+    // Called after each workload, so that an interrupted run keeps the results so far.
     let keep = |results: &Results| match &json {
         Some(path) => merged(path, results.clone())?.write(path),
         None => Ok(()),
@@ -166,7 +166,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
     write(&results, &args.output)
 }
 
-/// Returns the results merged into the results that a file already has.
+/// Returns these results merged into those that the file already contains.
 fn merged(path: &std::path::Path, newer: Results) -> std::io::Result<Results> {
     if !path.exists() {
         return Ok(newer);

@@ -183,7 +183,7 @@ impl Loss {
 #[derive(Debug)]
 pub struct Cutter<'h> {
     history: &'h History,
-    /// The drive's contents after all certain writes up to the last flush that was applied.
+    /// The drive's contents after all writes up to the last flush.
     certain: Image,
     /// The number of events in `certain`.
     certain_events: usize,
