@@ -60,8 +60,8 @@ struct Share {
     ends: Vec<(Instant, Instant)>,
 }
 
-/// The minimum gap between the ends of a thread's operations that is recorded, in order to find the gaps common to all
-/// threads.
+/// The shortest gap between the ends of a thread's operations that is recorded. The gaps common to all threads are
+/// found among the recorded ones.
 const GAP_MIN: Duration = Duration::from_millis(10);
 
 /// Runs an actor on each of `threads` threads for `duration`. Each actor is created on its own thread.

@@ -161,7 +161,7 @@ pub(crate) fn own_limit_bytes() -> Option<u64> {
 struct Place {
     version: Version,
     parent: PathBuf,
-    /// This process's own group.
+    /// The path of this process's own group.
     outside: PathBuf,
 }
 

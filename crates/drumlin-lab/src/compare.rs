@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(ratio([1.3, 1.35, 1.4], 1.0).about(half), Holds::Partly);
         assert_eq!(ratio([1.0, 1.1, 1.2], 1.0).about(half), Holds::No);
         assert_eq!(ratio([1.1, 3.0, 9.0], 1.0).about(half), Holds::Inconclusive);
-        // A source that gives no figure can't be exceeded.
+        // No effect can exceed a claim without a figure.
         assert_eq!(twentieth.judge_at_least(Size::bound(1.5), "19.8 times.").why, "19.8 times.");
         assert_eq!(ratio([3.9, 4.0, 4.1], 1.0).judge_at_least(half, "").why, "");
     }

@@ -175,7 +175,8 @@ impl Drop for LoopDevice {
             let _ = self.write_read_ahead(bytes);
         }
         // This detaches the device now, or once its other users have closed it. If it fails, autoclear detaches the
-        // device. SAFETY: the call takes no argument, and the descriptor is open.
+        // device.
+        // SAFETY: the call takes no argument, and the descriptor is open.
         let _ = unsafe { libc::ioctl(self.file.as_raw_fd(), CLEAR) };
     }
 }

@@ -26,11 +26,11 @@ use crate::temp_folder::TempFolder;
 /// A kind of file system that the lab can create.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileSystem {
-    /// With a metadata journal, the default of `mkfs.ext4`.
+    /// ext4 with a metadata journal, which is the default of `mkfs.ext4`.
     Ext4,
-    /// With a metadata log.
+    /// XFS, which has a metadata log.
     Xfs,
-    /// Copy-on-write: it writes each change to a new place.
+    /// btrfs, which writes each change to a new place (copy-on-write).
     Btrfs,
 }
 
@@ -276,7 +276,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let temp_folder = TempFolder::create(folder.path()).unwrap();
         for cache in [DeviceCache::Volatile, DeviceCache::None] {
-            // Not permitted here, or mkfs is missing.
+            // Mounting is not permitted here, or mkfs is missing.
             let Ok(mounted) = Mounted::create(&temp_folder, FileSystem::Ext4, 64 << 20, cache) else { return };
             let place = mounted.folder().to_owned();
             let device = fs::metadata(&place).unwrap().dev();

@@ -57,7 +57,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
     })
 }
 
-/// Runs a worker; the program's hidden command calls this.
+/// Runs this process as a worker. The program's hidden command calls this function.
 ///
 /// # Errors
 /// Only if stdin or stdout fails. Errors of the measurement are sent to the process that started the worker.

@@ -173,7 +173,7 @@ pub(crate) struct Trials<T> {
     pub(crate) samples: Vec<Vec<Sample>>,
     /// The peak memory of the case's control group in each trial, page cache included. Empty without a group.
     pub(crate) memory_bytes: Vec<u64>,
-    /// The reason why a trial had no result, if one had none.
+    /// The reason why a trial had no result, if any trial had none.
     pub(crate) failure: Option<String>,
 }
 

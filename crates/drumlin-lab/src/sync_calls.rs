@@ -157,8 +157,8 @@ fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool)
             error: 0,
             flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
         };
-        // This fails if the stopped thread has ended. SAFETY: the kernel reads one such structure, which stays valid
-        // during the call.
+        // This fails if the stopped thread has ended.
+        // SAFETY: the kernel reads one such structure, which stays valid during the call.
         unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) };
     }
 }

@@ -152,11 +152,11 @@ pub enum Loss {
     None,
     /// All uncertain writes are lost.
     All,
-    /// Each uncertain write is kept or lost.
+    /// Each uncertain write either survives or is lost.
     Some,
-    /// Each uncertain write is kept, lost or torn; few are kept.
+    /// Each uncertain write survives, is lost or is torn. Few survive.
     TornFew,
-    /// Each uncertain write is kept, lost or torn; most are kept.
+    /// Each uncertain write survives, is lost or is torn. Most survive.
     TornMost,
 }
 
@@ -170,7 +170,7 @@ pub enum Sector {
 }
 
 impl Loss {
-    /// Returns `true` if some sectors of a write may be kept and others lost.
+    /// Returns `true` if a cut may tear writes: some sectors of a write survive and others are lost.
     pub fn tears(self) -> bool {
         matches!(self, Loss::TornFew | Loss::TornMost)
     }

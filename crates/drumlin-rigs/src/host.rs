@@ -47,7 +47,7 @@ impl FileSystem {
     /// Creates this file system on `device`.
     pub fn make(self, device: &Path) -> Result<()> {
         let options: &[&str] = match self {
-            // Without these options the kernel keeps initialising tables for seconds after the mount.
+            // Without these options, the kernel continues to initialise tables for seconds after the mount.
             FileSystem::Ext4 => &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"],
             FileSystem::Xfs => &["-q", "-f", "-K"],
             FileSystem::Btrfs => &["-q", "-f", "-K"],

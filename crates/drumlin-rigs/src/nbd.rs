@@ -33,7 +33,7 @@ const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
 const FLAG_FORCED: u16 = 1;
 const NOT_SUPPORTED: u32 = 95;
-/// No client sends longer requests.
+/// The maximum length of a request. No client sends longer ones.
 const REQUEST_BYTES_MAX: u32 = 64 << 20;
 
 /// The encoded order for the guest. The guest reads it from the first block of `acked`.

@@ -31,9 +31,9 @@ pub(crate) use tally::{Delta, Tally};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Customer {
     pub id: u32,
-    /// Unique among customers.
+    /// The customer's name, unique among all customers.
     pub name: String,
-    /// Unique among customers.
+    /// The customer's email address, unique among all customers.
     pub email: String,
     /// Number and street.
     pub address: String,
@@ -88,9 +88,9 @@ pub struct Review {
     pub customer: u32,
     /// The second part of the key.
     pub product: u32,
-    /// From 1 to 5.
+    /// The rating, from 1 to 5.
     pub rating: u8,
-    /// Only some reviews have text.
+    /// The review's text. Only some reviews have one.
     pub text: Option<String>,
 }
 

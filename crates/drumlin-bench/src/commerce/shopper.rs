@@ -33,8 +33,8 @@ impl Traffic {
     }
 }
 
-/// All shoppers. Each agent serves the shoppers with the numbers `agent`, `agent + agents`, `agent + 2 * agents` and so
-/// on.
+/// The shoppers of one turn. Each agent serves the shoppers with the numbers `agent`, `agent + agents`, `agent + 2 *
+/// agents` and so on.
 #[derive(Clone, Copy, Debug)]
 pub struct Shoppers<'d> {
     /// The data in which the shoppers search.

@@ -18,7 +18,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Returns the table in Markdown. A `|` in a cell becomes a `/`, because it would end the cell.
+    /// Returns the table in Markdown. Replaces `|` in a cell by `/`, because it would end the cell.
     #[must_use]
     pub fn markdown(&self) -> String {
         let line = |cells: &[String]| {

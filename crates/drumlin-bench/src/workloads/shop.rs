@@ -38,7 +38,7 @@ pub(super) fn measure(turn: &Turn<'_>, size: Size, traffic: Traffic) -> Result<F
     Ok(figures)
 }
 
-/// The agents, and the tallies of the reviews that they write.
+/// The agents of all threads, and the tallies of the reviews that they write.
 struct Floor<'d> {
     shoppers: Shoppers<'d>,
     /// The tallies, by product.

@@ -491,7 +491,7 @@ fn durability(diagnosis: &mut Diagnosis, temp_folder: &TempFolder, probe: &Probe
     Ok(())
 }
 
-/// The shortest plausible flush of a flash drive. Without a capacitor, storing a page takes longer than this.
+/// The shortest plausible flush of a flash drive. Without a capacitor, a drive needs longer than this to store a page.
 const FLASH_FLUSH_US_MIN: f64 = 60.0;
 /// The shortest plausible flush of a spinning disk. It waits for half a turn on average, 2 ms at 15,000 turns a minute.
 const TURN_US_MIN: f64 = 1500.0;

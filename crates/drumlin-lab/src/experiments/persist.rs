@@ -100,8 +100,8 @@ impl Measurement for Task {
             self.timing,
             |_| {},
             |thread, pace| {
-                // A thread holds its part's mutex for the whole run, because the mutex only gives it exclusive access
-                // to the part.
+                // The thread holds the mutex of its part for the whole run. The mutex only gives it exclusive access to
+                // the part.
                 let mut part = parts[thread].lock().expect("one thread a part");
                 let record = vec![thread as u8; self.bytes];
                 let base = (thread * part_bytes) as u64;

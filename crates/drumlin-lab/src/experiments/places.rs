@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::mount::{DeviceCache, FileSystem, Mounted};
 use crate::session::{Session, plain};
 
-/// The size of a file system that the lab creates. xfs needs at least 300 MB. Only written blocks take space.
+/// The size of a file system that the lab creates. xfs needs at least 300 MB. Only written blocks occupy disk space.
 const IMAGE_BYTES: u64 = 1 << 30;
 
 /// The approximate time, in seconds, to create and remove a file system.

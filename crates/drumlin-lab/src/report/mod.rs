@@ -279,11 +279,11 @@ impl Plot {
     }
 }
 
-/// The rounds of a plot whose lines each show one trial of their case.
+/// Describes the rounds in a plot in which each line shows one trial of its case.
 pub(crate) const MIDDLE_ROUND: &str = "of each case the round with the median rate";
-/// The rounds of a plot whose lines contain the operations of every trial.
+/// Describes the rounds in a plot in which each line contains the operations of every trial.
 pub(crate) const ALL_ROUNDS: &str = "the operations of all rounds";
-/// The rounds of a plot whose points are medians.
+/// Describes the rounds in a plot whose points are medians.
 pub(crate) const MEDIANS: &str = "medians of the rounds";
 
 /// The sources, by the names that verdicts and tables use.

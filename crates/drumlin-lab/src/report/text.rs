@@ -19,7 +19,7 @@ const GAP: usize = 2;
 const SOURCE_COLUMNS_MIN: usize = 22;
 /// The minimum width to which columns of words are narrowed.
 const TEXT_COLUMNS_MIN: usize = 12;
-/// The width of the column of verdicts before the claims.
+/// The width of the column to the left of the claims, which shows the verdicts.
 const VERDICT_COLUMNS: usize = 13;
 
 pub(super) fn report(report: &Report, columns: usize) -> String {

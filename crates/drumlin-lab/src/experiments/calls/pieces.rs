@@ -828,7 +828,7 @@ mod tests {
         let faster = Some([ratio(0.6).unwrap(); 2]);
         let judgement = judge_both(faster, example, &[]);
         assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::Inconclusive, Some(FIRST_USE)));
-        // An inconclusive verdict on the first file contradicts nothing.
+        // If the verdict on the first file is inconclusive, it can't be opposite to that on the second.
         assert_eq!(judge_both(faster, Some([noisy(1.2).unwrap(); 2]), &[]).holds, Holds::No);
         // Times of pieces of 512 bytes to 10 KiB from an example report.
         let judgement = judge(&[0.897, 4.09, 3.45, 3.72, 3.84, 4.60]);

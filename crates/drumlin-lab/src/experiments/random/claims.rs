@@ -247,7 +247,7 @@ const HALF: Size = Size::of(2.0).from(1.6);
 
 const NEVER_FULL: &str = "memory that was full (pages taken back never matched pages read in)";
 
-/// Returns the condition that the kernel's own thread evicts, which a control group cannot meet.
+/// Returns the condition "eviction by the kernel's own thread", which a control group can't meet.
 fn own_thread() -> Option<String> {
     Some("eviction by the kernel's own thread (in a control group the faulting threads evict)".to_owned())
 }

@@ -25,7 +25,7 @@ use crate::worker::Measurement;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Mapped,
-    /// A buffer pool whose frames take this much memory in total.
+    /// A buffer pool whose frames occupy this much memory in total.
     Pool {
         bytes: u64,
     },

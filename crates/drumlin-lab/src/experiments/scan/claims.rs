@@ -294,7 +294,7 @@ mod tests {
     /// Each claim can hold, hold partly, fail, and be inconclusive.
     #[test]
     fn every_claim_comes_out_each_way() {
-        // A thirtieth is not a half.
+        // The claim is half the rate; a thirtieth is too far from it.
         assert_eq!(verdicts(&all_at(ratio(30.0), 70e9)), [NotInSize, Yes, Yes, Yes, Yes, Yes, Yes, Yes]);
         assert_eq!((CLAIMS[0].judge)(&all_at(ratio(2.0), 70e9)).holds, Yes);
         assert_eq!(verdicts(&all_at(ratio(0.5), 70e9)), [No; 8]);

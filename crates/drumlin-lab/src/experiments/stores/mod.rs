@@ -231,7 +231,7 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
     Session::rounds_seconds(cases, session.pacing.rounds, trial_seconds(session)) + cases as f64 * COUNT_SECONDS
 }
 
-/// The approximate seconds of counting the calls of one store.
+/// The approximate time, in seconds, to count the calls of one store.
 const COUNT_SECONDS: f64 = 0.3;
 
 /// The measurements of commits on one file system.

@@ -42,12 +42,12 @@ pub(super) const METHODS: [Method; 8] = [
 /// A run over the files. It writes records to the same places as the earlier runs, and ends with a power-off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Run {
-    /// Over new files.
+    /// A run over new files.
     First,
-    /// Over the files that the first power-off left.
+    /// A run over the files left by the first power-off.
     Second,
-    /// Over the same files, after the file system has written back the metadata of the records in these places. A file
-    /// system usually does so every few seconds, but the lab mounts its file systems with a longer interval.
+    /// A run over the same files, after the file system has written back the metadata of the records in these places. A
+    /// file system usually does so every few seconds, but the lab mounts its file systems with a longer interval.
     Settled,
 }
 

@@ -133,7 +133,7 @@ impl Task {
         Task { disk, ..self }
     }
 
-    /// Writes until the time is over. Returns the latencies of single writes and of batches.
+    /// Writes until the time has run out. Returns the latencies of single writes and of batches.
     fn write(&self, target: &Target, next: &AtomicU64, pace: &mut Pace<'_>) -> io::Result<(Latencies, Latencies)> {
         let bytes = self.bytes as u64;
         let mut buffer = AlignedBuffer::zeroed(self.bytes);
