@@ -2,7 +2,7 @@
 //! that are in memory.
 //!
 //! First, one tokio worker thread runs 256 tasks that read random rows of a database larger than memory, and a timer
-//! task that ticks every millisecond. A store that maps its file blocks the thread at every page that is not in memory,
+//! task that ticks every millisecond. A store with a mapped file blocks the thread at every page that is not in memory,
 //! so ticks are late and reads wait for each other. Drumlin's reads are futures, so the thread can run other tasks
 //! while a read waits.
 //!

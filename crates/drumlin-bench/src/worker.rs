@@ -71,8 +71,7 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)
         .arg(COMMAND)
-        // Make mimalloc return memory as soon as it is freed, so that the group's memory is the memory that the engine
-        // uses.
+        // Make mimalloc return memory as soon as it is freed, so that the group is charged only for memory in use.
         .env("MIMALLOC_PURGE_DELAY", "0")
         // Keep mimalloc from using huge pages. With them, the first allocation of a thread would occupy 2 MiB, and
         // freed parts of a huge page would count until the kernel splits it: groups of 96 MiB were full while their

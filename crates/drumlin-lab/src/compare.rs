@@ -169,8 +169,8 @@ impl Ratio {
         self.judge(self.about(size), figures.into() + self.excess(size))
     }
 
-    /// Judges the claim that the two cases differ by at most this factor, which must exceed 1. The claim holds partly
-    /// if the cases certainly differ, but possibly by no more than the factor.
+    /// Judges the claim that the two cases differ by at most this factor, which must exceed 1. If the cases certainly
+    /// differ, but possibly by no more than the factor, the claim holds partly.
     pub(crate) fn alike(&self, factor: f64) -> Holds {
         assert!(factor > 1.0, "no two measurements are equal");
         let (low, high) = self.interval();

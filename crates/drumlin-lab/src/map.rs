@@ -254,7 +254,7 @@ pub(crate) fn populate(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Faults in pages by address, for a thread that runs ahead of threads that hold slices of the mapping.
+/// Faults in pages by address, for a thread that runs ahead of the threads holding slices of the mapping.
 pub(crate) fn populate_at(address: usize, bytes: usize) -> io::Result<()> {
     let start = std::ptr::without_provenance_mut(address);
     // SAFETY: the advice changes no content, whatever the range; the kernel refuses a range that is not mapped.

@@ -5,8 +5,8 @@
 //! 1. Only the lab and its workers see the mounts, because they are in a mount namespace of the lab's thread. When the
 //!    namespace's last process exits or is killed, the kernel unmounts them.
 //! 2. A loop device detaches itself once it has no users, and its file is unlinked, so nothing is left behind.
-//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O, so that bytes
-//!    that the file system considers to be on the device are not merely in the page cache.
+//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O. Otherwise,
+//!    bytes that a file system considers to be on the device might be only in the page cache.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -75,8 +75,8 @@ impl FileSystem {
         Err(io::Error::other(format!("{program}: {}", text.lines().last().unwrap_or("failed"))))
     }
 
-    /// Returns mount options that delay the write-back of metadata until a sync, instead of every few seconds, so that
-    /// the result of a power-off is reproducible.
+    /// Returns mount options that delay the write-back of metadata until a sync. By default, metadata is written back
+    /// every few seconds, and the result of a power-off would not be reproducible.
     fn options(self, cache: DeviceCache) -> Option<&'static std::ffi::CStr> {
         match (self, cache) {
             (FileSystem::Ext4, DeviceCache::None) => Some(c"commit=300,nobarrier"),

@@ -56,7 +56,7 @@ pub(crate) struct Pace<'a> {
     done_seconds: Cell<f64>,
 }
 
-/// The largest factor by which the estimate assumes that a run overruns its plan.
+/// The estimate assumes that a run takes at most this many times its planned duration.
 const OVERRUN_MAX: f64 = 2.0;
 
 impl<'a> Pace<'a> {

@@ -234,8 +234,7 @@ fn ended_without_result(status: ExitStatus) -> io::Error {
 
 /// Runs this process as a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
 pub(crate) fn serve(measurements: &[Registered]) -> io::Result<()> {
-    // Let the kernel kill this worker if the process that started it dies, because that process's files are then
-    // removed.
+    // If the process that started this worker dies, let the kernel kill the worker, because its files are then removed.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;

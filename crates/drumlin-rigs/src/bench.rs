@@ -264,7 +264,7 @@ pub struct Replayed {
     pub count: Count,
     /// The drive after the cut, before any recovery.
     pub image: Image,
-    /// The history and the cut of the recovery, if the outcome is that of a recovery that was cut.
+    /// If this is the outcome of a recovery that was cut, the history of that recovery and its cut.
     pub within: Option<(History, Cut)>,
 }
 

@@ -273,8 +273,7 @@ fn control(bench: &Bench, system: FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// Runs the round that every merge must pass, which takes this many seconds. Prints the parts that it skips, with the
-/// reasons.
+/// Runs the round for merges, which takes this many seconds. Prints the parts that it skips, with the reasons.
 pub fn short(seconds: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let systems: Vec<FileSystem> = FileSystem::ALL

@@ -50,7 +50,7 @@ impl Image {
     }
 }
 
-/// Calls `each` for every block that a request touches, with the block's number, the offset within the block, and the
+/// Calls `each` for every block touched by a request, with the block's number, the offset within the block, and the
 /// range within the request.
 fn each_block(offset: u64, length: usize, mut each: impl FnMut(u64, usize, std::ops::Range<usize>)) {
     let mut done = 0;

@@ -19,7 +19,7 @@ use crate::writers::{AckReporter, WAITING};
 
 const DISK: &str = "/dev/vda";
 const ACK_DEVICE: &str = "/dev/vdb";
-/// The file that names the modules in the order in which they are loaded, one per line.
+/// The file that lists the modules in loading order, one per line.
 pub const MODULES: &str = "modules";
 
 /// Encodes an order for the guest, as its length and JSON.

@@ -35,7 +35,7 @@ impl FileSystem {
         }
     }
 
-    /// Returns the program that creates this file system, and the package of that program.
+    /// Returns the program that creates this file system, and the name of its package.
     fn maker(self) -> (&'static str, &'static str) {
         match self {
             FileSystem::Ext4 => ("mkfs.ext4", "e2fsprogs"),

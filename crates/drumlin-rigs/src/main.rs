@@ -4,8 +4,8 @@
 //! - `fuse` serves the drive to this host's kernel; `host` attaches and detaches devices and mounts.
 //! - `writers` are the programs that run on it: Drumlin, sound logs and broken ones.
 //! - `nbd` serves the drive to a virtual machine, `qemu` runs and kills that machine, and `guest` runs in it.
-//! - `bench` traces a writer, creates states and verifies them. `cuts` implements the commands, except that for the
-//!   table, which is in `methods`; `counters` stores the counts.
+//! - `bench` traces a writer, creates states and verifies them. `cuts` implements the commands, and `methods` the
+//!   command for the table; `counters` stores the counts.
 //! - `copies` shows which copies of a folder are complete databases.
 //! - `parallel_log` compares numbers of log streams on drives that are `slow`.
 #![allow(unreachable_pub, reason = "a program has no public API")]

@@ -82,7 +82,7 @@ impl Shoppers<'_> {
         operations
     }
 
-    /// Draws one of the customers that belong to the agent who serves this shopper.
+    /// Draws a customer of the agent who serves this shopper.
     fn customer(&self, random: &mut Random, number: u64) -> u32 {
         let of_each_agent = self.data.customers.len() as u64 / self.agents;
         (random.below(of_each_agent) * self.agents + number % self.agents) as u32
@@ -114,8 +114,7 @@ mod tests {
         }
     }
 
-    /// Shoppers search for 5.5 products on average. The share of these products that they put into their carts is that
-    /// of the traffic.
+    /// Shoppers search for 5.5 products on average, and put the traffic's share of these products into their carts.
     #[test]
     fn traffic_has_its_shares() {
         let data = InitialData::new(Size::Medium);

@@ -108,8 +108,8 @@ mod tests {
         }
     }
 
-    /// A read may or may not include a review that is in flight, but must include a review that was written before the
-    /// read began.
+    /// A read may or may not include a review in flight, but it must include a review that was written before the read
+    /// began.
     #[test]
     fn a_review_in_flight_may_be_seen() {
         let tally = Tally::default();

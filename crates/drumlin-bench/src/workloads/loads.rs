@@ -1,4 +1,4 @@
-//! Loads of rows: those that are measured, and those that prepare the data of other workloads.
+//! Loads of rows: the measured ones, and those that prepare the data of other workloads.
 
 use std::time::{Duration, Instant};
 

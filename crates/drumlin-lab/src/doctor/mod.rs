@@ -781,7 +781,7 @@ mod tests {
         machine
     }
 
-    /// A volatile cache that the kernel does not flush is reported as wrong, and so is a spinning disk that flushes
+    /// A volatile cache without flushes by the kernel is reported as wrong, and so is a spinning disk that flushes
     /// faster than it turns. A flash drive whose flush is implausibly fast only gets advice.
     #[test]
     fn claims_are_weighed() {

@@ -95,8 +95,8 @@ impl Place {
         }
     }
 
-    /// Returns the file system that the lab mounted for this place, so that the caller can simulate a power-off.
-    /// Returns `None` if the place is on the file system of the folder that the user gave.
+    /// Returns the file system mounted for this place, so that the caller can simulate a power-off. Returns `None` if
+    /// the place is on the file system of the folder that the user gave.
     pub(crate) fn into_mounted(self) -> Option<Mounted> {
         self.mounted
     }

@@ -462,8 +462,8 @@ struct Findings {
     device_bytes_per_read: Option<f64>,
     /// The number of beats with asynchronous readers divided by that with mapped readers, one reader per thread.
     beats: Option<Ratio>,
-    /// The 99th percentile of the waits with eight mapped readers per thread, divided by that with readers that hand
-    /// their reads over.
+    /// The 99th percentile of the waits with eight mapped readers per thread, divided by that with readers of the
+    /// handed-over kind.
     handed_over: Option<Ratio>,
     /// The 99th percentile of the waits with eight mapped readers per thread, divided by that with asynchronous
     /// readers.
@@ -535,8 +535,8 @@ const CLAIMS: [Claim<Findings>; 4] = [
     },
 ];
 
-/// Judges idleness. S3 gives no figure, so a processor counts as idle if it is busy for at most a quarter of the time,
-/// and as not idle if it is busy for more than half of it.
+/// Judges idleness. S3 gives no figure. A processor counts as idle if it is busy for at most a quarter of the time, and
+/// as not idle if it is busy for more than half.
 fn idle(found: &Findings) -> Judgement {
     let (Some(blocked), Some(share), Some(alone)) = (found.all_blocked, found.processor_share, found.alone_share)
     else {

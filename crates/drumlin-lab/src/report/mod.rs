@@ -257,7 +257,7 @@ impl Plot {
         Plot { title: title.into(), x: axis(x), y: axis(y), drawn: "", lines: Vec::new() }
     }
 
-    /// Sets the words that say which rounds the plot shows.
+    /// Sets the description of the rounds that the plot shows.
     pub(crate) fn drawing(self, drawn: &'static str) -> Plot {
         Plot { drawn, ..self }
     }
@@ -410,7 +410,7 @@ impl Report {
         self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
     }
 
-    /// Returns advice if other programs disturbed the run, so that at least two verdicts, and at least a tenth of all
+    /// Returns advice if the run was disturbed by other programs: at least two verdicts, and at least a tenth of all
     /// verdicts, are inconclusive.
     fn noise_hint(&self) -> Option<String> {
         let all = self.verdicts().count();

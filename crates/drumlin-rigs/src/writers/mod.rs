@@ -47,7 +47,7 @@ pub fn acks_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Converts an acknowledgement into that of a step that does not have to be durable.
+/// Marks the acknowledged step as not necessarily durable.
 pub fn not_lasting(acked: u64) -> u64 {
     if acked >= WAITING { acked } else { Ack { full: false, ..Ack::from_bits(acked) }.to_bits() }
 }

@@ -140,8 +140,8 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Times one method. It writes new files twice, so that the first file pays for memory that costs more at its first
-    /// use, as on some virtual machines.
+    /// Times one method. New files are written twice: on some virtual machines memory costs more at its first use, and
+    /// the first file pays for that.
     fn time(&self, method: Method) -> io::Result<Timed> {
         if method.is_of_new_file() {
             let first_seconds = self.pass(method)?.seconds;

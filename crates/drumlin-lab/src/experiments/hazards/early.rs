@@ -1,4 +1,4 @@
-//! Dirty pages that reach the device before the process that changed them asks for it.
+//! Dirty pages that reach the device although the process that changed them has not asked for it yet.
 //!
 //! Here a sync by another process causes the write: any program may sync a file system. The kernel also writes dirty
 //! pages on its own after half a minute.
@@ -30,7 +30,8 @@ const DIRTY_BYTES: usize = 64 << 10;
 /// 30 seconds.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
-/// The time after which the lab stops waiting and concludes that the kernel does not write the page.
+/// The time limit for the kernel to write the page. After it, the lab concludes that the kernel does not write the
+/// page.
 const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
 /// The memory that holds the changed page.

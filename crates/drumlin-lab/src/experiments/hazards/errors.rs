@@ -1,7 +1,7 @@
 //! A drive's errors, as seen by a program that reads and writes through a mapping or by calls.
 //!
-//! A file on a drive with bad blocks ([`crate::failing_file`]) produces the drive's own error. A file that another
-//! process truncates produces the error that occurs on every file system.
+//! A file on a drive with bad blocks ([`crate::failing_file`]) produces the drive's own error. If another process
+//! truncates a file, the error is the same on every file system.
 
 use std::fs::File;
 use std::io;

@@ -114,8 +114,8 @@ fn fall(trials: &Trials<Load>, noise: f64) -> Option<Ratio> {
 /// A rate that only several drives can deliver. S1's ten deliver 70 GB/s; a mapping's own limit is far below this rate.
 const SEVERAL_DRIVES: f64 = 20e9;
 
-/// S4's factor: 945 MB/s divided by 463 MB/s. A factor that is too large misses the claimed half just as one that is
-/// too small does.
+/// S4's factor: 945 MB/s divided by 463 MB/s. The claim is one half, so it fails for a factor that is too large as well
+/// as for one that is too small.
 const HALF: Size = Size::of(2.04).from(1.6);
 
 const CLAIMS: [Claim<Figures>; 9] = [

@@ -19,7 +19,7 @@ use crate::worker::Measurement;
 /// The distance between the words that a scan reads: one in each page, so that a mapping has to bring in every page.
 const PAGE_BYTES: usize = 4096;
 
-/// The bytes that a scan of a mapping counts as one operation, so that its rate over time can be shown.
+/// A scan of a mapping counts this many bytes as one operation, so that its rate over time can be shown.
 pub(super) const STEP_BYTES: usize = 128 << 10;
 
 /// A method of reading a file sequentially.

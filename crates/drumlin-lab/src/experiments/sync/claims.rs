@@ -246,8 +246,8 @@ fn zeros(figures: &Figures, file_system: FileSystem) -> Judgement {
 }
 
 /// Judges several runs over the same blocks. S2 lost records in the first run, sometimes in the second, and never
-/// later. If the second run still loses records, but a run after the metadata were written back does not, then the
-/// metadata are the cause, not the number of runs.
+/// later. If the second run still loses records but a run after a write-back of the metadata does not, the cause is the
+/// metadata, not the number of runs.
 fn later_runs(figures: &Figures, file_system: FileSystem) -> Judgement {
     let Some(left) = figures.left_on(file_system) else { return Judgement::inconclusive(power_off(file_system), "") };
     let [first, second, settled] = Run::ALL.map(|run| left.share(run, Method::TruncatedRange));

@@ -57,7 +57,7 @@ impl Method {
         Method::NoSync,
     ];
 
-    /// The methods that are also measured on the file systems that the lab creates.
+    /// The methods that are also measured on file systems created by the lab.
     pub(super) const COMPARED: [Method; 8] = [
         Method::Append,
         Method::Truncated,
