@@ -35,7 +35,8 @@ const ROWS: u64 = 4_000_000;
 const VALUE_BYTES: usize = 100;
 const TASKS: u64 = 256;
 const SECONDS: u64 = 8;
-/// Drumlin's memory budget. The limit of the map's memory group, which includes the page cache, is 32 MiB higher.
+/// Drumlin's memory budget. For the mapped store, the limit of the memory group is 32 MiB higher and includes the page
+/// cache.
 const MEMORY_BYTES: u64 = 64 << 20;
 
 /// The number of rows of the database that fits in memory.

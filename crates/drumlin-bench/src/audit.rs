@@ -60,7 +60,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
         fill(&mut row[0].1, number, 0, VALUE_BYTES);
         session.write(&row)
     };
-    // Do not count the first commits, because they make files grow.
+    // Do not count the flushes of the first commits, because those commits make files grow.
     (0..100).try_for_each(&mut commit)?;
     let meter = Meter::start(folder);
     (100..100 + COMMITS).try_for_each(&mut commit)?;

@@ -82,7 +82,7 @@ impl Latencies {
 pub struct Costs {
     /// CPU time of the process, summed over all threads.
     pub cpu_seconds: f64,
-    /// Bytes that the process made the device read, including page faults.
+    /// The bytes that the device read for this process, including those of page faults.
     pub read_bytes: u64,
     /// Bytes that the process wrote directly or dirtied in the page cache.
     pub write_bytes: u64,
@@ -160,7 +160,7 @@ impl Device {
         Device::parse(&fs::read_to_string(stat).unwrap_or_default())
     }
 
-    /// Parses a device's `stat`: the 7th number counts the 512-byte sectors written, and the 16th the flushes.
+    /// Parses a device's `stat` file. The 7th number counts the 512-byte sectors written, the 16th the flushes.
     fn parse(text: &str) -> Device {
         let numbers: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
         let number = |index: usize| numbers.get(index).copied().unwrap_or(0);

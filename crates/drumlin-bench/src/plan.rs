@@ -15,7 +15,7 @@ const BUDGET_BYTES_MIN: u64 = 48 << 20;
 /// The rows with which a workload begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Data {
-    /// The number of rows. They are numbered from 0.
+    /// The number of rows. The rows are numbered from 0.
     pub rows: u64,
     /// The size of a value in bytes. Keys have 8 bytes.
     pub value_bytes: usize,

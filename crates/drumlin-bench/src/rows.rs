@@ -63,8 +63,8 @@ pub fn version(value: &[u8], number: u64, bytes: usize) -> Option<u64> {
     (matches && words.next().is_some_and(|word| *rest == word[..rest.len()])).then_some(version)
 }
 
-/// A permutation of `0..count`: a Feistel network over the next power of four, applied repeatedly until the result is
-/// below `count`.
+/// A permutation of `0..count`: a Feistel network over the next power of four. It is applied repeatedly until the
+/// result is below `count`.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     count: u64,

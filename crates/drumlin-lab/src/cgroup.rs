@@ -71,7 +71,7 @@ impl Cgroup {
                 Version::V1 => cgroup.set("memory.limit_in_bytes", &limit_bytes.to_string())?,
                 Version::V2 => {
                     cgroup.set("memory.max", &limit_bytes.to_string())?;
-                    // With swap, members could exceed the limit. Some kernels lack this file.
+                    // Disable swap, because with swap, members could exceed the limit. Some kernels lack this file.
                     let _ = cgroup.set("memory.swap.max", "0");
                 }
             }
@@ -165,7 +165,7 @@ struct Place {
     outside: PathBuf,
 }
 
-/// Returns the places where a group may be created, in the order to try them.
+/// Returns the places where a group may be created, in the order in which they are tried.
 fn places(membership: &str, mounts: &str) -> Vec<Place> {
     let mount = |kind: &str, option: Option<&str>| {
         mounts.lines().find_map(|line| {
@@ -220,7 +220,7 @@ mod tests {
         assert!(places(membership, "").is_empty());
     }
 
-    /// If this process may create groups, `create` makes one, and dropping the group removes its folder.
+    /// If this process may create groups, `create` creates one, and dropping it removes its folder.
     #[test]
     fn a_group_is_made_and_removed() {
         let Ok(cgroup) = Cgroup::create(64 << 20) else { return };

@@ -287,7 +287,7 @@ mod tests {
         assert!((Size::of(2.0).part() - 1.26).abs() < 0.001 && (Size::of(400.0).part() - 7.37).abs() < 0.01);
         assert_eq!(ratio([1.25, 1.25, 1.25], 1.0).at_least(Size::of(2.0)), Holds::NotInSize);
         assert_eq!(ratio([1.27, 1.27, 1.27], 1.0).at_least(Size::of(2.0)), Holds::Partly);
-        // Copies of 8 KiB pieces, where the effect is 200 times smaller than claimed.
+        // Copies of 8 KiB pieces: the effect is 200 times smaller than claimed.
         assert_eq!(ratio([1.91, 1.98, 2.0], 1.01).at_least(Size::of(400.0)), Holds::NotInSize);
         // The rate fell by 6 %, but the source claims a collapse.
         assert_eq!(ratio([1.04, 1.06, 1.21], 1.03).at_least(Size::bound(1.5)), Holds::NotInSize);

@@ -12,7 +12,7 @@ use crate::figures::Form;
 use crate::measure::Sample;
 
 const S1_PROCESSORS: usize = 64;
-/// Random reads of 4 KiB a second that S1's ten drives delivered together.
+/// The random reads of 4 KiB per second that S1's ten drives delivered together.
 const S1_READS_PER_SECOND: f64 = 900e3;
 /// The sequential read rate of each of S1's drives.
 const S1_DRIVE_BYTES_PER_SECOND: f64 = 7e9;
@@ -115,8 +115,8 @@ pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
 mod tests {
     use super::*;
 
-    /// Half of the source's figure is enough to meet a condition. Anything less is reported together with this
-    /// machine's figure.
+    /// Half of the source's figure is enough to meet a condition. If this machine has less, the missing condition also
+    /// names this machine's figure.
     #[test]
     fn missing_conditions_are_named() {
         assert_eq!(processors(32), None);

@@ -17,7 +17,7 @@ pub struct Counters {
     pub faults_major: u64,
     /// Processor time of all threads.
     pub cpu_seconds: f64,
-    /// The kernel's part of the processor time. It is counted in clock ticks, so it is too coarse for short runs.
+    /// The kernel's part of the processor time. It is counted in clock ticks, which are too coarse for short runs.
     pub system_seconds: f64,
     /// Bytes that devices read for this process, page faults included.
     pub device_read_bytes: u64,

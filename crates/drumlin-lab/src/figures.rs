@@ -130,7 +130,7 @@ pub(crate) fn bytes(number: f64) -> String {
     }
 }
 
-/// Formats a configured size, in binary units if it is a whole number of them.
+/// Formats a configured size. Uses binary units if the size is a whole number of them.
 pub(crate) fn size(number: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if number > 0 && number.trailing_zeros() >= shift {

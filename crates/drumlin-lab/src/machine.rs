@@ -45,11 +45,11 @@ pub struct Drive {
     pub name: Option<String>,
     /// The model that the drive reports.
     pub model: Option<String>,
-    /// The kind of write cache that the drive reports, if it reports any. `write back` means volatile.
+    /// The kind of write cache that the drive reports, or `None` if it reports no kind. `write back` means volatile.
     pub cache_claimed: Option<String>,
     /// The kind of write cache that the kernel assumes. With `write through`, the kernel never flushes it.
     pub cache_believed: Option<String>,
-    /// `true` if a single write can bypass the cache.
+    /// `true` if a single write can bypass the drive's cache.
     pub forced_unit_access: Option<bool>,
     /// `true` if completions can be polled.
     pub polled: bool,
@@ -112,7 +112,7 @@ impl Drive {
         let mut drive = Drive { source: mount.source.clone(), ..Drive::default() };
         let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
         let numbered = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        // On btrfs, files have their own device numbers, so look the mounted device up by name.
+        // On btrfs, files have device numbers of their own, so find the mounted device by its name.
         let by_name = Path::new(&mount.source).canonicalize().ok().and_then(|path| {
             let name = path.file_name()?.to_owned();
             Some(Path::new("/sys/class/block").join(name))
@@ -211,7 +211,7 @@ pub(crate) fn is_folder_in_memory(folder: &Path) -> io::Result<bool> {
     Ok(is_in_memory(rustix::fs::statfs(folder)?.f_type as u32))
 }
 
-/// Returns a folder on persistent memory from which files can be mapped without a page cache, if one is mounted.
+/// Returns a folder on persistent memory whose files can be mapped without a page cache, if one is mounted.
 pub(crate) fn dax_folder() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {

@@ -120,7 +120,7 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     }
 }
 
-/// The rates of a load since the previous sample.
+/// The rates of a load during the period since the previous sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Seconds since the load began.
@@ -316,7 +316,7 @@ pub(crate) fn load(
     load_while(threads, timing, observe, work)
 }
 
-/// Runs a [`load`] that also ends at the first sample for which `observe` returns `false`.
+/// Runs a [`load`], but ends it early at the first sample for which `observe` returns `false`.
 pub(crate) fn load_while(
     threads: usize,
     timing: Timing,

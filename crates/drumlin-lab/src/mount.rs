@@ -48,7 +48,7 @@ impl FileSystem {
         }
     }
 
-    /// Returns the package that contains the `mkfs` program; it has this name on most systems.
+    /// Returns the package that contains the `mkfs` program. It has the same name on most systems.
     pub(crate) fn package(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "e2fsprogs",
@@ -89,7 +89,7 @@ impl FileSystem {
 /// The cache of a loop device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceCache {
-    /// Writes may stay in the cache of the underlying drive until the file system flushes it.
+    /// A write may stay in the cache of the underlying drive until the file system flushes that cache.
     Volatile,
     /// Each write is durable on the underlying drive before it completes. The file system does not flush, as on a drive
     /// whose cache is switched off.

@@ -20,7 +20,7 @@ pub(crate) enum WriteCache {
 }
 
 impl WriteCache {
-    /// Describes the cache in the words that the kernel uses for other drives.
+    /// Describes the cache with the kernel's words for the caches of other drives.
     pub(crate) fn words(self) -> &'static str {
         match self {
             WriteCache::Absent => "write through (no volatile cache)",
@@ -55,7 +55,7 @@ const ADMIN_COMMAND: libc::Ioctl = 0xC048_4E41_u32 as libc::Ioctl;
 
 const IDENTIFY: u8 = 0x06;
 const GET_FEATURES: u8 = 0x0A;
-/// Selects the data structure of the controller in Identify.
+/// The value of Identify's parameter that selects the controller's data structure.
 const CONTROLLER: u32 = 1;
 /// The id of the feature "volatile write cache".
 const VOLATILE_WRITE_CACHE: u32 = 6;

@@ -28,7 +28,7 @@ pub(crate) enum Regime {
     File,
     /// A block device over memory, which is faster than eviction. Its memory does not count against the group's limit.
     Memory,
-    /// The raw device without a group, while the whole machine is short of memory, so the kernel's own thread evicts,
+    /// The raw device without a group, while the whole machine is short of memory. So the kernel's own thread evicts,
     /// as in S1.
     Pressure,
 }
@@ -102,7 +102,7 @@ pub(crate) fn left_bytes(session: &Session<'_>) -> u64 {
 /// The largest balloon. Touching more memory would take longer than the measurements.
 const BALLOON_BYTES_MAX: u64 = 48 << 30;
 
-/// The assumed rate at which a balloon fills, for estimating the time of a run.
+/// The assumed rate at which a balloon fills. Used to estimate the duration of a run.
 const BALLOON_BYTES_PER_SECOND: f64 = 2.5e9;
 
 /// Estimates the seconds that [`pressure`] needs to fill the memory.
@@ -137,7 +137,7 @@ pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<BackgroundWor
 /// Holds locked memory until its process is killed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Balloon {
-    /// The memory that the kernel should still count as available at the end.
+    /// The amount of memory that the kernel should still report as available when the balloon is full.
     left_bytes: u64,
 }
 

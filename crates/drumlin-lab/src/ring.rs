@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// The settings of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RingOptions {
-    /// Register the buffers and the file, so that the kernel pins them once instead of for each request.
+    /// Register the buffers and the file, so that the kernel pins them once instead of once per request.
     pub(crate) registered: bool,
     /// Allocate the buffers in huge pages, if the system has enough of them.
     pub(crate) huge: bool,

@@ -95,7 +95,8 @@ impl<'a> Pace<'a> {
 /// Estimates the time left: the planned seconds of the remaining steps, multiplied by the factor by which the run has
 /// overrun its plan.
 fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
-    // Count a twentieth of the plan as if it had taken its planned time, so that the first steps do not dominate.
+    // Assume that a twentieth of the plan took exactly its planned time, so that the first steps do not dominate the
+    // estimate.
     let trusted = total / 20.0;
     let overrun = (elapsed + trusted) / (done + trusted);
     (total - done).max(0.0) * if overrun.is_finite() { overrun.clamp(1.0 / OVERRUN_MAX, OVERRUN_MAX) } else { 1.0 }
@@ -106,7 +107,7 @@ fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
 pub(crate) struct Pacing {
     /// The timing of a series: a case whose rate is shown over time.
     pub(crate) series: Timing,
-    /// The timing of one trial of a case that alternates with others.
+    /// The timing of one trial of a case that takes turns with other cases.
     pub(crate) slice: Timing,
     /// The number of trials of each case; at least [`ROUNDS_MIN`].
     pub(crate) rounds: usize,
@@ -151,7 +152,7 @@ struct Memory {
 /// The minimum number of rounds on which a verdict may rest.
 pub(crate) const ROUNDS_MIN: usize = 3;
 
-/// A case with fewer operations over all rounds has not reached a steady state.
+/// A case with fewer operations than this, over all rounds, has not reached a steady state.
 const STEADY_OPERATIONS: u64 = 1000;
 
 /// A result with a number of operations.
@@ -197,7 +198,7 @@ impl<T> Trials<T> {
         Spread::of(&self.each(figure))
     }
 
-    /// Returns the median over the trials of the group's peak memory.
+    /// Returns the peak memory of the group, as the median over the trials.
     pub(crate) fn memory_bytes_max(&self) -> Option<f64> {
         Spread::of(&self.memory_bytes.iter().map(|bytes| *bytes as f64).collect::<Vec<_>>()).map(|spread| spread.median)
     }
@@ -297,7 +298,7 @@ fn order(cases: usize, round: usize, rounds: usize) -> impl Iterator<Item = usiz
     (0..others).map(move |place| 1 + (place + shift) % others)
 }
 
-/// Returns the seed of a case in a round.
+/// Returns the seed for a case in a round.
 fn seed(case: usize, round: usize) -> u64 {
     1 + case as u64 + 1000 * round as u64
 }
@@ -539,7 +540,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Every case has a trial in each round, and no case after the first keeps its position.
+    /// Every round has a trial of each case, and no case after the first has the same position in every round.
     #[test]
     fn the_order_rotates() {
         let orders: Vec<Vec<usize>> = (0..3).map(|round| order(7, round, 3).collect()).collect();

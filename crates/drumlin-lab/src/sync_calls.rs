@@ -21,7 +21,7 @@ pub(crate) struct SyncCounts {
     /// `fsync`, `fdatasync`, `msync` with `MS_SYNC`, `sync` and `syncfs`: the file system makes data durable and
     /// flushes the drive's cache.
     pub(crate) syncs: u64,
-    /// Writes that are durable when they return, because of `O_DSYNC`, `O_SYNC` or `RWF_DSYNC`.
+    /// Writes that are durable when they return, as `O_DSYNC`, `O_SYNC` or `RWF_DSYNC` demands.
     pub(crate) durable_writes: u64,
     /// `sync_file_range`, which writes pages back without a flush.
     pub(crate) ranges: u64,
@@ -92,8 +92,8 @@ const SYNCS: [i64; 7] = [
     libc::SYS_io_uring_setup,
 ];
 
-/// Returns `true` if this descriptor was opened for durable writes. The writing thread is stopped during this call, so
-/// the descriptor still refers to the same file.
+/// Returns `true` if this descriptor was opened for durable writes. The kernel has stopped the writing thread, so the
+/// descriptor still refers to the same file.
 fn writes_durably(descriptor: u64) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -191,7 +191,7 @@ fn install() -> io::Result<OwnedFd> {
 fn filter() -> Vec<libc::sock_filter> {
     let numbers: Vec<i64> = SYNCS.into_iter().chain(WRITES).collect();
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    // Load the number of the call, the first field that a filter sees.
+    // Load the number of the system call, the first field of the data that a filter receives.
     let mut program = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for (index, number) in numbers.iter().enumerate() {
         // Jump over the remaining comparisons and the instruction that lets calls pass.

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::cgroup::{self, Cgroup};
 use crate::measure::Sample;
 
-/// A measurement: settings that the lab sends to a worker as JSON, and the code that the worker runs with them.
+/// A measurement: settings, which the lab sends to a worker as JSON, and the code that the worker runs with them.
 pub(crate) trait Measurement: Serialize + DeserializeOwned {
     /// The name by which a worker finds the measurement.
     const NAME: &'static str;
@@ -68,7 +68,7 @@ enum Line {
 pub(crate) enum Ending<T> {
     /// The worker returned its result.
     Done(T),
-    /// The worker failed with an error of the operating system. For some measurements this is the result.
+    /// The worker failed with an error of the operating system. For some measurements, this error is the result.
     Failed(io::Error),
     /// The worker was killed by a signal with this number.
     Killed(i32),

@@ -41,7 +41,7 @@ impl About {
     }
 }
 
-/// A power cut: its moment, and the writes that it loses.
+/// A power cut: the moment at which it happens, and the writes that it loses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
     pub moment: usize,

@@ -8,22 +8,22 @@ use anyhow::{Context, Result};
 use drumlin_testing::documents;
 use serde::{Deserialize, Serialize};
 
-/// The results for one writer on one file system with one kind of loss.
+/// The results of one writer on one file system, for one model of the drive's cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Count {
-    /// States that were mounted, recovered and verified.
+    /// The number of states that were mounted, recovered and verified.
     pub states: u64,
     /// The number of `states` that were created by cutting the recovery of an earlier state.
     #[serde(default)]
     pub cut_again: u64,
-    /// States in which acknowledged commits were missing.
+    /// The number of states in which acknowledged commits were missing.
     pub lost: u64,
-    /// States with a wrong value, corruption, or a database that did not open.
+    /// The number of states with a wrong value, with corruption, or with a database that could not be opened.
     pub wrong: u64,
-    /// States that the file system survived only with sectors of 4 KiB.
+    /// The number of states that the file system survived only with sectors of 4 KiB.
     #[serde(default)]
     pub large_sectors: u64,
-    /// States that the file system itself did not survive.
+    /// The number of states that the file system itself did not survive.
     pub not_mounted: u64,
 }
 

@@ -137,7 +137,7 @@ impl LongRun {
                 if Instant::now() > deadline || host::is_interrupted() {
                     break;
                 }
-                // Continue after the seeds of the states that earlier runs counted.
+                // Start with the seed after those of the states that earlier runs counted.
                 let seed = 1 + total(&counters, system).states;
                 clean &= self.round(&bench, system, seed, left, &mut counters)?;
             }
@@ -168,8 +168,8 @@ impl LongRun {
         Ok(())
     }
 
-    /// Records one trace and verifies its states. Returns `true` if no state was lost or wrong, or if the writer is
-    /// unsound.
+    /// Records one trace and verifies its states. Returns `true` if no state was lost or wrong, or if the writer is not
+    /// sound anyway.
     fn round(
         &self,
         bench: &Bench,

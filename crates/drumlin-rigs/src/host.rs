@@ -146,7 +146,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// Runs a program. Its output appears only in the error if it fails.
+/// Runs a program. If the program fails, the error contains its output; otherwise the output is discarded.
 pub fn run(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
@@ -204,7 +204,7 @@ pub fn require(systems: &[FileSystem]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the rigs' folder below the build folder: counters, failures, the guest's files.
+/// Returns the rigs' folder below the build folder. It holds counters, failures, and the guest's files.
 pub fn work_folder() -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"));

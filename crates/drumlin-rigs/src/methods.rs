@@ -59,7 +59,7 @@ impl Outcome {
     }
 }
 
-/// Returns the titles of the table, which name the number of states and the kernel.
+/// Returns the titles of the table. They name the number of states and the kernel.
 fn titles(systems: &[FileSystem], states: u64, kernel: &str) -> Vec<String> {
     let columns = systems.iter().flat_map(|system| [format!("{system} kept"), format!("{system} lost")]);
     [format!("lost of {states} states, Linux {kernel}")].into_iter().chain(columns).collect()

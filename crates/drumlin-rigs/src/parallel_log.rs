@@ -113,7 +113,7 @@ fn turn(
     rate
 }
 
-/// Returns the commits per second of threads that each commit one durable row after another.
+/// Commits from several threads, each one durable row at a time. Returns the commits per second.
 fn commit(database: &Database, threads: usize, value_bytes: usize, seconds: f64) -> Result<f64> {
     let rows = database.keyspace("rows")?;
     let (ends, commits) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -26,7 +26,7 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// Returns the change from the customer's earlier rating of the product, if any, to the new rating.
+    /// Returns the change from the customer's earlier rating of the product, if there was one, to the new rating.
     pub(crate) fn new(before: Option<u8>, after: u8) -> Delta {
         let (old, new) = (u64::from(before.unwrap_or(0)), u64::from(after));
         Delta {

@@ -9,7 +9,7 @@ use crate::results::{Entry, Measured, Results};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
     pub title: String,
-    /// Sentences that describe the table. Each line ends in a newline.
+    /// Sentences about the table. Each line ends in a newline.
     pub about: String,
     /// The titles of the columns.
     pub titles: Vec<String>,

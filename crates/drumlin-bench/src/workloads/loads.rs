@@ -18,7 +18,7 @@ const UPDATE_BATCH_ROWS: u64 = 100;
 
 /// Creates the rows with which a workload begins. Waits until the engine is idle, then closes it.
 pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Result<()> {
-    // A larger budget saves minutes on random loads and does not affect the later measurement. Engines that restore
+    // A larger budget saves minutes on random loads and does not affect the later measurement. But engines that restore
     // their cache from a snapshot need the same budget for the load and the measurement.
     let memory_bytes =
         if peer.capabilities.recovers { PREPARE_BUDGET_BYTES.max(data.budget_bytes) } else { data.budget_bytes };

@@ -103,7 +103,7 @@ fn near(taken: &Use) -> Vec<(Severity, String, String)> {
 mod tests {
     use super::*;
 
-    /// A small database is far from every limit. Each limit is reported when it is near.
+    /// A small database is far from every limit. A limit is reported when the database is close to it.
     #[test]
     fn near_limits_are_named() {
         let small = Use { data_file_bytes: 64 << 20, memory_bytes: 256 << 20, ..Use::default() };

@@ -27,8 +27,8 @@ use crate::session::{Observer, Pace, plain};
 use crate::temp_folder::{self, TempFolder};
 use crate::worker::{self, Measurement, Outcome};
 
-/// The size of the measured file: too large for the drive's own cache to answer all reads, and small enough to write in
-/// a second or two.
+/// The size of the measured file. The drive's own cache can't answer all reads of a file this large, and writing it
+/// takes only a second or two.
 const FILE_BYTES: u64 = 512 << 20;
 
 /// The smallest file whose figures are meaningful. If there is no room for it, the drive is not measured.
@@ -660,7 +660,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
 /// Reports the database's size, its space amplification, and the data other than live data that occupies space.
 fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     diagnosis.tables.push(fill_table(stats));
-    // A small file consists mainly of its reserve, so compacting it gains nothing.
+    // A small file consists mainly of its reserve, so compacting it would gain nothing.
     let is_large = stats.data_file_bytes > 64 << 20;
     let amplification = amplification(stats);
     if is_large && amplification > 2.0 {

@@ -66,7 +66,7 @@ pub(crate) struct Task {
     method: Method,
     bytes: usize,
     threads: usize,
-    /// The size of all areas together. Each thread has its own area and overwrites it sequentially, repeatedly.
+    /// The total size of all areas. Each thread overwrites its own area sequentially, over and over.
     area_bytes: usize,
     dax: bool,
     timing: Timing,
@@ -315,7 +315,7 @@ impl Findings {
     }
 }
 
-/// The claims about a place. S5 has ten threads with 1 GB each and says nothing about small records.
+/// The claims about a place. S5 measured ten threads with 1 GB each, and no small records.
 const CLAIMS: [Claim<Findings>; 2] = [
     Claim {
         source: "S5",

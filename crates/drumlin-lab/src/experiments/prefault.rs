@@ -33,7 +33,8 @@ use crate::worker::Measurement;
 const PAGE_BYTES: usize = 4096;
 /// The size of a stored row.
 const ROW_BYTES: usize = 256;
-/// The part of one loader's file that a prefaulting thread brings in before it turns to the next loader's file.
+/// The bytes of one loader's part of the file that a prefaulting thread brings in before it turns to the next loader's
+/// part.
 const STEP_BYTES: usize = 8 << 20;
 /// The minimum processor time for its shares to be reported, in ticks of 1/100 s. Shares of fewer ticks would be too
 /// coarse.
@@ -226,7 +227,7 @@ fn bytes(machine: &Machine) -> usize {
     if third >= BYTES { BYTES } else { (third >> 26 << 26).max(64 << 20) }
 }
 
-/// Returns the numbers of loaders and of prefaulting threads: half the processors each.
+/// Returns the number of loaders and the number of prefaulting threads: half of the processors each.
 fn threads(machine: &Machine) -> (usize, usize) {
     let prefaulters = (machine.processors / 2).max(1);
     (machine.processors.saturating_sub(prefaulters).max(1), prefaulters)
@@ -288,7 +289,7 @@ impl CaseFile {
         self.remove();
         self.count.set(self.count.get() + 1);
         let path = folder.join(format!("prefault-{}", self.count.get()));
-        // If the file cannot be created, the worker fails and reports why.
+        // Ignore an error: if the file is missing, the worker fails and reports why.
         if let Ok(file) = File::options().write(true).create_new(true).open(&path) {
             let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
         }

@@ -20,7 +20,7 @@ pub struct Report {
     pub started: String,
     /// The seconds that the run took.
     pub seconds: f64,
-    /// `true` if the user interrupted the run. The report then contains the results up to that moment.
+    /// `true` if the user interrupted the run. The report then contains the results up to the interruption.
     pub interrupted: bool,
     /// `true` for short runs on small files.
     pub quick: bool,
@@ -45,7 +45,7 @@ pub struct Chapter {
     pub about: String,
     /// The seconds that the experiment took.
     pub seconds: f64,
-    /// The seconds that the experiment was expected to take, as announced before the run.
+    /// The expected duration of the experiment in seconds, as announced before the run.
     pub planned_seconds: f64,
     /// Tables of the figures.
     pub tables: Vec<Table>,
@@ -301,7 +301,7 @@ fn source_words(name: &str) -> &'static str {
     SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
 }
 
-/// The beginning of the missing condition if the rounds were too noisy for a verdict.
+/// The beginning of the text of a missing condition, if the rounds were too noisy for a verdict.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
 /// A hint that refers an operator to the doctor's advice.
@@ -319,7 +319,7 @@ pub enum Holds {
     Partly,
     /// Less than a third of the effect occurred, or so much more that its cause must be a different one.
     NotInSize,
-    /// This machine or this run does not suffice for a verdict; [`Verdict::missing`] names the missing condition.
+    /// This machine or this run is not sufficient for a verdict; [`Verdict::missing`] names the missing condition.
     Inconclusive,
 }
 

@@ -55,7 +55,7 @@ impl Ruler {
         Ruler { scale, low, high }
     }
 
-    /// Returns `false` for values below the start of the axis, such as the fast half of a distribution.
+    /// Returns `false` if a value lies before the start of the axis, as the fast half of a distribution does.
     fn reaches(&self, value: f64) -> bool {
         value >= self.low * 0.999
     }
@@ -160,7 +160,7 @@ impl Area<'_> {
         let lines: Vec<Vec<(f64, f64)>> = plot.lines.iter().map(|line| up_to(&line.points, end)).collect();
         let all = || lines.iter().flatten();
         let x = Ruler::over(&plot.x, all().map(|point| point.0));
-        // The fast half of a distribution is not drawn, so the axis does not have to include it.
+        // The plot does not show the fast half of a distribution, so the axis does not have to include it.
         let drawn = all().filter(|point| x.reaches(point.0));
         let y = Ruler::over(&plot.y, drawn.map(|point| point.1));
         Area { plot, x, y, lines }
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(area.lines[3].last().map(|point| point.0), Some(area.x.high));
         let html = render(&plot);
         assert!(html.contains("slow (to 3.2\u{a0}s)") && html.contains("one round"), "{html}");
-        // With two lines there is no majority, so nothing is cut.
+        // With two lines, there is no majority, so no line is cut off.
         plot.lines.drain(..2);
         assert_eq!(Area::of(&plot).x.high, 3.2);
     }

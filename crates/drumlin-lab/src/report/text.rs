@@ -17,7 +17,7 @@ pub(crate) const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(An
 const GAP: usize = 2;
 /// The minimum space for a source's figures to the right of their row. If there is less, they are placed below the row.
 const SOURCE_COLUMNS_MIN: usize = 22;
-/// The minimum width to which columns of words are narrowed.
+/// The minimum width to which a column of words may be narrowed.
 const TEXT_COLUMNS_MIN: usize = 12;
 /// The width of the column to the left of the claims, which shows the verdicts.
 const VERDICT_COLUMNS: usize = 13;
@@ -243,7 +243,7 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
             let label = table.columns[index].label;
             let cells = shown.iter().map(|row| length(&row[index])).max().unwrap_or(0);
             let width = cells.max(longest_word(label));
-            // Short words of a label may share a line even if the cells are narrower.
+            // Short words of a label may share a line even if this makes the column wider than its cells.
             wrap(label, width).iter().map(|line| length(line)).max().unwrap_or(0).max(width)
         })
         .collect();

@@ -56,7 +56,7 @@ pub(crate) struct Task {
 pub(crate) struct Observation {
     cold_seconds: f64,
     warm_seconds: f64,
-    /// Bytes that the device read during the cold pass, for each byte of the file.
+    /// The bytes that the device read during the cold pass, per byte of the file.
     device_bytes: f64,
 }
 

@@ -104,7 +104,7 @@ impl Method {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
-    /// Existing, cached files: one to write by mapping, one to write by call, one to read.
+    /// Existing, cached files: one for writes by mapping, one for writes by call, and one for reads.
     files: [PathBuf; 3],
     bytes: usize,
     /// The time limit of each method. If the pieces have at least [`PAGES_FROM`] bytes, a new file is written to its
@@ -125,7 +125,7 @@ pub(crate) struct Timed {
     seconds: f64,
     /// Seconds for 2 GB in the first of two new files.
     first_seconds: f64,
-    /// Page faults for each page that was read or written.
+    /// The page faults per page that was read or written.
     faults_per_page: f64,
 }
 
@@ -298,7 +298,7 @@ fn time(trials: &Trials<Vec<Timed>>, method: Method) -> Option<f64> {
     trials.median(|times| times[index(method)].seconds)
 }
 
-/// The size, its trials, and the source's times for it.
+/// A row of the table: the size, its trials, and the source's times for it.
 type Row<'t> = (usize, &'t Trials<Vec<Timed>>, [&'static str; 4]);
 
 /// Returns the rows in ascending order of size.
@@ -369,7 +369,7 @@ fn reads(trials: &Rounds<Vec<Timed>>) -> Table {
     table
 }
 
-/// A method for writing a new file, and a method for reading it.
+/// A method of writing a new file, and a method of reading it.
 type Pair = (Method, Method);
 
 /// S3's advice: write by calls and read by mapping. The reader has to create a mapping; a process that also wrote
@@ -420,7 +420,7 @@ fn plot(trials: &Rounds<Vec<Timed>>) -> Plot {
 /// The figures on which the verdicts rest. Figures that were not measured are `None`.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Seconds for 2 GB in pieces of 4 KiB: slices taken, one byte touched, all bytes copied.
+    /// Seconds for 2 GB in pieces of 4 KiB, for three methods: taking slices, touching one byte, copying all bytes.
     reads: Option<[Spread; 3]>,
     /// The time of read(2) divided by that of a copy from the mapping, in pieces of one byte.
     read_bytes: Option<Ratio>,
@@ -456,7 +456,7 @@ struct Large {
 /// The cost of a page when writing through a mapping in pieces of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
-    /// Seconds for 2 GB: a new file, an allocated file, pages that were touched before.
+    /// Seconds for 2 GB: in a new file, in a file with allocated blocks, and in pages that were touched before.
     seconds: [f64; 3],
     /// Faults per page, in the same order.
     faults: [f64; 3],
@@ -662,8 +662,8 @@ fn is_opposite(judgements: [Holds; 2]) -> bool {
 /// The missing condition if the two new files lead to opposite verdicts.
 const FIRST_USE: &str = "memory that costs no more at its first use than later (a virtual machine's may)";
 
-/// Judges the cause of a new file's additional cost over touched pages. The faults are the cause if most of that cost
-/// remains once the blocks are allocated, and the allocation is the cause if little of it remains.
+/// Judges why a new file costs more than touched pages. The faults are the cause if most of the additional cost remains
+/// once the blocks are allocated. The allocation is the cause if little of it remains.
 fn faults_cost(found: &Findings) -> Judgement {
     let (Some(ratio), Some(pages)) = (found.write_touched, found.pages) else { return nothing() };
     let [new, allocated, touched] = pages.seconds;

@@ -18,7 +18,7 @@ use crate::report::{Chapter, Holds, Judgement, Table};
 use crate::session::{Session, plain};
 use crate::worker::{self, Ending, Measurement};
 
-/// The group's memory limit, which stands in for memory and swap.
+/// The group's memory limit. It stands in for the machine's memory and swap.
 const LIMIT_BYTES: u64 = 64 << 20;
 /// The share of the limit that each of the two processes occupies.
 const PART: f64 = 0.7;

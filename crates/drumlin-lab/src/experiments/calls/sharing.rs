@@ -1,4 +1,4 @@
-//! Two processes that share a mapping: the round-trip time of a word, and the memory that each process is charged.
+//! Two processes that share a mapping: measures the round-trip time of a word, and the memory charged to each process.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -148,7 +148,8 @@ impl Task {
     }
 }
 
-/// Polls a word of the mapping until it equals `value`, yielding the processor now and then. Fails after [`PATIENCE`].
+/// Polls a word of the mapping until it equals `value`, yielding the processor from time to time. Fails after
+/// [`PATIENCE`].
 fn wait_for(map: &Map, place: usize, value: u64) -> io::Result<()> {
     let begun = Instant::now();
     let mut looks = 0u32;
@@ -196,7 +197,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         turn_seconds(session),
         |_| "calls: two processes".to_owned(),
         |&method, _| {
-            // If the files cannot be created, the worker fails and reports why.
+            // Ignore an error: if a file is missing, the worker fails and reports why.
             let _ = prepare(&folder);
             (Task { folder: folder.clone(), method, trips }, None)
         },

@@ -26,8 +26,8 @@ use crate::worker::{self, Ending, Measurement};
 /// The number of bytes that are changed and locked in memory, below the usual limits on locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
 
-/// The expected time until the kernel writes a dirty page: every 5 seconds it looks for pages that have been dirty for
-/// 30 seconds.
+/// The expected time until the kernel writes a dirty page. Every 5 seconds, the kernel looks for pages that have been
+/// dirty for 30 seconds.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
 /// The time limit for the kernel to write the page. After it, the lab concludes that the kernel does not write the
@@ -132,7 +132,7 @@ impl Task {
         let limit = if self.cause == Cause::Kernel { FLUSHER_SECONDS_MAX } else { 5.0 };
         worker::wait_until(Duration::from_secs_f64(limit), || dirty_bytes(address).is_ok_and(|bytes| bytes == 0));
         let seconds = start.elapsed().as_secs_f64();
-        // A direct read would first write dirty pages back, so it shows the device's contents only if the pages are
+        // A direct read would first write back dirty pages. So it shows what was on the device only if the pages are
         // clean.
         let is_written = dirty_bytes(address)? == 0 && is_on_device(&self.path)?;
         Ok(Observation { dirty_bytes_before, is_locked, is_written, seconds })

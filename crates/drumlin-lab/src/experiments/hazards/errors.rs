@@ -177,7 +177,7 @@ impl Observation {
     }
 }
 
-/// The rounds of a failing access: through a mapping, and by a call.
+/// The rounds of a failing access, first through a mapping and then by a call.
 type Pair = [Endings<Observation>; 2];
 
 const NO_FUSE: &str = "a drive that fails: no FUSE file can be served";
@@ -210,7 +210,7 @@ fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     of_counts(&counts, why)
 }
 
-/// S1 only covers read errors, so this claim is the lab's own.
+/// S1 covers only read errors, so this claim is the lab's own.
 const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     source: "Drumlin",
     text: "A store into a mapping can't fail; the error of its write is reported later, once, without a place, by the \
@@ -283,8 +283,8 @@ mod tests {
         assert_eq!(WRITES_FAIL_LATE.source, "Drumlin", "S1 has the errors of reads alone");
     }
 
-    /// A call returns an error for a bad block and for a truncated file, and the process survives. If a change through
-    /// a mapping can't be written, the first sync reports it, and only once.
+    /// For a bad block and for a truncated file, a call returns an error, and the process survives. If a change through
+    /// a mapping can't be written, only the first sync reports it.
     #[test]
     fn calls_report_errors() {
         let folder = tempfile::tempdir().unwrap();

@@ -40,7 +40,7 @@ const PAGES: usize = 256;
 const TOUCHED: usize = 4;
 const FILE_BYTES: usize = PAGES * PAGE_BYTES;
 
-/// The size of a log record: the transaction's number, its pages, and a checksum that shows if the record is complete.
+/// The size of a log record: the transaction's number, its pages, and a checksum that detects incomplete records.
 const RECORD_BYTES: usize = 8 * (TOUCHED + 2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -78,7 +78,7 @@ impl Method {
     }
 }
 
-/// Commits transactions, and dies in the middle of the next one if `dies` is set.
+/// Commits transactions. If `dies` is set, dies in the middle of the next transaction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -97,7 +97,7 @@ pub(crate) struct Observation {
     own_bytes: u64,
 }
 
-/// Returns the pages that a transaction changes, all different.
+/// Returns the pages that a transaction changes. All of them are different.
 fn pages_of(transaction: u64) -> [usize; TOUCHED] {
     let first = transaction.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
     std::array::from_fn(|index| (first as usize + index * (PAGES / TOUCHED)) % PAGES)

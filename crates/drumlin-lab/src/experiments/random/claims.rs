@@ -16,7 +16,7 @@ use crate::session::{Rounds, Trials};
 /// The figures by which the claims are judged. Figures that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
-    /// Regimes that were not available, each with the missing condition.
+    /// The regimes that were not available, each with the missing condition.
     pub(super) missing: Vec<(Regime, String)>,
     is_virtual: bool,
     processors: usize,
@@ -40,7 +40,7 @@ pub(super) struct Figures {
     kswapd_share: Option<f64>,
     random_over_normal: Option<Ratio>,
     random_over_sequential: Option<Ratio>,
-    /// The same two ratios on the plain file, with the machine's own read-ahead.
+    /// The ratios of RANDOM to NORMAL and of RANDOM to SEQUENTIAL on the plain file, with the machine's own read-ahead.
     own_window: Option<(Ratio, Ratio)>,
     shootdowns_mapped: Option<Spread>,
     shootdowns_direct: Option<Spread>,
@@ -53,7 +53,7 @@ pub(super) struct Figures {
     beyond_over_buffered: Option<Ratio>,
     /// The share of buffered reads beyond memory that hit the page cache.
     hits: Option<f64>,
-    /// The share of its memory limit that the control group used during buffered reads beyond memory.
+    /// The memory that the control group used during buffered reads beyond memory, as a share of its limit.
     cache_filled: Option<f64>,
     /// Reads within memory: the memory that buffered reads used, the memory that direct reads used, and the size of the
     /// range.
@@ -631,7 +631,7 @@ mod tests {
         BY_RATIO.map(|claim| judged(claim, figures).holds)
     }
 
-    /// Each claim with a ratio can hold, hold partly if it has a size, fail, and be inconclusive.
+    /// Each claim with a ratio can hold, fail and be inconclusive. It can hold partly if it has a size.
     #[test]
     fn claims_with_a_ratio_come_out_each_way() {
         assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
@@ -689,8 +689,8 @@ mod tests {
         assert_eq!([wasted(0.875, 0.996), wasted(0.875, 0.9), wasted(0.2, 0.9)], [Yes, Partly, No]);
     }
 
-    /// Shootdowns are judged by their share of a mapped read's processor time. With few processors they are cheap, so
-    /// the verdict names that condition.
+    /// Shootdowns are judged by their share of a mapped read's processor time. They are cheap on few processors, so the
+    /// verdict then names the missing processors.
     #[test]
     fn the_cost_of_shootdowns_comes_out_each_way() {
         let of = |cost: f64, processors: usize| {

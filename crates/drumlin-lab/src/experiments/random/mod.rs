@@ -66,7 +66,7 @@ struct Case {
     range_bytes: u64,
     ask_bytes: usize,
     warm_bytes: u64,
-    /// The run continues for this many seconds after memory is full.
+    /// The number of seconds for which the run continues after memory is full.
     full_seconds: Option<f64>,
     source: Option<&'static str>,
 }
@@ -119,7 +119,7 @@ fn courses(session: &Session<'_>, regime: Regime) -> Vec<Case> {
             case(Method::Mapped(Advice::Sequential)).source("S1: worse than RANDOM"),
         ]);
     }
-    // No verdict needs this case, because S4's claims are judged by the ranges.
+    // S4's claims are judged by the ranges, so no verdict needs this case.
     if regime == Regime::Device || (regime == Regime::File && !session.settings.quick) {
         cases.push(case(Method::Buffered));
     }
@@ -180,7 +180,7 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
     ]
 }
 
-/// The indexes of the cases of small rows that claims refer to.
+/// The indexes of the small-row cases that claims refer to.
 const ROW_DIRECT: usize = 0;
 const ROW_BUFFERED: usize = 1;
 const ROW_NORMAL: usize = 2;
@@ -214,7 +214,7 @@ fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     }
 }
 
-/// The assumed rate at which a mapping fills memory, for estimating the time of a run.
+/// The assumed rate at which a mapping fills memory. Used to estimate the duration of a run.
 const FILL_BYTES_PER_SECOND: f64 = 3e8;
 
 /// Returns the timing of a series. A series that waits for memory to fill may last for one more series' duration.
@@ -267,7 +267,7 @@ fn updates_timing(session: &Session<'_>) -> Timing {
 /// The approximate time, in seconds, to make the last updates durable.
 const SETTLE_SECONDS: f64 = 0.3;
 
-/// Returns the timing of cases that are not shown over time: three quarters of a slice.
+/// Returns the timing of the cases that are not series: three quarters of a slice.
 fn slice_timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 0.75, sample_seconds: 0.0 }
 }

@@ -12,7 +12,7 @@ use crate::report::{Cell, Chapter, MEDIANS, MIDDLE_ROUND, Plot, Scale, Table};
 use crate::ring::RingOptions;
 use crate::session::{Rounds, Trials};
 
-/// A column of a table: its title, its form, and a function that computes its cell from a case's trials.
+/// A column of a table: its title, its number format, and a function that computes its cell from a case's trials.
 type Column = (&'static str, Form, fn(&Trials<Load>) -> Cell);
 
 const RATE_COLUMNS: [Column; 6] = [

@@ -61,7 +61,7 @@ impl Method {
 pub(crate) struct Task {
     /// The file, or the folder of the small files.
     pub(crate) path: PathBuf,
-    /// Reads stay within this many bytes from the file's beginning.
+    /// The reads stay within this many bytes from the beginning of the file.
     pub(crate) range_bytes: u64,
     /// The bytes requested at a time. A direct read fetches the whole blocks that contain them.
     pub(crate) ask_bytes: usize,
@@ -70,8 +70,8 @@ pub(crate) struct Task {
     /// The number of bytes to read once in advance, from the beginning. If the range fits into memory, this brings all
     /// of it in. Otherwise more bytes than memory are read, to fill the page cache.
     pub(crate) warm_bytes: u64,
-    /// Seconds for which to continue after memory is full, within the limit of `timing`. Only mapped reads can detect
-    /// that memory is full.
+    /// The number of seconds to continue after memory is full, within the limit of `timing`. Only mapped reads can
+    /// detect that memory is full.
     pub(crate) full_seconds: Option<f64>,
     pub(crate) timing: Timing,
     pub(crate) seed: u64,
@@ -299,7 +299,7 @@ mod tests {
     #[ignore = "times a drive for two minutes, beside fio"]
     fn agrees_with_fio() {
         /// The rate of a shared drive changes within seconds. Many short trials spread these changes evenly over both
-        /// programs.
+        /// programs, the lab and fio.
         const TURNS: u64 = 20;
         const SECONDS: f64 = 1.0;
         if std::process::Command::new("fio").arg("--version").output().is_err() {

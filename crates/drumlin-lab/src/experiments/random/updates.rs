@@ -74,7 +74,7 @@ impl Measurement for Task {
                 })?
             }
         };
-        // Write back now, so that the next trial does not wait for pages that this one dirtied.
+        // Write back now; otherwise the next trial would wait for pages that this one dirtied.
         file.sync_data()?;
         temp_folder::forget_cached(&file)?;
         Ok(done)

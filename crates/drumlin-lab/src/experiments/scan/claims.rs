@@ -25,7 +25,7 @@ pub(super) struct Figures {
     kernel_over_small: Option<Ratio>,
     stream_over_kernel: Option<Ratio>,
     large_over_kernel: Option<Ratio>,
-    /// The same ratio on the plain file, with the machine's own read-ahead.
+    /// The ratio `large_over_kernel` on the plain file, with the machine's own read-ahead.
     large_over_own_window: Option<Ratio>,
     own_window_bytes: Option<u64>,
     /// The processor time per byte with a copy divided by that without a copy.
@@ -329,7 +329,7 @@ mod tests {
             processors: 2,
             read_micros: Some(92.0),
             kernel_over_small: range(19.8, 18.6, 22.4),
-            // A stream of 50 x 4 KiB, which reached only the rate of random reads with 64 in flight.
+            // The rate of a stream of 50 x 4 KiB, which was no higher than that of random reads with 64 in flight.
             stream_over_kernel: range(0.38, 0.37, 0.39),
             mapped_fall: range(1.06, 1.04, 1.21),
             fio_over_mapped: range(0.968, 0.965, 1.08),

@@ -81,12 +81,12 @@ const MAPPED_ONE: usize = 8;
 /// This case exists on the raw device only.
 const MAPPED_RANDOM: usize = 9;
 
-/// The request size of S4's streams, which keep fifty requests in flight (`examples/storage.rs` of Glommio).
+/// The request size of S4's streams, which have fifty requests in flight (`examples/storage.rs` of Glommio).
 const S4_REQUEST_BYTES: usize = 4 << 10;
 const S4_REQUESTS: usize = 50;
 
-/// Returns the cases of the plain file, which are all measured on the raw device too. With `is_quick`, cases that no
-/// verdict needs are left out.
+/// Returns the cases of the plain file. All of them are measured on the raw device too. `is_quick` leaves out cases
+/// that no verdict needs.
 fn file_cases(is_quick: bool) -> Vec<Case> {
     let mut cases = shared_cases();
     cases.truncate(if is_quick { STREAM + 1 } else { cases.len() });

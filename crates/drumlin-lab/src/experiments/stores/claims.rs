@@ -5,7 +5,7 @@ use crate::compare::{Claim, Ratio, Size};
 use crate::figures;
 use crate::report::{Chapter, Holds, Judgement};
 
-/// The figures of one file system on which the verdicts rest. If a store is not built in, its figures are `None`.
+/// The figures of one file system on which the verdicts rest. The figures of a store that is not built in are `None`.
 #[derive(Clone, Debug, Default)]
 struct Figures {
     place: String,
@@ -197,7 +197,7 @@ mod tests {
         );
     }
 
-    /// A commit makes a range call without a sync, a range call and a sync, or too few range calls.
+    /// A commit makes a range call without a sync, a range call with a sync, or too few range calls.
     #[test]
     fn sled_comes_out_each_way() {
         let judge = |sled_calls| {
@@ -210,8 +210,8 @@ mod tests {
         assert_eq!(judge(None), Inconclusive);
     }
 
-    /// The claim holds with shared syncs and a higher rate, holds partly with only one of the two, and fails without
-    /// both.
+    /// With shared syncs and a higher rate the claim holds, with only one of them it holds partly, and with neither it
+    /// fails.
     #[test]
     fn sharing_comes_out_each_way() {
         let judge = |drumlin_gain, syncs| {

@@ -280,7 +280,7 @@ fn btrfs_loses(figures: &Figures) -> Judgement {
     Judgement::new(compare::all(parts), sentence)
 }
 
-/// The minimum number of writes for a 99.9th percentile, and so for finding one slow sync in a thousand.
+/// The minimum number of writes for a 99.9th percentile, which shows one slow sync in a thousand.
 const WRITES_MIN: u64 = 5000;
 
 /// Judges the claim that the mean hides slow writes. S2's slowest sync_file_range took 15 times the mean. A slow write
@@ -338,8 +338,8 @@ mod tests {
         Figures { places, left: Vec::new() }
     }
 
-    /// Growing ahead halves the mean, reduces it less, or does not reduce it. Without a journal the claim is
-    /// inconclusive.
+    /// Growing the file in advance halves the mean, reduces it by less, or does not reduce it. Without a journal, the
+    /// claim is inconclusive.
     #[test]
     fn growing_ahead_comes_out_each_way() {
         let judge = |factor| growing_ahead(&with(vec![PlaceFigures { append_to_truncated: factor, ..ext4() }])).holds;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::experiments::places::Cache;
 
-/// A method that makes a write durable, or is believed to.
+/// A method that makes a write durable, or is believed to do so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Append,
@@ -27,7 +27,7 @@ pub(crate) enum Method {
 pub(crate) enum Durable {
     Yes,
     No,
-    /// The write survives only under conditions that can't be checked from here.
+    /// The write survives only under conditions that the lab can't check.
     Perhaps,
 }
 

@@ -49,8 +49,8 @@ impl Case {
     }
 
     /// Returns the cases for the folder's own file system if `made` is `None`, and otherwise for a file system that the
-    /// lab creates, with or without a volatile cache. The verdicts about metadata rest on ext4, so with `is_quick`
-    /// fewer cases are measured on the other file systems.
+    /// lab creates, with or without a volatile cache. The verdicts about metadata rest on ext4, so `is_quick` leaves
+    /// out some cases of the other file systems.
     fn of_place(made: Option<(FileSystem, bool)>, is_quick: bool) -> Vec<Case> {
         match made {
             None => Case::singles(&Method::ALL, true),
@@ -90,7 +90,7 @@ impl Measured {
     }
 }
 
-/// Cases in which increasing numbers of writers share a file.
+/// Cases in which more and more writers share a file.
 #[derive(Debug)]
 struct Writers(Rounds<Written>);
 

@@ -26,8 +26,8 @@ pub(super) const SECONDS: f64 = 2.0;
 const RECORDS: u64 = if cfg!(test) { 20 } else { 200 };
 const RECORD_BYTES: usize = 4096;
 
-/// The methods in the order in which they write. Methods that sync come first, because a later sync would make the
-/// metadata of the other files durable too.
+/// The methods in the order in which they write. Methods with a sync come first, because their sync would otherwise
+/// make the metadata of the other files durable too.
 pub(super) const METHODS: [Method; 8] = [
     Method::Append,
     Method::Truncated,
@@ -84,8 +84,8 @@ impl Left {
     }
 }
 
-/// Writes records with each method, powers the file system off and counts the records that remain, in three runs over
-/// the same files.
+/// Writes records with each method, powers the file system off, and counts the records that remain. Makes three runs
+/// over the same files.
 pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left>> {
     let Some(file_system) = place.made else { return Ok(None) };
     let place_name = place.name.clone();
@@ -130,7 +130,7 @@ fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a note that says why a file system was not tested.
+/// Returns a note with the reason why a file system was not tested.
 pub(super) fn failure(file_system: FileSystem, error: &io::Error) -> String {
     format!("The power-off of {} could not be tested: {}.", file_system.name(), plain(error))
 }

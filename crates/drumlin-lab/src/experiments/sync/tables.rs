@@ -153,7 +153,7 @@ fn label(place: &Place) -> &'static str {
     }
 }
 
-/// Adds the rates at which many writers write to one file.
+/// Adds a table of the rates at which several writers write to one file.
 pub(super) fn show_writers(chapter: &mut Chapter, place: &Place, writers: &Writers) {
     let mut table = Table::new(
         format!("Writers of one file on {}, 4 KiB at a time", place.name),
@@ -214,7 +214,7 @@ pub(super) fn show_left(chapter: &mut Chapter, left: &[Left]) {
     );
 }
 
-/// Adds the tables of the methods that are durable by contract, here and elsewhere.
+/// Adds two tables of the methods that are durable by contract: on the folder's own file system, and on others.
 pub(super) fn show_durability(chapter: &mut Chapter, own: &Place) {
     let mut here = Table::new(
         format!("Is it durable here, on {}?", own.file_system),

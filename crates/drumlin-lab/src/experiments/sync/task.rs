@@ -1,4 +1,4 @@
-//! The measurement: writes by one method, timed singly and in batches, and the flushes that they cause.
+//! The measurement: times the writes of one method, singly and in batches, and counts the flushes that they cause.
 
 use std::fs::File;
 use std::io;
