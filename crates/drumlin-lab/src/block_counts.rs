@@ -31,7 +31,7 @@ impl BlockCounts {
     }
 }
 
-/// Parses the 17 fields of a `stat` file. It counts in sectors of 512 bytes, whatever the disk's block size.
+/// Parses the 17 fields of a `stat` file. The file counts in sectors of 512 bytes, whatever the disk's block size.
 fn parse(text: &str) -> Option<BlockCounts> {
     let fields: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
     Some(BlockCounts { writes: *fields.get(4)?, write_bytes: fields.get(6)? * 512, flushes: *fields.get(15)? })

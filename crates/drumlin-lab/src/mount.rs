@@ -1,5 +1,5 @@
-//! File systems that the lab creates, each on a loop device over a file. So it can measure ext4 with a journal, xfs and
-//! btrfs, whatever the file system of the folder is. Needs root.
+//! File systems that the lab creates, each on a loop device over a file. So the lab can measure ext4 with a journal,
+//! xfs and btrfs, whatever the file system of the folder is. Needs root.
 //!
 //! # Invariants
 //! 1. Only the lab and its workers see the mounts, because they are in a mount namespace of the lab's thread. When the

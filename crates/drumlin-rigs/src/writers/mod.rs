@@ -39,7 +39,7 @@ pub const ACK_FILE_BYTES: u64 = 1 << 20;
 
 const ACK_MAGIC: &[u8; 8] = b"dRigAck1";
 
-/// Returns the acknowledgements in a write to the file or device for acknowledgements.
+/// Returns the acknowledgements in a write to the acknowledgement file or device.
 pub fn acks_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(SECTOR).filter(|sector| sector.starts_with(ACK_MAGIC)).map(|sector| {
         let what: [u8; 8] = sector[8..16].try_into().expect("eight bytes");

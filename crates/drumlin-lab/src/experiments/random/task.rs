@@ -326,8 +326,8 @@ mod tests {
                 let output = std::process::Command::new("fio")
                     .args(["--name=check", "--rw=randread", "--bs=4k", "--direct=1", "--thread", "--readonly"])
                     .args(["--time_based", "--norandommap", "--randrepeat=0", "--output-format=json"])
-                    // Configure fio like the lab: reap all completions, and submit as many requests with one call.
-                    // Submitting each request with its own call is up to a fifth faster on some virtual drives.
+                    // Configure fio like the lab: reap all completions, then submit as many new requests by a single
+                    // call. A call per request is up to a fifth faster on some virtual drives.
                     .args(["--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=32"])
                     .arg("--iodepth_batch_submit=32")
                     .args([format!("--runtime={SECONDS}"), format!("--size={bytes}"), format!("--iodepth={depth}")])
