@@ -259,7 +259,7 @@ impl SuperblockNumber {
 }
 
 impl ChunkNumber {
-    /// Returns the chunk number as a page id. In the header of a chunk's extent, it is stored in place of the page
+    /// Returns the chunk number as a page number. In the header of a chunk's extent, it is stored in place of the page
     /// number.
     pub(crate) fn as_page(self) -> PageId {
         PageId(self.0)

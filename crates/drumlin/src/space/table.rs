@@ -153,11 +153,11 @@ pub(crate) struct PageTable {
     /// The memory that the table has taken from the budget, in bytes.
     bytes: AtomicU64,
     budget: Arc<Budget>,
-    /// All page ids are below this limit.
+    /// All page numbers are below this limit.
     page_count_max: AtomicU64,
 }
 
-/// The allocation of page ids. A page is free if its entry is `Free`. The counts narrow down the search for free pages.
+/// The allocation of page numbers. A page is free if its entry is `Free`. The counts narrow down the search for free pages.
 #[derive(Default)]
 struct Allocation {
     /// The number of free pages in each existing chunk.
@@ -193,20 +193,20 @@ impl PageTable {
         Arc::ptr_eq(&self.budget, budget)
     }
 
-    /// Returns `true` if `page_count` page ids would be left even after the allocations of all commits in progress.
-    /// Every commit calls this function first, because it must not run out of page ids once it has its timestamp. O(1),
+    /// Returns `true` if `page_count` page numbers would be left even after the allocations of all commits in progress.
+    /// Every commit calls this function first, because it must not run out of page numbers once it has its timestamp. O(1),
     /// without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
-        /// One in this many page ids is reserved for commits in progress. That is enough for thousands of the largest
+        /// One in this many page numbers is reserved for commits in progress. That is enough for thousands of the largest
         /// commits.
         const IN_PROGRESS_SHARE: u64 = 64;
         let page_count_max = self.page_count_max.load(Ordering::Relaxed);
-        // The memory includes the directory, so this slightly underestimates the number of page ids left.
+        // The memory includes the directory, so this slightly underestimates the number of page numbers left.
         let reached = self.memory_bytes() / size_of::<AtomicU64>() as u64;
         reached + page_count + page_count_max / IN_PROGRESS_SHARE <= page_count_max
     }
 
-    /// Limits page ids to those below `page_count_max`.
+    /// Limits page numbers to those below `page_count_max`.
     #[cfg(test)]
     pub(crate) fn limit_pages(&self, page_count_max: u64) {
         self.page_count_max.store(page_count_max, Ordering::Relaxed);
@@ -317,7 +317,7 @@ impl PageTable {
         self.allocation.lock().free_counts.len()
     }
 
-    /// Returns the end of the table's page ids. Many of the ids below it may be free.
+    /// Returns the end of the table's page numbers. Many of the numbers below it may be free.
     pub(crate) fn number_end(&self) -> u64 {
         (self.chunk_count() * CHUNK_PAGES) as u64
     }

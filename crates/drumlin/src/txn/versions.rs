@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //! 1. The undo records of a leaf are read and changed only under the leaf's latch, and ascend by timestamp.
-//! 2. Undo records belong to a page id and survive the eviction of the page. When a split or merge moves rows, their
+//! 2. Undo records belong to a page number and survive the eviction of the page. When a split or merge moves rows, their
 //!    undo records move with them.
 //! 3. An undo record is dropped once the visible horizon and every registered snapshot have passed its commit. If they
 //!    have passed the commit before it unlatches the leaf, the commit adds no undo record.
@@ -262,7 +262,7 @@ impl Versions {
     }
 
     /// Removes a large value whose pages have been freed, so that checkpoints no longer list it. Compares the whole
-    /// reference, because a different value in the table may have reused the first page id.
+    /// reference, because a different value in the table may have reused the first page number.
     pub(crate) fn release_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let mut held = self.held.lock();
         let key = (keyspace, reference.first_page);
