@@ -28,7 +28,8 @@ const _: () = {
     assert!(page < any && any < several && several < pair, "the first size that is long enough is the shortest such");
 };
 
-/// A size counts as in use until this number of buffers of any size have been taken since one of it was last taken.
+/// A size counts as in use from the time one of its buffers is taken until this number of buffers of any size have been
+/// taken.
 const IN_USE_TAKES: u64 = 512;
 
 /// The buffers for reading extents. See the module documentation.
