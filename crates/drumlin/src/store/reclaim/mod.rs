@@ -76,8 +76,7 @@ const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
 /// The share of waste above which segments are emptied with their own checkpoints: twice [`WASTE_SHARE_MAX`].
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const URGENT_SHARE_MIN: f64 = 0.45;
-/// The number of segments of bytes in use below which waste is not limited: here, a single open segment is 1/16 of
-/// them.
+/// The bytes in use, in segments, below which waste is not limited: a single open segment would be 1/16 of them.
 const WASTEFUL_SEGMENTS_MIN: u64 = 16;
 /// The share of live bytes above which a segment is not emptied, because extents of up to 256 KiB cannot be packed more
 /// tightly.
