@@ -312,7 +312,7 @@ mod models {
         }
     }
 
-    /// Two threads count while a third splits a leaf. Every count that they return or store must be two.
+    /// Two threads count while a third splits a leaf. Every count that they return or store must be 2.
     fn count_beside_split(without: Without) {
         loom::model(move || {
             let leaves = Arc::new(Leaves {
