@@ -79,8 +79,8 @@ impl CountCapture {
         })
     }
 
-    /// Appends up to `count_max` counted pages to `into`, each with its number of rows, starting at page `first`.
-    /// Returns the page to continue from, or `None` at the end.
+    /// Appends up to `count_max` counted pages to `into`, starting at page `first`, each with its number of rows.
+    /// Returns the page at which to continue, or `None` at the end.
     pub(crate) fn entries(&self, first: PageId, count_max: usize, into: &mut Vec<(PageId, u32)>) -> Option<PageId> {
         assert!(into.is_empty() && count_max > 0, "no room for {count_max} entries");
         let mut page = first.0;

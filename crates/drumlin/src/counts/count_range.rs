@@ -67,7 +67,8 @@ impl CountCursor {
         self.rows
     }
 
-    /// Passes all keys below `fence`, which include this many rows.
+    /// Moves the cursor past all keys below `fence`, which have `rows` rows. Without a fence, moves it to the end of the
+    /// range.
     fn pass(&mut self, rows: u64, fence: Option<&[u8]>) {
         self.rows += rows;
         match fence {
@@ -227,8 +228,8 @@ impl Step<'_> {
         if missing.is_empty() { Ok(()) } else { Err(StepError::Pages(missing)) }
     }
 
-    /// Returns, for each of these children, the net number of rows that the changes visible to the seeking reader add
-    /// beneath it. The first child begins at the cursor's position.
+    /// For each of these children, returns the net number of rows that listed changes add beneath it, as the reader
+    /// that seeks the row sees them. The first child begins at the cursor's position.
     fn changes_of_children(
         &self,
         inner: &Inner<'_>,
@@ -298,7 +299,8 @@ impl Step<'_> {
                     level = inner.level();
                     let child = inner.child_for(&cursor.position);
                     if begins_at(&inner, child, &cursor.position) {
-                        // If the sums turn out to come from an outdated node, restore the number of remaining rows.
+                        // If the node turns out to be outdated, its sums are void, and this number of remaining rows is
+                        // restored.
                         let before = seek.as_ref().map(|seek| seek.remaining);
                         let passed = self.pass_children(&inner, child, cursor, seek.as_deref_mut());
                         let is_there = self.tree.pages.table.shows(page, PageEntry::Immutable(frame));

@@ -243,7 +243,7 @@ mod models {
         Nothing,
         /// A count is stored without comparing the stamp.
         Stamps,
-        /// A leaf keeps its count while it is split.
+        /// Splitting a leaf does not void its count.
         Voiding,
         /// The counting thread does not check that the parent is still current.
         Revalidation,
@@ -293,7 +293,8 @@ mod models {
             }
         }
 
-        /// Returns the number of rows beneath the parent, unless another thread interfered.
+        /// Returns the number of rows beneath the parent, or `None` if another thread changed an entry or the parent during
+        /// the count.
         fn count(&self) -> Option<u64> {
             let stamp = match self.entries.load(PARENT) {
                 CountEntry::Rows(rows) => return Some(rows),

@@ -246,7 +246,7 @@ impl<'l> Look<'l> {
         Ok(Piece::Node { page, stamp, states })
     }
 
-    /// Returns adjacent children without states and without changes that a state could not reflect.
+    /// Returns adjacent children that have neither states nor changed rows, so that states can be made from their rows.
     fn unreduced_pages(
         &self,
         node: &FoundNode<'l>,

@@ -177,8 +177,8 @@ mod tests {
         assert!(buffers.bytes() <= 200 << 10);
     }
 
-    /// If reads alternate between two sizes, each size gets half of the memory and keeps reusing the same buffers. Once
-    /// a size is out of use, the other one gets its half.
+    /// If reads alternate between two sizes, each size gets half of the memory and keeps reusing the same buffers. If
+    /// reads of one size stop, the other size gets its half.
     #[test]
     fn sizes_in_use_keep_their_buffers() {
         let buffers = Buffers::new(2 << 20);

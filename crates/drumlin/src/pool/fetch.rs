@@ -114,7 +114,8 @@ impl Pool {
 
     fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
         let mut waiting = self.page_locks(pages, page).waiting.lock();
-        // A thread that completes a read changes the entry before it takes this lock.
+        // A thread that completes a read changes the entry before it takes this lock, so this check misses no
+        // completion.
         if !matches!(pages.table.load(page), PageEntry::Reading(_)) {
             return Poll::Ready(());
         }

@@ -500,7 +500,7 @@ impl Opener<'_> {
 }
 
 /// Returns the size of log segments on a file system of `capacity_bytes`. It is at most a 64th of the capacity, because
-/// each log uses two segments at the same time and keeps recent ones. Segments larger than 16 MiB bring no benefit.
+/// each log uses two segments at the same time and retains recent ones. Segments larger than 16 MiB bring no benefit.
 fn log_segment_bytes_on(capacity_bytes: u64) -> u64 {
     let share = (capacity_bytes / 64).max(LOG_SEGMENT_BYTES_MIN);
     (1 << share.ilog2()).min(LOG_SEGMENT_BYTES_MAX)

@@ -168,8 +168,9 @@ impl Store {
         self.keyspaces.get(name)
     }
 
-    /// Returns the keyspace with this name. First waits until its creation is durable, or the newest drop if there is
-    /// no such keyspace, so that a power cut cannot invalidate the answer.
+    /// Returns the keyspace with this name. First waits until the commit on which the answer depends is durable: the
+    /// keyspace's creation or, if there is no such keyspace, the newest drop. So no power cut can invalidate the
+    /// answer.
     pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
         let (open, since) = self.keyspaces.get_since(name);
         self.engine.wait_durable(since)?;

@@ -494,7 +494,7 @@ fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     }
 }
 
-/// Returns the number of the opening that follows this superblock.
+/// Returns the incarnation of the next opening after those that this superblock records.
 fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }

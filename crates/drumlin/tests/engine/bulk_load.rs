@@ -325,8 +325,8 @@ fn reason<T: std::fmt::Debug>(result: drumlin::Result<T>) -> &'static str {
 }
 
 /// A keyspace refuses a load if it has rows or gets some during the load, if it had rows that a snapshot still sees, or
-/// if one of its rows is locked. No part of the load remains, and it can be repeated once the keyspace is no longer in
-/// use.
+/// if one of its rows is locked. No part of the load remains. Once the keyspace is no longer in use, the load can be
+/// repeated.
 #[test]
 fn a_keyspace_in_use_refuses_a_load() {
     let rows = some_rows(5, 2500);

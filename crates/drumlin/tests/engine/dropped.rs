@@ -1,4 +1,4 @@
-//! Dropped futures: no call loses, repeats or half-applies a change, whichever of its waits it is dropped at.
+//! Dropped futures: whichever wait a call is dropped at, no change is lost, repeated or half applied.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 #![allow(
     clippy::await_holding_refcell_ref,
@@ -630,7 +630,7 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     };
     let look = |polls| {
         if let Ok(k) = db.existing_keyspace(&format!("dropped {polls}")) {
-            // The keyspace may be dropped at any moment.
+            // The keyspace may be dropped at any time.
             assert!(matches!(k.get("k"), Ok(Some(_)) | Err(Error::KeyspaceDropped { .. })));
         }
     };

@@ -130,7 +130,7 @@ fn fill(seed: u64) {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// The disk may fill up at any moment (see `fill`).
+/// The disk may fill up at any time (see `fill`).
 #[test]
 fn a_full_disk_loses_nothing_and_recovers() {
     for seed in 0..number("DRUMLIN_TEST_FULL_DISKS", 12) {
@@ -200,7 +200,7 @@ fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
     let mut load = db.bulk_load("k").unwrap();
     (0..COUNT).for_each(|row| load.insert(key(row), Random(row).bytes(60)).unwrap());
     load.finish().unwrap();
-    // Remove rows in an order that leaves empty leaves whose neighbours are not in memory.
+    // Remove rows in an order that produces empty leaves whose neighbours are not in memory.
     (0..COUNT).for_each(|row| keyspace.remove(key(row * 7919 % COUNT)).unwrap());
     db.compact().unwrap();
     let pages_before = db.keyspaces().iter().find(|info| info.name == "k").unwrap().page_count;

@@ -362,7 +362,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
     }
 }
 
-/// Random calls by several threads, with budgets and page sizes drawn from seeds.
+/// Several threads make random calls, with budgets and page sizes drawn from seeds.
 #[test]
 fn random_work_stays_within_the_budget() {
     alone("memory::random_work_stays_within_the_budget", || {

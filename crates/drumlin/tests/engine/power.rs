@@ -47,7 +47,7 @@ struct Session {
 }
 
 impl Session {
-    /// Returns, for the moment after this many changes, whether the keyspaces existed, and all acknowledgements so far.
+    /// Returns whether the keyspaces existed after this many changes of the disk, and all acknowledgements up to then.
     fn acked_by(&self, moment: usize) -> (bool, Vec<Ack>) {
         let notes = self.notes.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, note)| *note);
         let prepared = self.prepared || notes.clone().any(|note| note == PREPARED);
@@ -136,7 +136,8 @@ impl Rig {
         })
     }
 
-    /// Cuts a session at these moments, each with a different loss, and continues from the result, `depth` more times.
+    /// Cuts the power of a session after each of these numbers of changes, with a different loss each time. Continues
+    /// from the resulting disks, and cuts again, `depth` times.
     fn cut(&mut self, session: &Session, moments: &[usize], depth: u32, random: &mut Random) -> Result<(), String> {
         let mut medium = session.start.clone();
         let mut done = 0;

@@ -158,7 +158,7 @@ impl Reclaimer<'_> {
             });
             let (step, later) = rest.split_at(count.count());
             rest = later;
-            // Even if a copy fails, the pages whose copies succeeded refer to them.
+            // Even if a copy fails, point the pages whose copies succeeded to these copies.
             let (moved, ended) = self.copy_extents(pages, step, moves);
             space.flush_moved(moves);
             space.wait_for_jobs(engine.pool.on_written())?;
