@@ -118,7 +118,7 @@ pub(crate) struct RestoredCounts(KeptCounts);
 
 impl RestoredCounts {
     /// Creates counts with this base, for snapshots at or after `horizon`, with room for page ids below `number_end`.
-    /// Returns `None` if memory is too short.
+    /// Returns `None` if there is too little memory.
     pub(crate) fn new(
         floor: Timestamp,
         horizon: Timestamp,

@@ -45,10 +45,10 @@ pub(super) enum StepError {
 /// The progress of a count along its range.
 #[derive(Debug)]
 pub(crate) struct CountCursor {
-    /// The first key that has not been passed.
+    /// The first key that the cursor has not passed.
     position: Vec<u8>,
     end: Option<Vec<u8>>,
-    /// The number of rows at the base that have been passed.
+    /// The number of rows, as of the base, that the cursor has passed.
     rows: u64,
     pub(crate) generation: u64,
     is_done: bool,
@@ -61,14 +61,14 @@ impl CountCursor {
         CountCursor { position: lower, end: upper, rows: 0, generation, is_done: false }
     }
 
-    /// Returns the number of rows at the base in the range.
+    /// Returns the number of rows in the range, as of the base.
     pub(crate) fn rows(&self) -> u64 {
         assert!(self.is_done, "a count is asked for its rows on its way");
         self.rows
     }
 
-    /// Moves the cursor past all keys below `fence`, which have `rows` rows. Without a fence, moves it to the end of the
-    /// range.
+    /// Moves the cursor past all keys below `fence`, which have `rows` rows. Without a fence, moves it to the end of
+    /// the range.
     fn pass(&mut self, rows: u64, fence: Option<&[u8]>) {
         self.rows += rows;
         match fence {
@@ -279,8 +279,8 @@ impl Step<'_> {
             }
         }
         assert!(first + passed <= child_end.max(first), "children are passed that reach beyond the range");
-        // If a sum is outdated, the page table has a newer version of this node, in which a child covers only part of the
-        // interval that it has here.
+        // If a sum is outdated, the page table has a newer version of this node, in which a child covers only part of
+        // the interval that it has here.
         if is_outdated { Err(StepError::Again) } else { Ok((passed, sum)) }
     }
 

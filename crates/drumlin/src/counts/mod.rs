@@ -78,8 +78,8 @@ impl CountedTree {
     }
 
     /// Begins to cache the keyspace's counts, and with `keeps_reductions` also reductions of its values. Returns `None`
-    /// if memory is too short. Commits pause briefly: those that already have a timestamp are applied first, and later
-    /// ones see that counts are kept. `published` is called during the pause and returns the newest commit.
+    /// if there is too little memory. Commits pause briefly: those that already have a timestamp are applied first, and
+    /// later ones see that counts are kept. `published` is called during the pause and returns the newest commit.
     pub(crate) fn keep_counts(
         &self,
         budget: &Arc<Budget>,
@@ -131,7 +131,7 @@ impl Counts {
     }
 
     /// Begins to cache counts, with room for page ids below `number_end`. The caller holds the exclusive epoch latch,
-    /// so no commit is half applied, and `now` is published. Returns `None` if memory is too short.
+    /// so no commit is half applied, and `now` is published. Returns `None` if there is too little memory.
     pub(crate) fn begin(
         &self,
         _epoch_guard: &EpochGuard<'_>,

@@ -293,8 +293,8 @@ mod models {
             }
         }
 
-        /// Returns the number of rows beneath the parent, or `None` if another thread changed an entry or the parent during
-        /// the count.
+        /// Returns the number of rows beneath the parent, or `None` if another thread changed an entry or the parent
+        /// during the count.
         fn count(&self) -> Option<u64> {
             let stamp = match self.entries.load(PARENT) {
                 CountEntry::Rows(rows) => return Some(rows),

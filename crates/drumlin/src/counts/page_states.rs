@@ -253,8 +253,8 @@ impl Reductions {
     }
 
     /// Returns the table of a reducer's states, creating it if necessary. Returns `None` if reductions began after the
-    /// snapshot, or if memory is too short for a table. If there are too many tables, a new one replaces the least
-    /// recently used one.
+    /// snapshot, or if there is too little memory for a table. If there are too many tables, a new one replaces the
+    /// least recently used one.
     pub(crate) fn of(&self, id: &ReducerId, snapshot: Timestamp) -> Option<Arc<KeptReduction>> {
         assert!(id.name.len() <= NAME_BYTES_MAX, "a name of {} bytes is kept", id.name.len());
         if snapshot < self.since {

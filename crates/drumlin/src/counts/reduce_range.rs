@@ -24,7 +24,7 @@ const PAGES_AT_ONCE: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 /// The progress of a reduction along its range.
 #[derive(Debug)]
 pub(crate) struct ReduceCursor {
-    /// The first key that has not been passed.
+    /// The first key that the cursor has not passed.
     pub(crate) position: Vec<u8>,
     pub(crate) end: Option<Vec<u8>>,
     pub(crate) is_done: bool,
@@ -154,8 +154,8 @@ impl<'l> Look<'l> {
     }
 
     /// Returns the lowest level of pages for which states are made. Pages of this level are reduced from their rows,
-    /// and pages above it from their children. This is the leaf level, unless memory is too short for more states of
-    /// leaves.
+    /// and pages above it from their children. This is the leaf level, unless there is too little memory for more
+    /// states of leaves.
     fn row_level(&self) -> u8 {
         u8::from(!self.reductions.has_leaf_memory(self.reduction))
     }

@@ -71,7 +71,7 @@ impl Pool {
     /// Evicts a batch of clean pages. If there are too few, writes dirty pages back, so that the next call can evict
     /// them. Returns the number of pages evicted.
     pub(crate) fn evict_for(&self, page_bytes: usize) -> Result<usize> {
-        // Evict pages of the wanted size, unless another size takes more than twice as much memory.
+        // Evict pages of the wanted size, unless a different size uses more than twice as much memory.
         let sizes = self.frames.sizes();
         let own = sizes.iter().find(|(size, _)| *size == page_bytes).map_or(0, |&(size, count)| size * count);
         let largest = sizes.iter().copied().max_by_key(|&(size, count)| size * count);

@@ -719,7 +719,7 @@ mod tests {
         }
     }
 
-    /// Giving free frames back to the system does not change adjacent frames, no matter how small frames are.
+    /// Giving free frames back to the system does not change adjacent frames, however small frames are.
     #[test]
     fn memory_given_back_was_free() {
         const FRAME_COUNT: usize = 64;

@@ -283,7 +283,7 @@ impl Replay<'_> {
 /// leaves.
 const THREAD_COUNT: usize = 4;
 
-/// Returns the number of operations from which an additional thread is worth starting. It is lower in simulations, so
+/// Returns the minimum number of operations for which an additional thread pays off. It is lower in simulations, so
 /// that they run several threads.
 fn thread_operations_min() -> usize {
     if crate::sync::thread_number().is_some() { 64 } else { 4096 }

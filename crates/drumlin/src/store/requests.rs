@@ -14,7 +14,7 @@ pub(crate) struct Maintenance {
     pub(crate) changed: Condvar,
     pub(super) spill: Mutex<SpillRequest>,
     pub(super) spill_changed: Condvar,
-    /// Background work is urgent while commits wait for it.
+    /// Makes background work urgent while commits wait for it.
     share: Arc<Share>,
 }
 

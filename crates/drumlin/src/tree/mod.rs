@@ -228,7 +228,7 @@ impl Tree {
     }
 
     /// Descends from the root to the frame that appears to hold the target's leaf. Calls `visit` with each inner node
-    /// on the path and the index of the child that the descent continues with.
+    /// on the path and the index of the child with which the descent continues.
     #[inline]
     pub(crate) fn descend(
         &self,

@@ -623,7 +623,7 @@ fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
 }
 
 /// Returns the rows to be put into the leaf, each with the length of its value. Stops after two pages full of rows,
-/// which are enough to determine the first split. Leaves out removals, because they need no room.
+/// which are enough to determine the first split. Omits removals, because they need no room.
 fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usize)> {
     let mut ahead_bytes = 2 * leaf.page_bytes();
     let covered = rows.iter().take_while(|row| leaf.upper_fence().is_none_or(|upper| row.key < upper));

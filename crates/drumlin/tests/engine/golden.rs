@@ -280,7 +280,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Creation and commits: the durable data when each call returns, and the order in which it was written.
+    /// When a creation or a commit returns, its data is durable. The trace has the order in which it was written.
     commit;
     /// Pages, tables and catalogue are written before the superblock, and the superblocks alternate.
     checkpoint;

@@ -796,7 +796,7 @@ fn scans_see_own_writes_among_splits_and_merges() {
                 }
             });
         }
-        // This is set when the thread ends, even through a failed assertion.
+        // Sets `stop` when the thread ends, even if an assertion fails.
         let _stopped = Stopped(&stop);
         let mut random = Random(7);
         for _ in 0..support::number("DRUMLIN_TEST_SCANS", 60) {

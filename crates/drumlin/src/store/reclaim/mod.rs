@@ -84,7 +84,7 @@ const LIVE_SHARE_MAX: f64 = 0.80;
 /// When packing, chunks of page tables are moved out of a segment whose share of live bytes is below this, whatever
 /// else the segment contains.
 const TABLES_SHARE_MAX: f64 = 0.25;
-/// The number of free segments from which giving them back is worth the moves.
+/// The minimum number of free segments for which giving them back is worth the moves.
 const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
 /// Giving segments back is worth the moves if the free ones are at least one in this many of the file's segments.
 const GIVEN_BACK_SHARE_MIN: u64 = 16;

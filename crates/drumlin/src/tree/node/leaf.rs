@@ -53,7 +53,7 @@ pub(crate) enum LeafChange<'k> {
 pub(crate) struct Split {
     /// The first row that moves to the right leaf: 0 if all rows move, or the number of rows if all stay.
     pub(crate) at: usize,
-    /// The new fence: the left leaf's upper and the right leaf's lower one.
+    /// The new fence, which becomes the left leaf's upper fence and the right leaf's lower fence.
     pub(crate) separator: Vec<u8>,
     /// `true` if the inserted or changed row belongs to the right leaf.
     pub(crate) goes_right: bool,
@@ -161,7 +161,7 @@ impl<'a> Leaf<'a> {
         SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
     }
 
-    /// Returns the range of the page that new rows of `rows_bytes` in total will be written to, unless the heap has to
+    /// Returns the range of the page to which new rows of `rows_bytes` in total will be written, unless the heap has to
     /// be compacted.
     pub(crate) fn upcoming_bytes(&self, rows_bytes: usize) -> Range<usize> {
         let end = self.heap_start();
@@ -270,13 +270,14 @@ impl<'l> SplitPlan<'l> {
         (at, goes_right)
     }
 
-    /// Returns the number of rows and their cost on each side of a boundary that has `left_cost` on its left, after the
-    /// change.
+    /// Returns the number of rows on each side of a boundary, and their cost, both after the change. `left_cost` is the
+    /// cost of the rows on the left side.
     fn sides(&self, boundary: usize, left_cost: usize) -> [(usize, usize); 2] {
         [(boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost)]
     }
 
-    /// Returns `true` if each side of a boundary that has `left_cost` on its left fits into a page after the change.
+    /// Returns `true` if each side of a boundary fits into a page after the change. `left_cost` is the cost of the rows
+    /// on the left side.
     fn fits(&self, boundary: usize, left_cost: usize) -> bool {
         self.sides_fit(boundary, self.sides(boundary, left_cost))
     }

@@ -594,7 +594,8 @@ impl NodeMut<'_> {
         Ok(row + suffix.len())
     }
 
-    /// Updates the run, which reveals sorted loads, after a key was inserted at position `index` among `keys` keys.
+    /// Updates the number of consecutive insertions at one end, which reveals sorted loads, after a key was inserted at
+    /// position `index` among `keys` keys.
     #[inline]
     fn count_run(&mut self, index: usize, keys: usize) {
         debug_assert!(index <= keys, "key {index} of {keys} was inserted");
