@@ -35,7 +35,7 @@ use crate::sync::atomic::Ordering;
 #[derive(Debug)]
 pub(crate) struct CountCapture {
     kept: Arc<KeptCounts>,
-    /// All page ids of the keyspace were below this at the checkpoint.
+    /// All page numbers of the keyspace were below this at the checkpoint.
     number_end: u32,
 }
 
@@ -117,8 +117,8 @@ impl KeptCounts {
 pub(crate) struct RestoredCounts(KeptCounts);
 
 impl RestoredCounts {
-    /// Creates counts with this base, for snapshots at or after `horizon`, with room for page ids below `number_end`.
-    /// Returns `None` if there is too little memory.
+    /// Creates counts with this base, for snapshots at or after `horizon`, with room for page numbers below
+    /// `number_end`. Returns `None` if there is too little memory.
     pub(crate) fn new(
         floor: Timestamp,
         horizon: Timestamp,

@@ -585,7 +585,7 @@ impl<'g> Path<'g> {
                 }
                 _ => None,
             };
-            // The page id may have been reused for a different node.
+            // The page number may have been reused for a different node.
             let Some(inner) = found.filter(|inner| inner.level() < level && inner.covers(key)) else {
                 self.pages.clear();
                 return Err(page);

@@ -130,8 +130,8 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins to cache counts, with room for page ids below `number_end`. The caller holds the exclusive epoch latch,
-    /// so no commit is half applied, and `now` is published. Returns `None` if there is too little memory.
+    /// Begins to cache counts, with room for page numbers below `number_end`. The caller holds the exclusive epoch
+    /// latch, so no commit is half applied, and `now` is published. Returns `None` if there is too little memory.
     pub(crate) fn begin(
         &self,
         _epoch_guard: &EpochGuard<'_>,
@@ -230,7 +230,7 @@ impl Counts {
         }
     }
 
-    /// Voids the count under this page id, which is about to be given to a new page.
+    /// Voids the count under this page number, which is about to be given to a new page.
     pub(crate) fn page_created(&self, page: PageId) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {

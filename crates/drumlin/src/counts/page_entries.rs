@@ -78,7 +78,7 @@ impl CountEntries {
         &cells[offset]
     }
 
-    /// Returns the size of the entries for all page ids below `number_end`, in bytes.
+    /// Returns the size of the entries for all page numbers below `number_end`, in bytes.
     pub(super) fn memory_bytes_of(number_end: u64) -> u64 {
         let (level, _) = Self::locate(PageId(number_end.saturating_sub(1).min(u64::from(u32::MAX)) as u32));
         ((FIRST_LEVEL_ENTRIES << (level + 1)) * size_of::<u64>()) as u64
@@ -213,7 +213,7 @@ mod tests {
         assert!(matches!(entries.load(page), CountEntry::Unknown(_)));
     }
 
-    /// Every page id has a cell of its own.
+    /// Every page number has a cell of its own.
     #[test]
     fn every_page_has_a_cell() {
         let mut before = None;

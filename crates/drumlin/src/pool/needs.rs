@@ -44,7 +44,7 @@ pub(crate) struct Wanted {
     pub(super) is_of_scan: bool,
 }
 
-/// The content that a fault expects. An outdated parent may contain a page id that has been reused, so a page with
+/// The content that a fault expects. An outdated parent may contain a page number that has been reused, so a page with
 /// other content is not loaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WantedContent {

@@ -29,8 +29,8 @@ impl<'p> Provider<'p> {
     }
 
     /// Provides the resource that an operation lacks. Returns the page that was brought in, if the operation lacked a
-    /// page. An outdated node may contain a page id that has been reused for a page of a different kind and size, so
-    /// failing to load a page is an error only if it happens twice in a row.
+    /// page. An outdated node may contain a page number that has been reused for a page of a different kind and size,
+    /// so failing to load a page is an error only if it happens twice in a row.
     pub(crate) fn provide<'a>(&'a mut self, needs: &'a Needs) -> Boxed<'a, Result<Option<PageId>>> {
         Box::pin(async move {
             match needs {

@@ -157,7 +157,8 @@ pub(crate) struct PageTable {
     page_count_max: AtomicU64,
 }
 
-/// The allocation of page numbers. A page is free if its entry is `Free`. The counts narrow down the search for free pages.
+/// The allocation of page numbers. A page is free if its entry is `Free`. The counts narrow down the search for free
+/// pages.
 #[derive(Default)]
 struct Allocation {
     /// The number of free pages in each existing chunk.
@@ -194,11 +195,11 @@ impl PageTable {
     }
 
     /// Returns `true` if `page_count` page numbers would be left even after the allocations of all commits in progress.
-    /// Every commit calls this function first, because it must not run out of page numbers once it has its timestamp. O(1),
-    /// without a lock.
+    /// Every commit calls this function first, because it must not run out of page numbers once it has its timestamp.
+    /// O(1), without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
-        /// One in this many page numbers is reserved for commits in progress. That is enough for thousands of the largest
-        /// commits.
+        /// One in this many page numbers is reserved for commits in progress. That is enough for thousands of the
+        /// largest commits.
         const IN_PROGRESS_SHARE: u64 = 64;
         let page_count_max = self.page_count_max.load(Ordering::Relaxed);
         // The memory includes the directory, so this slightly underestimates the number of page numbers left.

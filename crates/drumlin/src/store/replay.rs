@@ -213,8 +213,8 @@ impl Replay<'_> {
         self.apply_batch(&mut batch, newest)
     }
 
-    /// Attaches a bulk load under the page ids that it was written with. Since the checkpoint, replay may have assigned
-    /// these ids to other pages. Those pages are no longer needed, because the keyspace has no rows.
+    /// Attaches a bulk load under the page numbers that it was written with. Since the checkpoint, replay may have
+    /// assigned these ids to other pages. Those pages are no longer needed, because the keyspace has no rows.
     fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
         let engine = self.engine;
         engine.pool.fit_frames(attachment.images.len() as u64 * CHUNK_BYTES)?;

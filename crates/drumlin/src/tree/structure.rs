@@ -148,7 +148,7 @@ impl Tree {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
         let is_there = self.pages.table.load(page) == PageEntry::Immutable(frame);
-        // The page id may have been reused for a large value.
+        // The page number may have been reused for a large value.
         let is_inner = is_there && write[KIND_OFFSET] == Kind::Inner as u8;
         debug_assert!(
             !is_inner || Node::new(&write).level() > 0,

@@ -469,7 +469,7 @@ fn an_emptied_keyspace_takes_a_load() {
     }
 }
 
-/// A keyspace that is filled, emptied and refilled, by loads and by transactions, reuses its page ids. Its rows are
+/// A keyspace that is filled, emptied and refilled, by loads and by transactions, reuses its page numbers. Its rows are
 /// correct afterwards, after reopening and after recovery, regardless of when checkpoints were made.
 #[test]
 fn page_numbers_are_used_again() {

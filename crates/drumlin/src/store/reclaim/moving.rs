@@ -123,7 +123,7 @@ impl Reclaimer<'_> {
             return Ok(false);
         };
         let entry = pages.table.load(page);
-        // If this page id now belongs to a value, the value was written after the segment was closed. So it is in a
+        // If this page number now belongs to a value, the value was written after the segment was closed. So it is in a
         // different segment and does not have to move.
         let is_node = write[KIND_OFFSET] != Kind::Value as u8;
         let is_it = is_node && (entry == PageEntry::Leaf(frame) || entry == PageEntry::Immutable(frame));

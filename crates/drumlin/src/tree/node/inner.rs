@@ -1,8 +1,8 @@
 //! Inner nodes: children, and the separators between them.
 //!
 //! Child `i` covers the keys from separator `i` (inclusive) to separator `i + 1` (exclusive). Child 0 has no separator:
-//! its range begins at the node's lower fence. A child's entry contains only its page id. This makes nodes wide and the
-//! tree low, so each descent reads few inner nodes.
+//! its range begins at the node's lower fence. A child's entry contains only its page number. This makes nodes wide and
+//! the tree low, so each descent reads few inner nodes.
 
 use std::cmp::Ordering;
 use std::ops::Deref;
