@@ -65,10 +65,12 @@ impl Finder {
 const SECONDS_MAX: f64 = 60.0;
 
 /// The sources that drumlin-sim is built from, relative to the root of the workspace.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 8] = [
     "Cargo.lock",
     "crates/drumlin/Cargo.toml",
     "crates/drumlin/src",
+    "crates/drumlin-io/Cargo.toml",
+    "crates/drumlin-io/src",
     "crates/drumlin-sim/Cargo.toml",
     "crates/drumlin-sim/src",
     // The library's manifest lists `drumlin-testing` as a dev-dependency, so the build needs it.
@@ -299,7 +301,21 @@ pub fn processor_time() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::place_of;
+    use std::fs;
+
+    use super::{SOURCES, place_of, workspace};
+
+    /// Each crate of the workspace that a copied crate depends on is copied, too: otherwise no planted bug is built.
+    #[test]
+    fn copies_have_all_their_crates() {
+        for manifest in SOURCES.iter().filter_map(|source| source.strip_suffix("/Cargo.toml")) {
+            let text = fs::read_to_string(workspace().join(manifest).join("Cargo.toml")).unwrap();
+            for dependency in text.split("path = \"../").skip(1).filter_map(|rest| rest.split('"').next()) {
+                let folder = format!("crates/{dependency}");
+                assert!(SOURCES.iter().any(|source| source.starts_with(&folder)), "{manifest} needs {folder}");
+            }
+        }
+    }
 
     /// The seed or disk change is parsed from both kinds of reports.
     #[test]

@@ -8,8 +8,7 @@
 //! # Invariants
 //! 1. The undo records of a leaf are read and changed only under the leaf's latch, and ascend by timestamp.
 //! 2. Undo records belong to a page number and survive the eviction of the page. When a split or merge moves rows,
-//! their
-//!    undo records move with them.
+//!    their undo records move with them.
 //! 3. An undo record is dropped once the visible horizon and every registered snapshot have passed its commit. If they
 //!    have passed the commit before it unlatches the leaf, the commit adds no undo record.
 //! 4. If only undo records refer to a large value, its pages are freed with these records. Checkpoints list such
