@@ -254,7 +254,7 @@ impl Client {
         let (taken, created, taken_again, load) = self.elsewhere(begin).await;
         self.settle(taken, created, true, Call::Plain, None)?;
         // The load may fail after it has created its keyspace, or because another client has dropped the keyspace.
-        if let Err(Error::MemoryInUse { .. } | Error::KeyspaceNotEmpty { .. } | Error::KeyspaceDropped { .. }) = &load {
+        if let Err(Error::MemoryInUse { .. } | Error::KeyspaceDropped { .. }) = &load {
             if taken_again > 0 {
                 self.session.model.answer(taken_again, true);
                 return Ok(());
@@ -298,7 +298,7 @@ impl Client {
             recorded(&model, move |_| operation, || inserted.and_then(|()| load.finish().map(drop)))
         };
         let (taken, result) = self.elsewhere(finish).await;
-        if taken == 0 && matches!(result, Err(Error::KeyspaceDropped { .. } | Error::KeyspaceNotEmpty { .. })) {
+        if taken == 0 && matches!(result, Err(Error::KeyspaceDropped { .. })) {
             return Ok(());
         }
         self.settle(taken, result, true, Call::Transaction, Some(space))?;

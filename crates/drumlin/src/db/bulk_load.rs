@@ -1,4 +1,4 @@
-//! Bulk loads: filling an empty keyspace atomically.
+//! Bulk loads: adding many rows to a keyspace atomically.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -28,10 +28,17 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// Readers and writers of the keyspace continue during the load. Snapshots that were opened before the commit do not
 /// see the rows.
 ///
-/// The keyspace must be empty when the load begins and when it is finished, and must not be in use: a load into a
-/// keyspace with rows fails with [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty), as described at
-/// [`finish`](BulkLoad::finish). Add rows to such a keyspace with transactions. A keyspace whose rows have all been
-/// removed counts as empty.
+/// The keyspace may have rows, and may be in use. The load is an upsert: a loaded row replaces an existing row with the
+/// same key. The load locks no rows and waits for no transaction. A transaction that began before the load's commit and
+/// has changed a row that the load also has, or is serializable and has read one, fails with
+/// [`Conflict`](crate::Error::Conflict) when it commits. So does a call that reads a row and changes it, like
+/// [`update`](crate::Keyspace::update), if the load's commit came in between.
+///
+/// If the keyspace is empty for all readers and none of its rows is locked, the tree becomes the keyspace's tree.
+/// Otherwise the tree becomes a *run* above it. Reads consult both, and a background thread moves the run's rows into
+/// the keyspace's pages. The thread waits while a snapshot from before the load is open. Until it is done,
+/// [`count`](crate::Keyspace::count) reads the rows of its range. A keyspace has up to four runs;
+/// [`finish`](BulkLoad::finish) moves the rows of the oldest one itself if there would be more.
 ///
 /// A load takes memory from the pages' part of the budget: two write buffers (256 KiB each; with a small budget or
 /// during other loads, as little as 64 KiB or two pages each), six pages, and 160 KiB or ten pages for sorting. Like
@@ -245,10 +252,6 @@ impl BulkLoad {
     /// afterwards. O(pages); commits wait about a millisecond for each gigabyte that was loaded.
     ///
     /// # Errors
-    /// [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace received rows during the load, had rows
-    /// that an open snapshot still sees, or has a row locked by a transaction. Remove the cause and repeat the load, or
-    /// insert the rows with transactions.
-    ///
     /// [`DiskFull`](crate::Error::DiskFull); [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed);
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
@@ -313,9 +316,9 @@ fn ended() -> Error {
 }
 
 impl Database {
-    /// Begins a load of many rows into an empty keyspace. Creates the keyspace, with the default page size, if it does
-    /// not exist. See [`BulkLoad`]. Any number of loads can run concurrently. If two of them load into the same
-    /// keyspace, the one that finishes first succeeds, and the other fails.
+    /// Begins a load of many rows into a keyspace, which may have rows. Creates the keyspace, with the default page
+    /// size, if it does not exist. See [`BulkLoad`]. Any number of loads can run concurrently. If two of them load a row
+    /// with the same key, the row of the load that finishes last remains.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -327,9 +330,8 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the
-    /// keyspace has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this
-    /// call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
+    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another
+    /// thread drops the keyspace during this call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
     /// budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;

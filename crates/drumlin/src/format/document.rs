@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
+use super::catalogue::{Catalogue, KeyspaceEntry, Orphan, RunEntry};
 use super::extent::Kind;
 use super::record::{AttachedRoot, Attachment, Operation, SegmentRun};
 use super::{
-    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, advice,
-    extent, log, node, record, summary,
+    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
+    ValueId, advice, extent, log, node, record, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -246,6 +246,16 @@ fn operations_are_as_documented() {
             }),
             vec![6, 9, 1000, extent.address.to_bits(), 1, 1, 3],
         ),
+        (
+            "7 attach run",
+            Operation::Attach(Attachment {
+                rows: 1000,
+                root: AttachedRoot::Run(PageId(77)),
+                images: vec![(7, extent)],
+                segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: SegmentUse(1) }; 3],
+            }),
+            vec![7, 9, 1000, 77, 1, 3],
+        ),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();
@@ -259,7 +269,13 @@ fn operations_are_as_documented() {
 fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
     let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
-    let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![address], runs: Vec::new() };
+    let entry = KeyspaceEntry {
+        id: KeyspaceId(7),
+        page_bytes: 4096,
+        name: "name".into(),
+        chunks: vec![address],
+        runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec() }],
+    };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
         next_keyspace: 8,
@@ -276,10 +292,13 @@ fn the_catalogue_is_as_documented() {
     compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
     assert_eq!(bytes[26..30], *b"name");
     assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
-    assert_eq!(bytes[46..54], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[58..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[78..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 90);
+    assert_eq!(bytes[42..46], 1u32.to_le_bytes());
+    compare_sample("A run above a tree", &bytes[46..], &[6, 55, 3]);
+    assert_eq!(bytes[60..63], *b"key");
+    assert_eq!(bytes[67..75], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[79..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[99..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 111);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

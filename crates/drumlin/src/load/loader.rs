@@ -37,9 +37,9 @@ const WRITE_BUFFERS: u64 = 2;
 /// The smallest write buffer. A buffer also holds at least two pages.
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 
-/// Memory that a load needs in addition to its write buffers, in pages: the pending rows of each level, the page being
-/// packed, its encoded extent, and the root.
-const LOAD_PAGES: u64 = 7;
+/// Memory that a load needs in addition to its write buffers, in pages: the pending rows of each level, the page that
+/// is being packed, and its encoded extent. The root takes the place of the pending rows.
+const LOAD_PAGES: u64 = 6;
 
 /// Memory for each run of a merge, in pages. If there is not enough memory for all runs, they are first merged in
 /// groups of at least two.

@@ -605,8 +605,13 @@ mod tests {
 
     fn catalogue(orphan_count: u32, keyspace_count: u32) -> Catalogue {
         let orphan = |first_page| Orphan { keyspace: KeyspaceId(1), first_page: PageId(first_page), page_count: 1 };
-        let keyspace =
-            |id| KeyspaceEntry { id: KeyspaceId(id), page_bytes: 4096, name: format!("{id:0255}"), chunks: Vec::new(), runs: Vec::new() };
+        let keyspace = |id| KeyspaceEntry {
+            id: KeyspaceId(id),
+            page_bytes: 4096,
+            name: format!("{id:0255}"),
+            chunks: Vec::new(),
+            runs: Vec::new(),
+        };
         Catalogue {
             next_keyspace: 1 + keyspace_count,
             next_value: ValueId(1),

@@ -55,7 +55,13 @@ pub(crate) struct Runs {
 
 impl Runs {
     pub(super) fn new() -> Runs {
-        Runs { newest: AtomicU64::new(0), attached_at: AtomicU64::new(0), folded_at: AtomicU64::new(0), list: RwLock::default(), folding: Mutex::default() }
+        Runs {
+            newest: AtomicU64::new(0),
+            attached_at: AtomicU64::new(0),
+            folded_at: AtomicU64::new(0),
+            list: RwLock::default(),
+            folding: Mutex::default(),
+        }
     }
 
     /// Returns the timestamp of the newest run, or 0 if there is none. A leaf with a lower timestamp may lack rows of

@@ -312,7 +312,9 @@ impl Store {
         let rows = [row];
         let mut begun = None;
         if let Ok(lock) = RowLock::try_new(&self.engine.locks, owner, row.tree.pages.id, row.key) {
-            if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key), RowsSeen::Nothing, durability)? {
+            if let Some(applied) =
+                self.engine.commit_at_once(&rows, lock_bytes(row.key), RowsSeen::Nothing, durability)?
+            {
                 self.end_locks(lock);
                 return self.engine.settle(mode, &rows, applied, durability).await.map(drop);
             }

@@ -18,6 +18,13 @@ pub(crate) struct Piece<'t> {
     pub(crate) upper: Option<Vec<u8>>,
 }
 
+impl Piece<'_> {
+    /// Returns the number of rows; `of_tree` is the leaf in the tree.
+    pub(crate) fn row_count(&self, of_tree: &[u8]) -> usize {
+        rows_between(&self.page.leaf(of_tree), self.lower.as_deref(), self.upper.as_deref()).len()
+    }
+}
+
 /// The page that has the rows of a [`Piece`], and maybe others. It is a leaf, possibly one without fences.
 pub(crate) enum PiecePage<'t> {
     /// The runs have no rows here.
@@ -140,7 +147,8 @@ impl<'l> Merged<'l> {
         prefix_bytes: usize,
     ) -> (usize, Option<Vec<u8>>) {
         let page_bytes = self.sources[0].page_bytes();
-        let fences_bytes = |upper: Option<&[u8]>| SLOTS_OFFSET + [lower, upper].iter().flatten().map(|key| key.len()).sum::<usize>();
+        let fences_bytes =
+            |upper: Option<&[u8]>| SLOTS_OFFSET + [lower, upper].iter().flatten().map(|key| key.len()).sum::<usize>();
         let sizes: Vec<usize> = self.rows[start..].iter().map(|row| self.row_bytes(*row, prefix_bytes)).collect();
         let total: usize = sizes.iter().sum();
         if fences_bytes(end) + total <= page_bytes {
@@ -478,7 +486,9 @@ impl Tree {
             }
             let read = self.read_run_leaf(run, Target::At(&from))?;
             let leaf = Leaf::new(&read);
-            bytes += rows_between(&leaf, Some(&from), upper).map(|index| SLOT_BYTES + leaf.row(index).0.len()).sum::<usize>();
+            bytes += rows_between(&leaf, Some(&from), upper)
+                .map(|index| SLOT_BYTES + leaf.row(index).0.len())
+                .sum::<usize>();
             leaves.push(read.to_vec());
             match leaf.upper_fence() {
                 Some(fence) => from = fence.to_vec(),

@@ -35,7 +35,11 @@ fn some_rows(random: &mut Random, end: u64, count: u64) -> Model {
     let start = random.below(end);
     (0..1 + random.below(count))
         .map(|_| {
-            let value = if random.one_in(100) { some_value(random) } else { vec![random.below(256) as u8; random.below(90) as usize] };
+            let value = if random.one_in(100) {
+                some_value(random)
+            } else {
+                vec![random.below(256) as u8; random.below(90) as usize]
+            };
             (key((start + random.below(width)) % end), value)
         })
         .collect()
@@ -49,9 +53,7 @@ fn owned(row: drumlin::Result<(drumlin::Value, drumlin::Value)>) -> (Vec<u8>, Ve
 fn compare(reader: &Reader, keyspace: &Keyspace, rows: &Model, random: &mut Random, place: &str) {
     let cloned = |(key, value): (&Vec<u8>, &Vec<u8>)| (key.clone(), value.clone());
     assert!(reader.iter(keyspace).map(owned).eq(rows.iter().map(cloned)), "{place}: forward");
-    println!("{place}: forward is right");
     assert!(reader.iter(keyspace).rev().map(owned).eq(rows.iter().rev().map(cloned)), "{place}: backward");
-    println!("{place}: backward is right");
     assert_eq!(reader.count(keyspace, ..).unwrap(), rows.len() as u64, "{place}: count");
     let mut keys = Vec::new();
     for _ in 0..40 {
@@ -77,7 +79,8 @@ fn compare(reader: &Reader, keyspace: &Keyspace, rows: &Model, random: &mut Rand
         let mut from_both = (Vec::new(), Vec::new());
         let mut found = found.map(owned);
         loop {
-            let (next, to) = if random.one_in(2) { (found.next(), &mut from_both.0) } else { (found.next_back(), &mut from_both.1) };
+            let (next, to) =
+                if random.one_in(2) { (found.next(), &mut from_both.0) } else { (found.next_back(), &mut from_both.1) };
             let Some(row) = next else { break };
             to.push(row);
         }
@@ -104,9 +107,7 @@ fn loads_into_keyspaces_with_rows_are_like_other_commits() {
         let mut seen: Vec<Seen> = Vec::new();
         for step in 0..60 {
             let place = format!("seed {seed}, step {step}");
-            let op = random.below(12);
-            println!("{place}: {op}, {} rows, {} seen", rows.len(), seen.len());
-            match op {
+            match random.below(12) {
                 0..3 => {
                     if random.one_in(2) && seen.len() < 3 {
                         seen.push((db.snapshot(), rows.clone()));
@@ -182,6 +183,185 @@ fn loads_into_keyspaces_with_rows_are_like_other_commits() {
     }
 }
 
-fn _unused() -> (Option<Error>, Isolation, TxOptions) {
-    (None, Isolation::Snapshot, TxOptions::default())
+/// A database with a keyspace of 300 rows.
+fn filled(disk: &Disk) -> (Database, Keyspace, Model) {
+    let db = config(disk).open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let rows: Model = (0..300).map(|number| (key(number), vec![1; 40])).collect();
+    rows.iter().for_each(|(key, value)| keyspace.insert_with(key, value, Durability::Relaxed).unwrap());
+    db.sync().unwrap();
+    (db, keyspace, rows)
+}
+
+/// Transactions that have locked or read rows of a load that is attached before they commit conflict with it, and others
+/// do not.
+#[test]
+fn a_load_conflicts_with_those_who_use_its_rows() {
+    for is_folded in [false, true] {
+        let disk = Disk::new(Medium::default(), 1);
+        let (db, keyspace, _) = filled(&disk);
+        let loaded: Model = (100..200).step_by(2).map(|number| (key(number), vec![2; 30])).collect();
+        let begin = |isolation| db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
+        let is_conflict = |result: drumlin::Result<drumlin::Timestamp>| match result {
+            Ok(_) => false,
+            Err(Error::Conflict { .. }) => true,
+            Err(other) => panic!("{other:?}"),
+        };
+        let mut writes = begin(Isolation::Snapshot);
+        writes.insert(&keyspace, key(110), "").unwrap();
+        let mut writes_another = begin(Isolation::Snapshot);
+        writes_another.insert(&keyspace, key(111), "").unwrap();
+        let mut reads = begin(Isolation::Serializable);
+        assert!(reads.get(&keyspace, key(120)).unwrap().is_some());
+        reads.insert(&keyspace, key(1), "").unwrap();
+        let mut scans = begin(Isolation::Serializable);
+        assert_eq!(scans.range(&keyspace, key(130)..key(133)).count(), 3);
+        scans.insert(&keyspace, key(3), "").unwrap();
+        let mut scans_others = begin(Isolation::Serializable);
+        assert_eq!(scans_others.range(&keyspace, key(210)..key(220)).count(), 10);
+        assert!(scans_others.get(&keyspace, key(121)).unwrap().is_some());
+        scans_others.insert(&keyspace, key(5), "").unwrap();
+        let mut locks = begin(Isolation::ReadCommitted);
+        assert!(locks.get_for_update(&keyspace, key(140)).unwrap().is_some());
+        locks.insert(&keyspace, key(140), "").unwrap();
+        load(&db, "k", &loaded).unwrap();
+        let mut late = begin(Isolation::Snapshot);
+        late.insert(&keyspace, key(160), "late").unwrap();
+        late.commit().unwrap();
+        if is_folded {
+            // A commit folds the leaves that it changes, even if snapshots are older.
+            for number in 100..200 {
+                keyspace.insert([&key(number)[..], b"x"].concat(), "").unwrap();
+                keyspace.remove([&key(number)[..], b"x"].concat()).unwrap();
+            }
+        }
+        assert!(is_conflict(writes.commit()), "folded {is_folded}: a write");
+        assert!(!is_conflict(writes_another.commit()), "folded {is_folded}: a write of another row");
+        assert!(is_conflict(reads.commit()), "folded {is_folded}: a read");
+        assert!(is_conflict(scans.commit()), "folded {is_folded}: a scan");
+        assert!(is_conflict(locks.commit()), "folded {is_folded}: a lock");
+        let is_disturbed = is_conflict(scans_others.commit());
+        assert!(!is_disturbed, "folded {is_folded}: reads of other rows");
+        let updated = keyspace.update(key(180), |was| {
+            load(&db, "k", &loaded).unwrap();
+            was.map(|was| [was, b"!"].concat())
+        });
+        assert!(matches!(updated, Err(Error::Conflict { .. })), "folded {is_folded}: {updated:?}");
+        assert_eq!(keyspace.get(key(180)).unwrap().unwrap(), [2; 30]);
+    }
+}
+
+/// Keyspaces are cleared, dropped, closed and opened, also for reading only, with rows in runs.
+#[test]
+fn runs_that_are_not_folded_are_kept() {
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace, mut rows) = filled(&disk);
+    let snapshot = db.snapshot();
+    for round in 0..3 {
+        let loaded: Model = (round * 50..500).step_by(3).map(|number| (key(number), vec![round as u8; 30])).collect();
+        load(&db, "k", &loaded).unwrap();
+        rows.extend(loaded);
+    }
+    let mut random = Random(1);
+    compare(&db.snapshot(), &keyspace, &rows, &mut random, "before closing");
+    // The snapshot keeps the runs from being folded.
+    db.close().unwrap();
+    drop((keyspace, snapshot));
+    let db = config(&disk).read_only(true).open("/db").unwrap();
+    compare(&db.snapshot(), &db.existing_keyspace("k").unwrap(), &rows, &mut random, "read only");
+    let report = db.check().unwrap();
+    assert_eq!((report.corruption.len(), report.rows), (0, rows.len() as u64), "{report:#?}");
+    drop(db);
+    assert!(config(&disk).examine("/db").unwrap().corruption.is_empty());
+    let db = config(&disk).open("/db").unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let snapshot = db.snapshot();
+    compare(&db.snapshot(), &keyspace, &rows, &mut random, "reopened");
+    load(&db, "k", &rows).unwrap();
+    keyspace.clear().unwrap();
+    assert_eq!(keyspace.iter().count(), 0);
+    compare(&snapshot, &keyspace, &rows, &mut random, "before the keyspace was cleared");
+    keyspace.insert("a", "1").unwrap();
+    load(&db, "k", &rows).unwrap();
+    db.drop_keyspace("k").unwrap();
+    drop(snapshot);
+    db.checkpoint().unwrap();
+    assert!(db.check().unwrap().corruption.is_empty());
+    let live_bytes = db.stats().live_bytes;
+    assert!(live_bytes < 64 << 10, "{live_bytes} bytes are left of a dropped keyspace");
+}
+
+/// Once the last snapshot from before a load is closed, the load is folded in the background, and its pages are freed.
+#[test]
+fn a_run_is_folded_in_the_background() {
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace, mut rows) = filled(&disk);
+    let loaded: Model = (0..4000).map(|number| (key(number * 2), vec![3; 50])).collect();
+    load(&db, "k", &loaded).unwrap();
+    rows.extend(loaded);
+    let mut pages = Vec::new();
+    while pages.len() < 500
+        && !(pages.len() > 20 && pages[pages.len() - 10..].iter().all(|count| count == pages.last().unwrap()))
+    {
+        pages.push(db.keyspaces()[0].page_count);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    db.checkpoint().unwrap();
+    compare(&db.snapshot(), &keyspace, &rows, &mut Random(2), "folded");
+    let report = db.check().unwrap();
+    assert!(report.corruption.is_empty(), "{report:#?}");
+    let bytes: usize = rows.iter().map(|(key, value)| key.len() + value.len() + 12).sum();
+    assert!(db.stats().live_bytes < 2 * bytes as u64, "{} bytes for {bytes}", db.stats().live_bytes);
+}
+
+/// A power cut after any write or sync of a load into a keyspace with rows, of commits beside it and of the fold leaves
+/// all of the load or nothing, and every acknowledged commit.
+#[test]
+fn a_power_cut_leaves_all_of_a_run_or_nothing() {
+    let disk = Disk::new(Medium::default(), 7);
+    disk.record();
+    let (db, keyspace, before) = filled(&disk);
+    db.checkpoint().unwrap();
+    let began = disk.change_count();
+    let mut loaded: Model = (0..700).map(|number| (key(number * 2), vec![3; 50])).collect();
+    loaded.insert(key(77), Random(2).bytes(100_000));
+    load(&db, "k", &loaded).unwrap();
+    let attached = disk.change_count();
+    keyspace.insert(key(10), "changed").unwrap();
+    keyspace.remove(key(600)).unwrap();
+    let changed = disk.change_count();
+    db.checkpoint().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    db.checkpoint().unwrap();
+    disk.turn_off();
+    let changes = disk.recorded();
+    let after: Model = before.iter().chain(&loaded).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let mut medium = Medium::default();
+    let mut random = Random(number("DRUMLIN_TEST_SEED", 5));
+    for moment in 1..=changes.len() as u64 {
+        medium.apply(&changes[moment as usize - 1]);
+        if moment < began || moment % 3 != 0 && moment > attached {
+            continue;
+        }
+        let loss = Loss::ALL[random.below(4) as usize];
+        let cut = Disk::new(medium.cut(loss, &mut sim::Random(random.next())), 1);
+        let place = format!("after {moment} of {} changes", changes.len());
+        let db = config(&cut).open("/db").unwrap_or_else(|error| panic!("{place}: {error}"));
+        let keyspace = db.keyspace("k").unwrap();
+        let is_loaded = keyspace.get(key(1398)).unwrap().is_some();
+        assert!(is_loaded || moment < attached, "{place}: an acknowledged load is missing");
+        let mut expected = if is_loaded { after.clone() } else { before.clone() };
+        if keyspace.get(key(10)).unwrap().unwrap() == b"changed"[..] {
+            expected.insert(key(10), b"changed".to_vec());
+        }
+        if is_loaded && keyspace.get(key(600)).unwrap().is_none() {
+            expected.remove(&key(600));
+        }
+        assert!(moment < changed || expected[&key(10)] == b"changed", "{place}: an acknowledged commit is missing");
+        assert!(moment < changed || !expected.contains_key(&key(600)), "{place}: an acknowledged removal is missing");
+        compare(&db.snapshot(), &keyspace, &expected, &mut random, &place);
+        db.checkpoint().unwrap();
+        let report = db.check().unwrap();
+        assert!(report.corruption.is_empty(), "{place}: {report:#?}");
+    }
 }

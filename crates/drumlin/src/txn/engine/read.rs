@@ -566,9 +566,7 @@ impl<L> Engine<L> {
             if tree.pages.load_gate.is_loaded_since(snapshot) {
                 return Ok(Some(true));
             }
-            if tree.pages.runs.newest() > snapshot
-                && tree.have_runs_key(snapshot, key, Some(&[key, &[0]].concat()))?
-            {
+            if tree.pages.runs.newest() > snapshot && tree.have_runs_key(snapshot, key, Some(&[key, &[0]].concat()))? {
                 return Ok(Some(true));
             }
             if Leaf::new(&page).newest() <= snapshot {
