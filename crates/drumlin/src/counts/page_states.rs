@@ -538,7 +538,7 @@ mod tests {
     fn states_give_way() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
         let limit = budget.limit_bytes(Account::States);
-        // A load alone would leave enough memory for the states, so in its case page tables use some too.
+        // A load alone would leave enough memory for the states, so let page tables use some too.
         for (account, tables_bytes) in [(Account::Tables, 0), (Account::Loads, limit * 3 / 4)] {
             budget.take(Account::Tables, tables_bytes);
             let reductions = Reductions::new(Timestamp(1), &budget);

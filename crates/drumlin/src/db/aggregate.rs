@@ -81,7 +81,7 @@ struct LeafCopy {
     key: Vec<u8>,
 }
 
-/// The way to continue after the rows of a leaf.
+/// The step that follows the rows of a leaf.
 enum Next {
     Leaf,
     /// The next rows can only be read by a scan.

@@ -121,7 +121,8 @@ impl Rows<'_> {
             return Ok(count);
         }
         // Pass the snapshot explicitly. Otherwise, if it is ended, the scan of a read-committed transaction would
-        // continue at a newer snapshot. A count must be as of one commit, so the caller starts over instead.
+        // continue at a newer snapshot. All steps of a count must see the same commit, so the caller starts over
+        // instead.
         let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }

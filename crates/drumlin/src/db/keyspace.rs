@@ -350,7 +350,7 @@ impl Keyspace {
     /// bytes per page, and commits record the keys of the rows that they insert and remove. Counts and recorded keys
     /// together use at most an eighth of the memory for pages. A [bulk load](crate::BulkLoad) and a
     /// [check](crate::Database::check) also produce counts. Checkpoints and closing write the counts to a file, so even
-    /// the first count after reopening does not have to visit the leaves. If this memory fills up before the next
+    /// the first count after reopening does not have to visit the leaves. If their memory fills up before the next
     /// count, the counts are dropped. A count has to visit the leaves of its range if there is no memory for counts, or
     /// if its snapshot is older than them. The answer is always exact.
     ///

@@ -507,7 +507,7 @@ impl Steps for Readers {
 /// part of a corrupted database. Created by [`Range::salvage`].
 ///
 /// Each corrupted leaf is a gap. A corrupted inner node is a single gap for all leaves beneath it. A corrupted large
-/// value is a gap for its row. Iterating costs as much as with the range, plus O(log n) for each gap. Unreadable pages
+/// value is a gap for its row. Costs as much as iterating over the range, plus O(log n) for each gap. Unreadable pages
 /// are reported as gaps, not errors. The iterator ends after its first error.
 ///
 /// ```

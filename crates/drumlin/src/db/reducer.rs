@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-/// The reason why a reducer cannot reduce a row or combine states: any error type, or a text.
+/// The reason why a reducer cannot reduce a row or combine states: any error type, or a string.
 ///
 /// ```
 /// use drumlin::ReduceError;
@@ -91,7 +91,7 @@ pub trait Reducer: Send + Sync + 'static {
     /// below 32 MiB.
     fn name(&self) -> Cow<'_, str>;
 
-    /// Returns the state of no rows.
+    /// Returns the state of an empty range.
     fn identity(&self) -> Self::State;
 
     /// Returns the state of one row.
@@ -100,13 +100,13 @@ pub trait Reducer: Send + Sync + 'static {
     /// Fails if the row has no state, in which case the call that reduces the row also fails.
     fn row(&self, key: &[u8], value: &[u8]) -> Result<Self::State, ReduceError>;
 
-    /// Returns the length of the longest prefix of a value that [`row`](Reducer::row) needs. By default this is the
+    /// Returns the maximum number of leading bytes of a value that [`row`](Reducer::row) needs. The default is the
     /// whole value. [`row`](Reducer::row) receives no more bytes than this. If a value is stored outside of its leaf,
-    /// no more of it is read.
+    /// only these bytes are read.
     ///
     /// The memory for reading such values is part of the memory budget: aggregates and writers of values over 64 KiB
     /// share a thirty-second of it, and wait for each other. Values that are longer than this share are read one at a
-    /// time. Their excess does not count towards the budget, like a value that `get` returns.
+    /// time. Like a value that `get` returns, their excess does not count towards the budget.
     fn prefix_bytes(&self) -> usize {
         usize::MAX
     }

@@ -1,5 +1,5 @@
-//! White-box tests of values with extents of their own (their last readers, the memory into which they are read, and
-//! how they are moved), of memory limits, and of waiting.
+//! White-box tests of values with extents of their own (when they are freed, how they are read and moved), of memory
+//! limits, and of waiting.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -372,8 +372,8 @@ fn an_extent_of_another_origin_is_damage() {
     );
 }
 
-/// A lost write may leave behind an extent of the same page from this many checkpoints ago. Reads detect it, because
-/// the numbers that distinguish extents do not wrap around.
+/// A lost write may leave behind an extent of the same page from many checkpoints ago. Reads detect it, because the
+/// numbers that distinguish extents do not wrap around.
 #[test]
 fn an_extent_from_long_before_is_damage() {
     for checkpoint_count in [1, 126, 127, 128, 129] {
@@ -727,8 +727,8 @@ fn an_idle_database_gives_its_space_back() {
     let rounds = (0..20).take_while(|_| store.reclaim(&[Goal::ShortenIdleFile]).unwrap().is_shorter).count();
     let after = usage();
     assert!(rounds > 0 && rounds < 20, "{rounds} rounds: {before:?}, then {after:?}");
-    // Some segments stay free for the next checkpoints. The number of free segments before depends on the checkpoints
-    // that were made: after one of them, cleaning may have returned some segments.
+    // Some segments stay free for the next checkpoints. Do not compare with the number of free segments before packing:
+    // it depends on the checkpoints made so far, because cleaning may have returned segments after one of them.
     let kept_count = store.engine.space.state().kept_segments();
     assert!(after.free_count <= kept_count, "{kept_count} are kept: {before:?}, then {after:?}");
     assert!(after.segment_count < before.segment_count, "{before:?}, then {after:?}");

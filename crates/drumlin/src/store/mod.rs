@@ -62,8 +62,8 @@ use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
 
-/// The length up to which the prefix of a value needs no extra memory: it fits into the copy of a leaf that every
-/// reduction has anyway.
+/// The maximum length of a value's prefix that needs no extra memory: it fits into the copy of a leaf that every
+/// reduction holds anyway.
 const REDUCED_BYTES_FREE: u64 = 4 << 10;
 
 impl Store {
@@ -403,8 +403,8 @@ impl Store {
             || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
     }
 
-    /// Reserves memory for a chunk that a source will fill. Waits if there is no memory left: the sources of other
-    /// calls may be slow, and hold theirs for long.
+    /// Reserves memory for a chunk that a source will fill. Waits if no memory is left, because other calls with slow
+    /// sources may hold theirs for a long time.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         self.check_writable()?;
         self.engine.source_memory(mode).await

@@ -27,8 +27,8 @@ use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{Boxed, WaitMode};
 use node::{Inner, LeafMut, Node};
 
-/// Observes structure changes on behalf of data that is about pages but not stored in them: row counts and old
-/// versions. Each keyspace's tree is created with its observer. All calls are made under the shared epoch latch.
+/// Observes structure changes for data that describes pages but is stored outside of them: row counts and old versions.
+/// Each keyspace's tree is created with its observer. All calls are made under the shared epoch latch.
 pub(crate) trait RowObserver: Send + Sync {
     /// A new page is about to be published under this id, which may have belonged to an earlier page.
     fn page_created(&self, page: PageId);
@@ -367,8 +367,8 @@ impl Tree {
     }
 
     /// Latches the target's leaf shared in the frame where it was [located](Self::locate), if it is still there. The
-    /// descent's reclaim guard has ended by now, so the frame may have been reused: what the leaf is and which keys it
-    /// covers is checked under the latch.
+    /// descent's reclaim guard has ended by now, so the frame may have been reused. So this function checks under the
+    /// latch that the frame still holds the page and that the page covers the target.
     #[inline]
     pub(crate) fn read_leaf_at(
         &self,

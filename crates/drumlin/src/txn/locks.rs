@@ -345,8 +345,8 @@ impl LockTable {
     }
 
     /// Gives up waiting. Returns `true` if the caller has received the lock in the meantime and must release it.
-    /// Returns `false` if that lock is an exclusive one that replaced the caller's own shared lock: the caller had a
-    /// lock before, and keeps it.
+    /// Returns `false` if that lock upgraded the caller's own shared lock, because the caller keeps the lock that it
+    /// held before.
     pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);

@@ -313,8 +313,8 @@ impl Reads<'_> {
         self.snapshot.check()
     }
 
-    /// Returns an error if a version that was spilled before the commit began shows that a row has changed which lies
-    /// between two fences and which the transaction has read.
+    /// Returns an error if the transaction has read a row between two fences that has changed since, according to a
+    /// version that was spilled before the commit began.
     pub(crate) async fn validate_spilled(
         &self,
         mode: WaitMode<'_>,

@@ -92,7 +92,8 @@ impl Index {
         found.map(|at| (part, at)).map_err(|at| (part, at))
     }
 
-    /// If `key` does not begin with the shared bytes, shortens them, and at least by half, so that this rarely happens.
+    /// If `key` does not begin with the shared bytes, shortens them to at most half their length, so that this rarely
+    /// happens.
     fn share<'k>(&mut self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) {
         let Some(first) = self.parts.first().map(|part| part[0]) else {
             self.shared_bytes = key.len();
@@ -110,7 +111,7 @@ impl Index {
         }
     }
 
-    /// Makes an entry the newest of its key. Returns the entry that it replaces.
+    /// Makes an entry the newest for its key. Returns the entry that it replaces.
     fn insert<'k>(&mut self, entry: u32, key_of: impl Fn(u32) -> &'k [u8]) -> Option<u32> {
         let key = key_of(entry);
         self.share(key, &key_of);
@@ -246,8 +247,8 @@ impl WriteSet {
         self.row_count > row_count || self.record_bytes > record_bytes
     }
 
-    /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Only if the size is
-    /// near the limit, looks up the change that the new one would replace.
+    /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Looks up the change
+    /// that the new one would replace only if the size is near the limit.
     pub(crate) fn record_bytes_above(
         &self,
         limit_bytes: usize,

@@ -44,7 +44,7 @@ pub struct CompactReport {
     pub duration: Duration,
 }
 
-/// A goal of reclaiming space: the state that is to be reached.
+/// A goal of the reclaimer: the state to be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// At most [`WASTE_SHARE_MAX`] of the used space is waste.
@@ -76,7 +76,8 @@ const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
 /// The share of waste above which segments are emptied with their own checkpoints: twice [`WASTE_SHARE_MAX`].
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const URGENT_SHARE_MIN: f64 = 0.45;
-/// The bytes in use, in segments, below which waste is not limited: a single open segment would be 1/16 of them.
+/// Waste is not limited while fewer bytes are in use than this many segments hold: a single open segment would be 1/16
+/// of them.
 const WASTEFUL_SEGMENTS_MIN: u64 = 16;
 /// The share of live bytes above which a segment is not emptied, because extents of up to 256 KiB cannot be packed more
 /// tightly.
@@ -86,7 +87,7 @@ const LIVE_SHARE_MAX: f64 = 0.80;
 const TABLES_SHARE_MAX: f64 = 0.25;
 /// The minimum number of free segments for which giving them back is worth the moves.
 const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
-/// Giving segments back is worth the moves if the free ones are at least one in this many of the file's segments.
+/// Giving segments back is worth the moves if at least one in this many of the file's segments is free.
 const GIVEN_BACK_SHARE_MIN: u64 = 16;
 /// The maximum number of segments emptied in one pass. A single scan of the page tables finds the live extents of all
 /// of them.
@@ -168,7 +169,7 @@ impl Store {
 
     /// Gives the free segments of a failed load back to the file system, except for as many segments as were free
     /// before the load. If the disk was full and the load had to wait, checkpoints may have written segments after
-    /// those of the load. Then this moves the extents at the end of the file to its front.
+    /// those of the load. In that case, this function moves the extents at the end of the file to its front.
     pub(crate) fn give_back_load(&self, free_segments_before: u64) {
         let space = &self.engine.space;
         let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {
@@ -299,7 +300,7 @@ impl<'s> Reclaimer<'s> {
         let segments = &space.segments;
         let usage = segments.usage();
         let unneeded_count = self.unneeded.push(segments.take_unneeded()).min(usage.free_count);
-        // These segments have been free for long, so half the usual gain justifies the moves.
+        // These segments have been free for a long time, so half the usual gain justifies the moves.
         if !self.store.is_worth_giving_back(2 * unneeded_count) || unneeded_count < GIVEN_BACK_SEGMENTS_MIN {
             return Ok(None);
         }
