@@ -103,9 +103,9 @@ impl Seek {
         &self.own[index_of(lower)..upper.map_or(self.own.len(), index_of)]
     }
 
-    /// Passes an interval with `rows` rows plus `changes` net insertions, and returns `true`. If the interval has the
-    /// row sought, returns `false` instead. Returns `None` if the sum is negative, which shows that `rows` was counted
-    /// in a different interval.
+    /// Passes an interval with `rows` rows plus `changes` net insertions, and returns `true`. If the interval contains
+    /// the row sought, returns `false` instead. Returns `None` if the sum is negative, which shows that `rows` was
+    /// counted in a different interval.
     fn passes(&mut self, rows: u64, changes: i64) -> Option<bool> {
         let rows = rows.checked_add_signed(changes)?;
         let is_passed = rows <= self.remaining;

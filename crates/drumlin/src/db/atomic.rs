@@ -1,4 +1,4 @@
-//! Atomic changes to single rows that depend on the row's newest value. Each one is a commit of its own.
+//! Atomic changes to single rows that depend on the row's newest value. Each change is a separate commit.
 //!
 //! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
 //! lock. Calls for the same row therefore take effect one after another, and never need a retry.

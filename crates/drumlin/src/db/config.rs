@@ -148,8 +148,8 @@ impl Config {
         self
     }
 
-    /// Sets the page size of keyspaces that are created without a page size of their own: a power of two from 4 to 64
-    /// KiB (down to 512 bytes in tests). Default 4 KiB, which transfers the fewest bytes for a random read of a row.
+    /// Sets the page size of keyspaces that are created without specifying one: a power of two from 4 to 64 KiB (down
+    /// to 512 bytes in tests). Default 4 KiB, which transfers the fewest bytes for a random read of a row.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Config {
         self.settings.page_bytes = bytes;
@@ -248,7 +248,7 @@ impl Config {
         self
     }
 
-    /// Opens the readable part of a corrupted database that does not open otherwise, for [reading
+    /// Opens the readable part of a corrupted database that cannot be opened otherwise, for [reading
     /// only](Self::read_only). Corrupted parts are left out. The log is ignored, so the rows are those of the newest
     /// checkpoint. [`Opening::skipped`](crate::Opening::skipped) lists the missing parts. Default no.
     ///
@@ -298,7 +298,7 @@ impl Config {
     /// only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
     ///
     /// With `false`, the file is neither read nor written. The row counts of
-    /// [`Keyspace::count`](crate::Keyspace::count) are restored all the same.
+    /// [`Keyspace::count`](crate::Keyspace::count) are still restored.
     ///
     /// ```
     /// use drumlin::Config;

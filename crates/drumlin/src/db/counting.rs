@@ -271,7 +271,7 @@ impl Rows<'_> {
     }
 
     /// Finds the leaf of the row at position `index` of the range. Returns the leaf's first key in the range, and the
-    /// row's position counted from that key. Returns `Some(None)` if the range has no such row, and `None` if the
+    /// row's position counted from that key. Returns `Some(None)` if the range has too few rows, and `None` if the
     /// counts are not valid for the snapshot.
     async fn seek_kept(
         &self,

@@ -1,5 +1,5 @@
 //! Changes to a row that depend on its value, within a transaction. The corresponding calls of a keyspace, each a
-//! transaction of its own, are in `atomic.rs`.
+//! separate transaction, are in `atomic.rs`.
 
 use std::future::Future;
 use std::ops::Bound;

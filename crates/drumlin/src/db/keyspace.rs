@@ -1,4 +1,4 @@
-//! Keyspaces: named, ordered maps, each with a tree of its own.
+//! Keyspaces: named, ordered maps, each with its own tree.
 
 use std::future::Future;
 use std::io::Read;
@@ -292,8 +292,8 @@ impl Keyspace {
         ready(self.rows().contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the values of many rows, with many device reads in flight. They may be as of different commits. To read
-    /// all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a snapshot.
+    /// Returns the values of many rows, with many device reads in flight. The rows may be read as of different commits.
+    /// To read all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a snapshot.
     ///
     /// # Errors
     /// Same as [`get`](Keyspace::get).

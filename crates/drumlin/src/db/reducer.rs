@@ -264,7 +264,7 @@ pub(super) mod sealed {
     floats!(f32 f64);
 }
 
-/// The way to obtain a field's number from a row.
+/// The source of a field's number in a row.
 #[derive(Clone, Copy)]
 enum Source<T> {
     BigEndian(usize),

@@ -94,10 +94,10 @@ thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A value that is shown to a caller's closure, in a vector that the thread reuses for the next such call.
+/// A value that is shown to a caller's closure, in a vector that the thread reuses for the next shown value.
 ///
-/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. If such a
-/// call shows another value, it finds no vector to reuse and allocates a new one.
+/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. If the
+/// closure itself makes a call that shows a value, that call finds no vector to reuse and allocates a new one.
 pub(crate) struct ShownValue(pub(crate) Vec<u8>);
 
 impl ShownValue {

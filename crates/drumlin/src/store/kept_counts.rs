@@ -30,9 +30,10 @@
 //! - *A program that does not know these files* makes checkpoints with a different id, or with none.
 //! - *Bulk loads and drops after the checkpoint* are replayed, and both end the counts of their keyspace.
 //! - *Keyspace ids* come from the checkpoint's catalogue, and are never reused.
-//! - *Page ids* may be reused during replay: a newly created page begins with an entry of its own.
-//! - *Timestamps in replay* are those of the last commit of a batch, and may be later than those of the changes. No
-//!   snapshot is older than the last recovered commit, and the counts begin with that commit as their horizon.
+//! - *Page ids* may be reused during replay: a newly created page begins with a new entry.
+//! - *Timestamps in replay*: each change gets the timestamp of the last commit in its batch, which may be later than
+//!   its own. No snapshot is older than the last recovered commit, and the counts begin with that commit as their
+//!   horizon.
 //! - *A salvage opening* skips unreadable pages, so it uses no counts.
 
 use std::collections::BTreeMap;

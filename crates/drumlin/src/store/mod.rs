@@ -411,7 +411,7 @@ impl Store {
     }
 
     /// Reserves memory for `bytes` of a value that is passed to a reducer. A value that is larger than the whole
-    /// account of the budget reserves all of it, so that no other such value is in memory.
+    /// account of the budget reserves all of it, so that no other value is in memory for a reducer.
     pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
         let engine = &self.engine;
         if bytes <= REDUCED_BYTES_FREE {

@@ -238,7 +238,7 @@ impl<'o> LogScanned<'o> {
         let pool = opener.pool(&space, &budget);
         pool.reserve_frames(opener.settings.page_bytes)?;
         let versions = Arc::new(Versions::new(&budget, space.debt()));
-        // Extents with the value ids of earlier openings may still be in the file. Those ids are lower.
+        // Extents of earlier openings may still be in the file. Their value ids are lower than this.
         let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::new(Arc::clone(&space.share)));
         let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
@@ -497,7 +497,7 @@ fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     }
 }
 
-/// Returns the incarnation of the next opening after those that this superblock records.
+/// Returns the incarnation that follows the ones recorded in this superblock.
 fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }

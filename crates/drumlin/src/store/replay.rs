@@ -358,7 +358,7 @@ struct Unapplied {
 }
 
 impl SortedBatch {
-    /// Applies the first part on this thread, and each other part on a thread of its own.
+    /// Applies the first part on this thread, and each other part on a separate thread.
     fn apply_parts(self: &Arc<Self>, parts: &[Range<usize>]) -> Vec<Result<(), Unapplied>> {
         let start = |part: &Range<usize>| {
             let ended = Arc::new(Mutex::new(None));

@@ -9,8 +9,8 @@
 //! 3. A structure change holds the epoch latch shared, and the parent and the affected nodes exclusively. Latch order
 //!    is parents before children, left before right. A structure change moves rows without changing them, and is not
 //!    logged.
-//! 4. A core operation never waits. If it lacks a page or a frame, it returns that need ([`Needs`]) and has changed
-//!    nothing.
+//! 4. A core operation never waits. If it lacks a page or a frame, it changes nothing and returns what it needs
+//!    ([`Needs`]).
 
 pub(crate) mod node;
 mod structure;
@@ -42,7 +42,7 @@ pub(crate) trait RowObserver: Send + Sync {
     fn end_change(&self, pages: &[PageId]);
 
     /// The rows starting at `separator`, or all rows if it is `None`, have moved from leaf `from` to leaf `to`. Both
-    /// leaves are latched, and they are never the same.
+    /// leaves are latched, and they are different leaves.
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
 }
 

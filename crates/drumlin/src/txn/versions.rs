@@ -558,7 +558,8 @@ mod tests {
 
     const KEYSPACE: KeyspaceId = KeyspaceId(1);
 
-    /// Each snapshot sees the row as of its own time; a snapshot after all changes sees the row in the page.
+    /// Each snapshot sees the row as of the snapshot's timestamp; a snapshot after all changes sees the row in the
+    /// page.
     #[test]
     fn each_snapshot_sees_its_own_version() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());

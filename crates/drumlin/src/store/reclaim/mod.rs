@@ -104,7 +104,7 @@ pub(crate) struct Reclaimer<'s> {
     unneeded: MutexGuard<'s, Unneeded>,
 }
 
-/// The segments to be emptied, and the way to do it.
+/// The kind of pass, with the segments to be emptied.
 #[derive(Debug)]
 enum Pass {
     /// Move the live extents out of these segments, and leave it to the next checkpoint to free the segments.
@@ -112,7 +112,7 @@ enum Pass {
     /// Move the live extents, and make the checkpoint that frees the segments.
     MoveAndFree(Vec<SegmentId>),
     /// Move the live extents into segments that the checkpoint writes to anyway, and make that checkpoint, which frees
-    /// the victims. On a full disk, moves and checkpoint cannot each begin a segment of their own.
+    /// the victims. On a full disk, the moves and the checkpoint cannot each begin a segment.
     Pack(HashSet<SegmentId>),
 }
 
@@ -223,7 +223,7 @@ impl<'s> Reclaimer<'s> {
         for &goal in goals {
             let pursued = self.pursue(goal, &mut reclaimed);
             if goal == Goal::MakeSpace {
-                // Even if it failed, another attempt would gain no space.
+                // Even if this attempt failed, another one would gain no space.
                 self.store.engine.space.set_packed();
             }
             pursued?;
@@ -316,7 +316,7 @@ impl<'s> Reclaimer<'s> {
     }
 
     /// Gives back the free end of the file. Returns a pass over the used segments after its *front*, which is just long
-    /// enough for the segments in use and those that must stay free.
+    /// enough for the segments in use and the segments that must stay free.
     fn end_of_file(
         &self,
         progress: &mut Progress<'s>,

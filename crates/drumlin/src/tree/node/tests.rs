@@ -897,7 +897,7 @@ fn damaged_pages_are_recognised() {
     }
 }
 
-/// Each kind of damage has an error of its own.
+/// Each kind of damage has its own error.
 #[test]
 fn node_errors_are_named() {
     let mut page = new_leaf(512, Some(b"kb"), Some(b"kx"));
