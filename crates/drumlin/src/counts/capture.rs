@@ -104,8 +104,8 @@ impl CountCapture {
 }
 
 impl KeptCounts {
-    /// Ends counts that contradict the pages. Only counts that have already ended can do so, or counts read from a
-    /// corrupted file that passed verification.
+    /// Ends counts that contradict the pages. Counts can contradict the pages only if they have already ended, or were
+    /// read from a corrupted file that passed verification.
     pub(crate) fn mark_inconsistent(&self) {
         assert!(self.capture.is_restored || self.invalidated(), "counts contradict the pages");
         self.invalidated.store(true, Ordering::Release);

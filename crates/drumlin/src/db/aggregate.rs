@@ -242,7 +242,7 @@ impl<R: Reducer> Reducing<'_, R> {
         let mut at = 0;
         let upper = pages.last().expect("there are pages").upper.as_deref();
         // Comparing the heads is enough to assign most rows to their page. Comparing the whole key of each row took a
-        // quarter of the time.
+        // quarter of the total time.
         let head_behind = |at: usize| pages[at].upper.as_deref().map_or(u64::MAX, head);
         let mut head_end = head_behind(at);
         self.read(lower, upper, |reducer, key, value| {

@@ -90,7 +90,7 @@ impl Rows<'_> {
         row_count: usize,
     ) -> Result<Vec<(Value, Value)>> {
         let store = self.store()?;
-        // This call may start the keyspace's counts. The snapshot must be opened after that.
+        // After this call, the keyspace may have begun to cache counts. The snapshot must be opened later.
         self.count_at(mode, bounds.clone(), None).await?;
         let snapshot = self.open_snapshot()?;
         let total = self.count_at(mode, bounds.clone(), Some(&snapshot)).await?;

@@ -108,7 +108,7 @@ pub struct TxOptions {
     /// The durability of the commit when it returns. Default: [`Durability::Full`];
     /// [`Database::tx_options`](crate::Database::tx_options) returns the database's own default instead.
     pub durability: Durability,
-    /// The time for which a write waits for a row locked by another transaction before it fails with
+    /// The maximum time that a write waits for a row locked by another transaction. Then it fails with
     /// [`Error::LockTimeout`]. Default 10 seconds. With zero, the write fails without waiting, and the transaction can
     /// try other rows. In this way, it can [skip locked rows](crate::LockHolder). A queue does not need this:
     /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows with any timeout.

@@ -22,8 +22,8 @@ const LOG_SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// The largest default size of log segments.
 const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
-/// The duration of the measurement of sync methods, long enough for a hundred syncs with each method on a slow drive.
-/// Creating a database takes this much longer.
+/// The time spent measuring sync methods, long enough for a hundred syncs with each method on a slow drive. Creating a
+/// database takes this much longer.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Opens the files of a database. Once it holds a handle of the folder, paths no longer matter.
@@ -390,9 +390,9 @@ impl Opener<'_> {
         Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
-    /// Begins a data file under a temporary name, and continues a file left by an interrupted creation. The file keeps
-    /// that name until it is complete, so an interrupted creation leaves nothing that looks like a database. Returns
-    /// the locked file, or `None` if another process has created the database since the caller looked.
+    /// Begins a data file under a temporary name, or continues one that an interrupted creation left behind. The file
+    /// keeps that name until it is complete, so an interrupted creation leaves nothing that looks like a database.
+    /// Returns the locked file, or `None` if another process has created the database since the caller looked.
     fn begin_data(&self) -> Result<Option<FileRef>> {
         self.check_creatable()?;
         let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };

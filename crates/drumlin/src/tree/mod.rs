@@ -79,7 +79,7 @@ pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError>
     }
 }
 
-/// Returns the first sixteen bytes of a node's lower fence as a number. These numbers sort in the order of the fences.
+/// Returns the first sixteen bytes of a node's lower fence as a number. These numbers sort like the fences.
 pub(crate) fn key_order(page: &[u8]) -> u128 {
     let mut first = [0; 16];
     if let Some(lower) = Node::new(page).lower_fence() {

@@ -402,7 +402,7 @@ impl LockTable {
         self.shard(hash).find(hash, keyspace, key).map(|lock| lock.holders().collect()).unwrap_or_default()
     }
 
-    /// Returns all locked rows. Each row is shown as of some moment during the call, but these moments differ.
+    /// Returns all locked rows. Each row is as of some moment during the call, not necessarily the same for all rows.
     /// O(locks).
     pub(crate) fn all(&self) -> Vec<LockedRowState> {
         let mut all = Vec::new();

@@ -385,8 +385,8 @@ mod tests {
 
     use super::*;
 
-    /// Compared with a set of keys, spans contain exactly the added keys, stay disjoint, and count their bytes
-    /// correctly.
+    /// Spans contain exactly the added keys, as a comparison with a set of keys shows. They stay disjoint, and count
+    /// their bytes correctly.
     #[test]
     fn spans_cover_what_was_added() {
         let mut state = 1u64;

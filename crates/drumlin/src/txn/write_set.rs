@@ -143,7 +143,7 @@ impl Index {
         None
     }
 
-    /// Puts `previous` in the place of an entry, or removes the key if there is no previous entry.
+    /// Replaces an entry with `previous`, or removes the key if there is no previous entry.
     fn undo<'k>(&mut self, entry: u32, previous: Option<u32>, key_of: impl Fn(u32) -> &'k [u8]) {
         let (part, at) = self.find(key_of(entry), &key_of).expect("an entry is undone that is not there");
         assert_eq!(self.parts[part][at].entry, entry, "another entry than the newest is undone");
@@ -178,7 +178,8 @@ pub(crate) struct WriteSet {
     arena: Vec<u8>,
     entries: Vec<Entry>,
     large_bytes: usize,
-    /// The size of the newest changes of all rows in the commit's record, in bytes, and the number of these rows.
+    /// The size of the commit's record, in bytes: the newest change of each row. The next field is the number of these
+    /// rows.
     record_bytes: usize,
     row_count: usize,
 }

@@ -234,7 +234,7 @@ impl<'l> SplitPlan<'l> {
         SplitPlan { leaf: *leaf, index, inserted, old_cost, new_cost, rows, rows_cost }
     }
 
-    /// Returns the index that row `index` has in the leaf, or `None` if it is the inserted row.
+    /// Converts row `index` of this plan to its index in the leaf. Returns `None` for the inserted row.
     fn leaf_row(&self, index: usize) -> Option<usize> {
         match self.inserted {
             Some(_) if index == self.index => None,

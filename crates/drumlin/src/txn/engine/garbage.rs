@@ -71,7 +71,7 @@ impl Engine {
         self.free_values(unfreed, self.changes_max_of_frees());
     }
 
-    /// Returns the number of page table changes in an epoch up to which values are freed.
+    /// Returns the number of page table changes in an epoch beyond which no more values are freed.
     #[allow(clippy::unnecessary_min_or_max, reason = "the limit exists only in simulations")]
     fn changes_max_of_frees(&self) -> u64 {
         self.budget.epoch_changes_max().min(FREED_CHANGES_MAX)
