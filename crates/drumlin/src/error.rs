@@ -31,7 +31,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 ///
 /// Errors do not implement `==`, because [`std::io::Error`], which some of them contain, does not, and because their
-/// texts may change. In tests, match on the variant and check the fields that matter:
+/// messages may change. In tests, match on the variant and check the fields that matter:
 ///
 /// ```
 /// use drumlin::Error;
@@ -271,8 +271,8 @@ pub enum Error {
         /// The path of the database.
         path: PathBuf,
     },
-    /// The database was opened for reading only, but had not been closed properly before. Its newest commits are still
-    /// in the log, and only an opening with write access can recover them.
+    /// The database was opened for reading only, but had not been closed properly. Its newest commits are still in the
+    /// log, and only an opening with write access can recover them.
     NotClosed {
         /// The path of the database.
         path: PathBuf,

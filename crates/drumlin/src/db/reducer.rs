@@ -117,8 +117,8 @@ pub trait Reducer: Send + Sync + 'static {
     /// Fails if the combined state does not exist, for example because a number overflows.
     fn combine(&self, left: Self::State, right: Self::State) -> Result<Self::State, ReduceError>;
 
-    /// Appends the encoded state to `bytes`. The encoding should have only a few bytes, because a state is cached for
-    /// each page of the keyspace.
+    /// Appends the encoded state to `bytes`. The encoding should be only a few bytes long, because a state is cached
+    /// for each page of the keyspace.
     fn encode(&self, state: &Self::State, bytes: &mut Vec<u8>);
 
     /// Decodes a state.

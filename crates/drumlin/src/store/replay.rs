@@ -153,8 +153,8 @@ impl Replay<'_> {
     }
 
     pub(super) fn apply_records(&self) -> Result<()> {
-        // Allocate the memory for the whole log at the beginning, up to the limit: a vector that grows is reallocated
-        // at each size, which costs more than replaying its contents.
+        // Allocate the memory for the whole log at the beginning, up to the limit: reallocating a growing vector costs
+        // more than replaying its contents.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
         let mut batch = ReplayBatch { bytes: Vec::with_capacity(bytes_max), ..ReplayBatch::default() };
         let mut newest = Timestamp(0);

@@ -253,7 +253,7 @@ impl LockTable {
         hash(self.seed, keyspace, key)
     }
 
-    /// Chooses the shard by the middle bits of the hash. The table uses the low bits for the position and the highest
+    /// Chooses the shard from the middle bits of the hash. The table uses the low bits for the position and the highest
     /// seven bits for the tag.
     #[inline]
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {

@@ -380,8 +380,8 @@ mod tests {
         backend
     }
 
-    /// Returns the files of a database twice: while it is open, and after it was closed. It has a base image, a
-    /// summary, nodes and values of all kinds, and a log of several segments.
+    /// Returns the files of a database, once from before and once from after it was closed. The database has a base
+    /// image, a summary, nodes and values of all kinds, and a log of several segments.
     fn sample() -> (Files, Files) {
         let backend = crate::io::in_memory();
         let db = config(&backend).open(FOLDER).unwrap();

@@ -57,8 +57,9 @@ pub(crate) enum Goal {
     ShortenIdleFile,
     /// No sparse segment is left.
     PackSparse,
-    /// A full disk has enough free space for commits. To get there, the reclaimer first frees the space of extents
-    /// replaced since the last checkpoint, and then packs the sparsest segments into the little space left.
+    /// There is enough free space for commits on a disk that was full. To get there, the reclaimer first frees the
+    /// space of extents replaced since the last checkpoint, and then packs the sparsest segments into the little space
+    /// left.
     MakeSpace,
 }
 

@@ -109,9 +109,9 @@ impl<'a> Inner<'a> {
         SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
     }
 
-    /// Returns the child at which to split the node. It becomes the right node's first child. The split is near the
-    /// middle, by bytes, at a short separator, or at one end during a sorted load. The node must have at least two
-    /// children.
+    /// Returns the child at which to split the node. It becomes the right node's first child. The split point is near
+    /// the middle, measured in bytes, and has a short separator. During a sorted load, it is at one end instead. The
+    /// node must have at least two children.
     pub(crate) fn split_index(&self) -> usize {
         let last = self.len() - 1;
         assert!(last > 0, "an inner node with one child can't be split");

@@ -88,8 +88,8 @@ impl Engine {
     /// work does not depend on the future being polled.
     ///
     /// A commit that succeeds releases what it holds in this order:
-    /// - in `Latched::apply`: the latches of leaves that were only read, those of changed leaves, the epoch latch and
-    ///   the reclaim guard;
+    /// - in `Latched::apply`: the latches of leaves that were only read, the latches of changed leaves, the epoch latch
+    ///   and the reclaim guard;
     /// - at the end of `apply_when_ready`: the pins of reads and of rows; by then, medium values belong to their rows;
     /// - then, in this function: the record's bytes and the memory for versions;
     /// - in the caller, once the commit is published: the row locks, then the memory that *Admit* reserved;
