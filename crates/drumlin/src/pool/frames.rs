@@ -431,7 +431,8 @@ pub(crate) struct ReclaimGuard<'p> {
 impl ReclaimGuard<'_> {
     /// Returns a view of the table's immutable pages.
     ///
-    /// # Panics If the table belongs to a different database, because its entries refer to frames of a different pool.
+    /// # Panics
+    /// If the table belongs to a different database, because its entries refer to frames of a different pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
