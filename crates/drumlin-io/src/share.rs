@@ -88,7 +88,7 @@ impl Share {
         InFlight { share: self, is_foreground: true }
     }
 
-    /// Begins a background request of a thread that has no other background request in flight. It is never refused, so
+    /// Begins a background request on a thread that has no other background request in flight. It is never refused, so
     /// that background work progresses however busy the foreground is.
     pub fn background(&self) -> InFlight<'_> {
         self.background.fetch_add(1, Ordering::Relaxed);

@@ -165,8 +165,8 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes all creations, renames and removals of files in this folder durable.
     fn sync(&self) -> io::Result<()>;
-    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`, so that its
-    /// callers rely on the locks of files.
+    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`. Its callers
+    /// then rely on file locks.
     fn try_lock(&self, lock: Lock) -> io::Result<bool> {
         let _ = lock;
         Ok(true)
@@ -214,7 +214,7 @@ pub struct QueueOptions {
     pub polled: bool,
 }
 
-/// A queue of requests: many are in flight at a time, they are submitted together, and complete in any order.
+/// A queue of requests. Many can be in flight at a time. They are submitted together, and complete in any order.
 ///
 /// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait
 /// concurrently, a thread may receive a request that a different thread is waiting for. Dropping a queue submits the
@@ -234,7 +234,7 @@ pub trait Queue: Send + Sync {
     /// requests.
     fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
     /// Makes the current call of [`wait`](Queue::wait) return early, or the next call if none is running. Has no effect
-    /// on queues without this ability: their waits end when a request finishes.
+    /// on a queue that cannot be interrupted: its waits end when a request finishes.
     fn interrupt(&self) {}
     /// Returns a descriptor that becomes readable when a request has finished, or `None` if the queue has no such
     /// descriptor.

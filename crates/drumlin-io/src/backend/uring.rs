@@ -6,9 +6,9 @@
 //! 1. A buffer and its file belong to their slot from the push until the completion has been reaped. The kernel writes
 //!    to the buffer only in between.
 //! 2. A queue frees its slots only after all its submitted requests have been reaped. If even the wait for them fails,
-//!    the slots are leaked. The leak wastes memory, but the kernel never writes to memory that has a new owner.
-//! 3. A slot has at most one entry in the submission ring, which has room for an entry of each slot and one interrupt.
-//!    So a push never finds the ring full, and the completion ring, which is twice as large, never overflows.
+//!    the slots are leaked. The leak wastes memory, but the kernel never writes to memory that has been reused.
+//! 3. A slot has at most one entry in the submission ring, which has room for one entry per slot and one interrupt. So
+//!    a push never finds the ring full, and the completion ring, which is twice as large, never overflows.
 //! 4. Both rings are changed only under the lock of `state`. The kernel is entered without the lock, so one thread can
 //!    push while a second one waits.
 //! 5. A fork of the process has a copy of the queue, but shares the rings with its parent. The fork never touches the

@@ -111,7 +111,7 @@ struct State {
     parked: usize,
     has_collector: bool,
     is_collector_awake: bool,
-    /// The class other than that of the last pushed request.
+    /// The class that the last pushed request did not belong to.
     other_than_last: Class,
     /// The share of background requests while foreground requests are active.
     share: f64,
@@ -380,8 +380,8 @@ impl Reactor {
         if is_active { background_max(state.share, foreground) } else { usize::MAX }
     }
 
-    /// Returns the answer if the request has been answered. Otherwise stores the waker, to be called when it is. If the
-    /// calling thread will not collect the request, ensures that a different thread will.
+    /// Returns the answer if the request has been answered. Otherwise stores the waker, which will be called when the
+    /// answer arrives. If the calling thread will not collect the request, ensures that a different thread will.
     pub(crate) fn poll(self: &Arc<Self>, key: Key, waker: &Waker) -> Poll<io::Result<Answer>> {
         if let Err(error) = self.check_process() {
             return Poll::Ready(Err(error));

@@ -49,7 +49,7 @@ pub struct Schedule {
 /// The outcome of a simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome<T> {
-    /// The result of the first task, or the reason for which the simulation failed.
+    /// The first task's result, or the reason why the simulation failed.
     pub result: Result<T, String>,
     /// A checksum of the course: two runs with the same trace took the same course.
     pub trace: u64,
@@ -350,9 +350,9 @@ impl Scheduler {
     }
 }
 
-/// The bit that marks the numbers for joining a task. They are larger than any address.
+/// Marks a [`Wait::what`] that stands for the end of a task. The bit makes the number larger than any address.
 const JOIN: usize = 1 << 63;
-/// The bit that marks the numbers for being parked or asleep.
+/// Marks a [`Wait::what`] that stands for being parked or asleep.
 const PARKED: usize = 1 << 62;
 
 impl State {
@@ -364,7 +364,7 @@ impl State {
         self.trace = mix(self.trace ^ what).wrapping_add(0x9E37_79B9_7F4A_7C15);
     }
 
-    /// Makes all tasks runnable whose deadlines have passed.
+    /// Wakes all tasks whose deadlines have passed.
     fn pass_deadlines(&mut self) {
         while let Some(&(at, count, number)) = self.deadlines.first()
             && at <= self.now_nanos
@@ -392,7 +392,7 @@ impl State {
         Some(next)
     }
 
-    /// Makes all tasks runnable that wait for `what`.
+    /// Wakes all tasks that wait for `what`.
     fn wake(&mut self, what: usize) {
         let mut index = 0;
         while index < self.waiting.len() {
@@ -513,14 +513,13 @@ impl Task {
         state.waiting.push((wait.what, self.number));
     }
 
-    /// Makes all tasks runnable that wait for `what`.
+    /// Wakes all tasks that wait for `what`.
     #[inline]
     pub(crate) fn wake(&self, what: usize) {
         self.scheduler.lock().wake(what);
     }
 
-    /// Makes one of the tasks that wait for `what` runnable, chosen at random. Returns `false` if no task waits for
-    /// `what`.
+    /// Wakes one of the tasks that wait for `what`, chosen at random. Returns `false` if no task waits for it.
     pub(crate) fn wake_one(&self, what: usize) -> bool {
         let mut state = self.scheduler.lock();
         let count = state.waiting.iter().filter(|(other, _)| *other == what).count() as u64;
@@ -615,7 +614,7 @@ mod tests {
         current().expect("in a simulation").scheduler.start(name, Box::new(body)).unwrap()
     }
 
-    /// Returns the order in which three tasks get a lock, which the seed determines, and the trace.
+    /// Returns the order in which three tasks get a lock, and the trace. The seed determines both.
     fn order(seed: u64) -> (Vec<usize>, u64) {
         let outcome = run(schedule(seed), || {
             let order = Arc::new(sync::Mutex::new(Vec::new()));

@@ -389,8 +389,8 @@ impl FaultyBackend {
         self.shared.changed.notify_all();
     }
 
-    /// Fails to start threads whose names begin with `name`, like a backend without threads. Without its own threads,
-    /// the log prepares segments and writes records on the threads that depend on them, in a fixed order.
+    /// Makes it impossible to start threads whose names begin with `name`, as on a backend without threads. Without its
+    /// own threads, the log prepares segments and writes records on the threads that depend on them, in a fixed order.
     pub fn refuse_threads(&self, name: &'static str) {
         *self.shared.refused_threads.lock() = Some(name);
     }
@@ -810,7 +810,7 @@ mod tests {
         assert_eq!(backend.take_trace(), "");
     }
 
-    /// Only the nth request fails, be it through a file or a queue. A failed write does not change the file.
+    /// Only the nth request fails, whether it goes through a file or a queue. A failed write does not change the file.
     #[test]
     fn the_nth_request_fails() {
         let (backend, file) = faulty();

@@ -522,7 +522,7 @@ fn faulty() -> (FaultyBackend, Driver, File) {
     (backend, driver, file)
 }
 
-/// An error of the device reaches only the operation that caused it.
+/// A device error reaches only the operation that caused it.
 #[test]
 fn errors_of_the_device() {
     let (backend, driver, file) = faulty();

@@ -176,8 +176,8 @@ impl Content {
         self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
     }
 
-    /// Makes a write durable, and a file length that covers it. Earlier cached writes can no longer overwrite its
-    /// sectors.
+    /// Makes a write durable, along with a file length that covers it. Earlier cached writes can no longer overwrite
+    /// its sectors.
     fn harden(&mut self, number: u64) {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
@@ -514,8 +514,8 @@ impl Medium {
         files.sum()
     }
 
-    /// Flips a bit of a block at rest. The block is not all zeros, and the path of its file contains `name`. Returns
-    /// `false` if there is no such block.
+    /// Flips a bit of a block at rest, in a file whose path contains `name`. Only blocks that are not all zeros are
+    /// eligible. Returns `false` if there is no such block.
     pub fn rot(&mut self, name: &str, random: &mut Random) -> bool {
         let files = self.names.iter().filter_map(|(path, entry)| match entry {
             Entry::File(file) if path.to_string_lossy().contains(name) => Some(*file),
@@ -740,7 +740,7 @@ mod tests {
         assert_eq!(medium.cut(Loss::Nothing, &mut Random(1)).length(0), 4096);
     }
 
-    /// Any subset of the uncertain changes may survive, including those of names.
+    /// Any subset of the uncertain changes may survive, including changes of names.
     #[test]
     fn any_of_what_is_not_certain_may_be_left() {
         let mut medium = medium();

@@ -2,10 +2,10 @@
 //!
 //! # Fault model
 //! - *A volatile write cache.* Sectors of 512 bytes are written atomically, in any order. After a power cut, each
-//!   sector independently has its last durable version or any version written since. A durable write makes its own
-//!   sectors durable when it ends, and a file length that covers them. The power may be cut while the write is in
-//!   flight. A sync makes all changes durable that were made before it began. Names become durable with a sync of their
-//!   folder, and lengths with a sync of their file.
+//!   sector independently has its last durable version or any version written since. When a durable write ends, its own
+//!   sectors are durable, and so is a file length that covers them. The power may be cut while the write is in flight.
+//!   A sync makes durable all changes that were made before it began. Names become durable with a sync of their folder,
+//!   and lengths with a sync of their file.
 //! - *Requests take time*, some a very long time ([`Faults::slow_one_in`]), and finish in any order.
 //! - *Writes get lost* although they were reported as done, or *land elsewhere* in the file.
 //! - *Reads fail*, once or permanently. *Writes fail*, and so do *opening, renaming and removing files*. *Syncs and
@@ -49,7 +49,7 @@ pub use tasks::{Outcome, Schedule, Sleeper, join, note, now, park, run, sleep, s
 /// means never.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Writes that are reported as done, but have no effect.
+    /// Writes that are reported as done but have no effect.
     pub write_lost_one_in: u64,
     /// Writes that land at a different offset of their file.
     pub write_misdirected_one_in: u64,
