@@ -35,7 +35,8 @@ pub(crate) struct SuperblockLogState<'a> {
     pub(crate) is_closed: bool,
 }
 
-/// The bytes of a window that are searched for its first record, to decide whether the previous window is still needed.
+/// The number of bytes of a window that are searched for its first record, to decide whether the previous window is
+/// still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
 /// The bytes rewritten in one step.
@@ -161,8 +162,8 @@ impl Scan {
 
     /// Makes all writes durable that a previous process left in caches, so that no record found here can be lost later.
     /// Changes no byte. A sync alone is not enough: after a failed sync, the system may have dropped the writes but
-    /// still show them to readers. So the records that are not proven durable are rewritten. They are at most those
-    /// that were in flight when the process ended.
+    /// still show them to readers. So the records that are not proven durable are rewritten. At most, these are the
+    /// records that were in flight when the process ended.
     fn harden(&self) -> Result<()> {
         // The process that created a segment may have been killed before the segment's name was durable.
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
@@ -309,13 +310,13 @@ impl Scan {
         Ok(())
     }
 
-    /// Durably erases the records that the starts of openings void, so that the list need not keep these starts. This
-    /// needs no space and does not change the log's contents. If a power cut interrupts it, the next call finishes the
+    /// Durably erases the records that the starts of openings void, so that the list can drop these starts. This needs
+    /// no space and does not change the log's contents. If a power cut interrupts it, the next call finishes the
     /// erasure.
     ///
     /// The header of each void record is overwritten with zeros. Spares are searched too, because a later opening may
-    /// mistake a spare for a window with records. Records at or above the start of the opening
-    /// that is now in progress may stay, because its start will be listed.
+    /// mistake a spare for a window with records. Records at or above the start of the opening in progress may stay,
+    /// because its start will be listed.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
@@ -464,8 +465,8 @@ impl StreamScan {
         self.windows.iter().map(|window| Arc::clone(&window.segment)).collect()
     }
 
-    /// Turns the windows without records above `covered` into spares: all windows before one whose first record is at
-    /// or below the first timestamp above `covered`.
+    /// Turns the windows without records above `covered` into spares. A window has no such records if the first record
+    /// of a later window is at or below the first timestamp above `covered`.
     fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
@@ -593,9 +594,9 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Keeps the windows that lie between two windows that recovery needs, and those between the last of these and
-    /// `position`, as long as the window before them is kept too. Recovery leaves out their records, but the listed
-    /// range of a stream must have no gaps.
+    /// Keeps windows that recovery does not need, but without which the listed range of the stream would have a gap:
+    /// those between two windows that it needs, and those that directly follow the last of these, up to `position`.
+    /// Recovery skips their records.
     fn keep_between(&mut self, position: StreamPosition) {
         let mut newest = None;
         let mut end = None;

@@ -365,7 +365,7 @@ impl PageTableStore {
         let mut table_changes = std::mem::take(&mut self.table_changes);
         let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
         table_changes.retain(|change| !dropped.contains(&change.keyspace));
-        // Sort in place, because the changes may fill the memory that they are allowed.
+        // Sort in place, because the changes may fill all the memory allotted to them.
         table_changes.sort_unstable_by_key(|change| (change.keyspace, change.page.0, change.sequence));
         let chunk_of = |change: &TableChange| (change.keyspace, change.page.0 as usize / CHUNK_PAGES);
         let mut unchanged = BTreeSet::new();
@@ -686,8 +686,8 @@ mod tests {
         }
     }
 
-    /// A superblock with a valid checksum is reported as corrupted if it states an impossible length of the catalogue,
-    /// or names any part of it but the last.
+    /// A superblock with a valid checksum is reported as corrupted if it states an impossible catalogue length, or
+    /// names any part of the catalogue but the last.
     #[test]
     fn a_misnamed_catalogue_is_damage() {
         let (space, mut page_tables) = stage();

@@ -7,8 +7,8 @@
 //!    takes the latch exclusively to begin. No thread waits for I/O under it, with one exception: a thread that appends
 //!    and finds no free segment grows the file ([`take_segment`](Space::take_segment)). This is rare, because commits
 //!    reserve space before they take the latch.
-//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender, no
-//!    matter when it is written. At most two epochs exist: the current one, and the one whose checkpoint is being made.
+//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender,
+//!    whenever it is written. At most two epochs exist: the current one, and the one whose checkpoint is being made.
 //! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to the
 //!    checkpoint's epoch, in the order of (epoch, sequence). The entries in memory run ahead of the checkpoint and are
 //!    never written themselves.
@@ -80,7 +80,7 @@ impl Space {
         self.page_spaces.read().get(&id).cloned()
     }
 
-    /// Describes a page for an error message. A dropped keyspace is named by its number.
+    /// Describes a page for an error message. A dropped keyspace is identified by its id.
     pub(crate) fn quoted_page(&self, page_key: PageKey) -> String {
         match self.page_space(page_key.keyspace) {
             Some(pages) => {
@@ -129,7 +129,7 @@ impl Space {
         }
     }
 
-    /// Returns the bytes of the page tables of all keyspaces.
+    /// Returns the memory that the page tables of all keyspaces use, in bytes.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.memory_bytes()).sum()
     }

@@ -232,7 +232,7 @@ impl Space {
         admit(&self.state(), purpose, bytes) == Admission::Granted
     }
 
-    /// Returns the current free space and the claims to it. Revokes the allowance.
+    /// Returns the current free space and the claims on it. Revokes the allowance.
     pub(crate) fn state(&self) -> SpaceState {
         self.settled_state(&mut self.reservations.admissions.lock())
     }

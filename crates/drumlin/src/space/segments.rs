@@ -1,4 +1,4 @@
-//! The allocation of the data file's segments, and the use of each segment in which its extents were written.
+//! Allocates the data file's segments, and tracks the current use of each.
 //!
 //! # Invariants
 //! 1. A segment is free only if neither the durable tables nor those being made durable refer to it. Space released in
@@ -209,7 +209,7 @@ impl Segments {
         self.state.lock().free.len() as u64
     }
 
-    /// Returns the number of segments that have been free at all times since the last call.
+    /// Returns the lowest number of free segments since the last call.
     pub(crate) fn take_unneeded(&self) -> u64 {
         let mut state = self.state.lock();
         let free_count = state.free.len() as u64;

@@ -754,7 +754,7 @@ fn poll<F: Future>(future: &mut Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
 }
 
 /// Tasks wait for space in the same queue as threads. They are served in order, woken when it is their turn, skipped
-/// when dropped, and refused when the log fails. They need not perform the writes for which they wait.
+/// when dropped, and refused when the log fails. They don't have to perform the writes that they wait for.
 #[test]
 fn a_task_can_wait_for_space() {
     for threads in [false, true] {
@@ -1136,8 +1136,8 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// A full disk is logged only once, no matter how often segments are reused on it. It is logged again if a segment
-/// could be created in between.
+/// A full disk is logged only once, however often segments are reused on it. It is logged again only after a segment
+/// could be created.
 #[test]
 fn a_full_disk_is_reported_once() {
     log::set_logger(&Warnings).expect("no other test of the library has a logger");
@@ -1159,7 +1159,7 @@ fn a_full_disk_is_reported_once() {
 }
 
 /// While the disk has no space for a segment of the current size, segments of an earlier size are reused. They are
-/// removed once it has.
+/// removed once the disk has space.
 #[test]
 fn a_full_disk_keeps_segments_of_another_size() {
     for other_bytes in [5 * 4096, 33 * 4096] {
@@ -1195,7 +1195,7 @@ fn a_full_disk_keeps_segments_of_another_size() {
     }
 }
 
-/// A stream that finds no space for a segment of the current size takes no segments of an earlier size from other
+/// If the disk has no space for a segment of the current size, a stream takes no segments of an earlier size from other
 /// streams.
 #[test]
 fn a_full_disk_leaves_each_stream_a_segment() {
