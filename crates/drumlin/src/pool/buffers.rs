@@ -14,7 +14,7 @@ use super::frames::PAGE_BYTES_MAX;
 
 /// Size of a buffer for one extent of any page size, at any offset in its block.
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
-/// Maximum bytes of a single read. Larger reads are not faster.
+/// The maximum size of a single read, in bytes. Larger reads are not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
 /// Size of a buffer with room for a chunk of a large value in two forms: as stored, at any offset in its block, and
 /// decompressed.
@@ -56,8 +56,8 @@ impl Buffers {
         Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Returns the maximum bytes of a single read. If there is memory for only a few buffers, extents are read one by
-    /// one, because a buffer for several extents would not be free until no other read is in flight.
+    /// Returns the maximum size of a single read, in bytes. If there is memory for only a few buffers, extents are read
+    /// one by one, because a buffer for several extents would not be free until no other read is in flight.
     pub(super) fn group_bytes_max(&self) -> usize {
         let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }

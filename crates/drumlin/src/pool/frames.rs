@@ -51,8 +51,8 @@ const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class ha
 /// holds a latch for a millisecond or longer only if it waits for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The number of headers in a block, which takes 2 KiB. Blocks are never freed. If each page size had a larger block,
-/// headers would take too much of the little memory that large page tables leave.
+/// The number of headers in a block, which occupies 2 KiB. Blocks are never freed. If each page size had a larger
+/// block, headers would take too much of the little memory that large page tables leave.
 pub(super) const HEADER_COUNT: usize = 32;
 /// Memory of one block of headers.
 pub(super) const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
@@ -144,7 +144,7 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     pub(super) arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// The maximum bytes of frames and headers, which applies while there are no page tables.
+    /// The maximum size of frames and headers together while there are no page tables, in bytes.
     capacity_bytes: usize,
     budget: Arc<Budget>,
     pub(super) used_bytes: AtomicUsize,
@@ -431,7 +431,8 @@ pub(crate) struct ReclaimGuard<'p> {
 impl ReclaimGuard<'_> {
     /// Returns a view of the table's immutable pages.
     ///
-    /// # Panics If the table belongs to a different database, because its entries refer to frames of a different pool.
+    /// # Panics
+    /// If the table belongs to a different database, because its entries refer to frames of a different pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");

@@ -117,7 +117,7 @@ struct PageLocks {
     waiting: Mutex<Vec<(KeyspaceId, PageId, Waker)>>,
     arrived: Condvar,
     /// Held while the image of a dirty page is appended. The epoch latch and the frame's latch do not exclude a second
-    /// thread then, because they are only shared.
+    /// thread at that time, because they are held only shared.
     capturing: Mutex<()>,
 }
 
@@ -222,8 +222,8 @@ impl Pool {
         }
     }
 
-    /// Calls `body` with a read buffer from the budget. Waits only for the disk. `body` must not wait for anything else
-    /// either.
+    /// Calls `body` with a read buffer from the budget. If all buffers are taken, waits for one, and thus only for the
+    /// disk. `body` too may wait only for the disk.
     pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
         let mut buffer = self.buffers.take(length);
         assert!(buffer.len() >= length, "a buffer of {} bytes is too short for {length}", buffer.len());

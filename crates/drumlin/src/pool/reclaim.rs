@@ -17,8 +17,8 @@ use crate::sync::{CachePadded, thread_index};
 
 /// Number of slots in the first block. Each block has twice as many slots as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
-/// The number of blocks, which limits the number of threads. Fixed by the sum of their slots, of which each thread
-/// needs one: 64 times (2^16 - 1), about four million.
+/// The number of blocks, which limits the number of threads. Fixed by the number of slots: each thread needs one, and
+/// the blocks have 64 · (2^16 - 1) in total, about four million.
 const BLOCK_COUNT: usize = 16;
 
 /// A thread's part of a reclaimer.
