@@ -217,8 +217,8 @@ pub struct QueueOptions {
 /// A queue of requests. Many can be in flight at a time. They are submitted together, and complete in any order.
 ///
 /// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait
-/// concurrently, a thread may receive a request that a different thread is waiting for. Dropping a queue submits the
-/// pushed requests and waits for those in flight.
+/// concurrently, a thread may receive a request that another thread is waiting for. Dropping a queue submits the pushed
+/// requests and waits for those in flight.
 pub trait Queue: Send + Sync {
     /// Returns the maximum number of requests in flight.
     fn depth(&self) -> usize;

@@ -2,7 +2,7 @@
 //!
 //! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). One waiting thread collects the finished
 //! requests of all threads and tasks. It is either a thread in [`Driver::block_on`], or the driver's own thread, which
-//! starts when a task of a different executor waits, and sleeps while no task or parked thread depends on it. See
+//! starts when a task of another executor waits, and sleeps while no task or parked thread depends on it. See
 //! [`reactor`] for how the threads take turns.
 
 mod calls;
@@ -50,10 +50,10 @@ pub struct DriverOptions {
     /// Polls the device instead of waiting for interrupts. See [`QueueOptions::polled`]. Default `false`.
     pub polled: bool,
     /// Promises that only one thread uses the driver, and that it waits in [`Driver::block_on`]. Finished requests then
-    /// don't interrupt that thread: it collects them when it next waits. A task of a different executor may wait longer
+    /// don't interrupt that thread: it collects them when it next waits. A task of another executor may wait longer
     /// than necessary. Default `false`.
     pub one_thread: bool,
-    /// Lets the driver start a thread when a task of a different executor waits. If `false`, the program must call
+    /// Lets the driver start a thread when a task of another executor waits. If `false`, the program must call
     /// [`Driver::turn`] itself, for instance whenever [`Driver::as_fd`] is readable. Default `true`.
     pub thread: bool,
 }
@@ -179,7 +179,7 @@ impl Driver {
     }
 
     /// Runs a future on the calling thread. While the future waits, the thread itself collects finished requests,
-    /// instead of relying on a different thread. So a read costs no more than in a runtime built on io_uring.
+    /// instead of relying on another thread. So a read costs no more than in a runtime built on io_uring.
     ///
     /// All requests that the future begins before it next waits are submitted together.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {

@@ -444,7 +444,7 @@ impl Task {
         self.scheduler.start(name, body)
     }
 
-    /// Passes a point, at which a different task may take over.
+    /// Passes a point, at which another task may take over.
     #[inline]
     pub(crate) fn point(&self) {
         self.scheduler.steps.fetch_add(1, Ordering::Relaxed);
@@ -489,8 +489,8 @@ impl Task {
         }
     }
 
-    /// Waits until a different task wakes the waiters of `wait.what`, or until the deadline. Returns `true` if the
-    /// deadline passed.
+    /// Waits until another task wakes the waiters of `wait.what`, or until the deadline. Returns `true` if the deadline
+    /// passed.
     pub(crate) fn wait(&self, wait: Wait, deadline: Option<Duration>) -> bool {
         let mut state = self.scheduler.lock();
         self.wait_in(&mut state, wait, deadline);

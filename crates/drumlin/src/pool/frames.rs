@@ -421,8 +421,8 @@ impl Frames {
 }
 
 /// Access to the immutable pages of one pool. While the guard lives, no frame that was reachable when it was made is
-/// reused. It borrows the frames that it protects, and gives access to no other pool's frames. It can't be sent to a
-/// different thread.
+/// reused. It borrows the frames that it protects, and gives access to no other pool's frames. It can't be sent to
+/// another thread.
 pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
     _era: EraGuard<'p>,
@@ -432,7 +432,7 @@ impl ReclaimGuard<'_> {
     /// Returns a view of the table's immutable pages.
     ///
     /// # Panics
-    /// If the table belongs to a different database, because its entries refer to frames of a different pool.
+    /// If the table belongs to another database, because its entries refer to frames of another pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
@@ -471,7 +471,7 @@ impl<'g> ImmutablePages<'g> {
     }
 }
 
-/// A frame that is not published yet. Dropping it returns the frame to the free ones.
+/// A frame that is not published yet. Dropping it frees the frame.
 pub(crate) struct NewFrame<'p> {
     pub(super) frames: &'p Frames,
     pub(super) frame: FrameIndex,
@@ -616,7 +616,7 @@ impl FrameWrite<'_> {
     /// Returns the page of a leaf for modification.
     ///
     /// # Panics
-    /// If `table` does not show the page as a leaf in this frame, or belongs to a different database.
+    /// If `table` does not show the page as a leaf in this frame, or belongs to another database.
     #[inline]
     pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
         assert!(table.is_within(&self.frames.budget), "a leaf is changed by the page table of another database");

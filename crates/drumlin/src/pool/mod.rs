@@ -102,7 +102,7 @@ pub(crate) struct Pool {
     writing_back: Mutex<()>,
     /// Elevators by page size.
     elevators: Mutex<BTreeMap<usize, Elevator>>,
-    /// Held by the thread that gives up frames for page tables. Other threads wait until it has finished.
+    /// Held by the thread that shrinks the pool to make room for page tables. Other threads wait until it has finished.
     fitting: Mutex<()>,
     background: Background,
     /// Each scan that reads ahead holds a clone, so the reference count is 1 more than the number of scans that share
@@ -121,7 +121,7 @@ struct PageLocks {
     capturing: Mutex<()>,
 }
 
-/// A task of a different module that a thread reading ahead may run.
+/// A task of another module, which a read-ahead thread may run.
 pub(crate) trait DeferredTask: Send + Sync + std::fmt::Debug {
     /// Runs the task, unless another thread has begun it or the task was abandoned.
     fn run(&self, pool: &Pool);

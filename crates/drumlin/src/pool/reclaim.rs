@@ -45,7 +45,7 @@ pub(crate) struct FrameReclaimer {
 }
 
 /// A guard of this reclaimer. While it lives, no frame that was reachable when it was made is reused. It can't be sent
-/// to a different thread. Pages are accessed only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames
+/// to another thread. Pages are accessed only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames
 /// that it protects.
 #[derive(Debug)]
 pub(crate) struct EraGuard<'a> {

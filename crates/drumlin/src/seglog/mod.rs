@@ -420,7 +420,7 @@ impl Log {
         self.shared.failure()
     }
 
-    /// Makes the log fail at the request of a different module. No more records will become durable.
+    /// Makes the log fail at the request of another module. No more records will become durable.
     #[cfg_attr(not(test), expect(dead_code, reason = "for failures outside of the log"))]
     pub(crate) fn fail(&self, reason: &str) {
         self.shared.fail(reason);

@@ -22,8 +22,8 @@ use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 /// The facts about the log that the superblock holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SuperblockLogState<'a> {
-    /// The openings of the database and the first timestamp of each. Records of openings older than the first listed
-    /// one count if they are below its first timestamp.
+    /// The openings of the database and the first timestamp of each. A record of an opening that is too old to be
+    /// listed counts if it is below the first timestamp of the first opening listed.
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
     /// Sequence number of the newest valid superblock.
     pub(crate) checkpoint: CheckpointNumber,

@@ -12,7 +12,7 @@ pub(super) struct Spares {
     slot_next: SlotNumber,
     /// The number of windows begun since the last truncation.
     begun_windows: usize,
-    /// The number of spares worth keeping: an interval between truncations needs that many.
+    /// The number of spares worth keeping: as many as an interval between truncations needs.
     wanted: usize,
 }
 

@@ -460,7 +460,7 @@ impl Segments {
         found
     }
 
-    /// Returns `true` if the next checkpoint will free a segment: one whose bytes have all been released.
+    /// Returns `true` if all bytes of some segment have been released, so that the next checkpoint will free it.
     pub(crate) fn has_released(&self) -> bool {
         let state = self.state.lock();
         let is_released = |(index, segment): (usize, &Segment)| {

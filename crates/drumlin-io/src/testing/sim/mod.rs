@@ -855,7 +855,7 @@ impl Queue for DiskQueue {
             if let Some(task) = &task {
                 sleep_until(task, at);
             }
-            // The request is missing only if a different waiting thread has taken it.
+            // The request is missing only if another waiting thread has taken it.
             let Some((_, request)) = self.requests().in_flight.pop_first() else { break };
             finished.push(request.run(&self.disk));
             count += 1;

@@ -63,8 +63,8 @@ pub fn park(timeout: Option<Duration>) {
     }
 }
 
-/// Adds a number to the simulation's trace, and may let a different task run. Does nothing outside of a simulation or
-/// while the thread panics.
+/// Adds a number to the simulation's trace, and may let another task run. Does nothing outside of a simulation or while
+/// the thread panics.
 pub fn note(number: u64) {
     if let Some(task) = current()
         && !std::thread::panicking()

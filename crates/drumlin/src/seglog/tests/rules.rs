@@ -589,7 +589,7 @@ fn a_record_without_a_reservation_overtakes_none() {
     assert_eq!(rig.recovered(), expect(1, 6, 100));
 }
 
-/// A different module can make the log fail, which wakes all waiters. A write in flight still counts if it completes
+/// Another module can make the log fail, which wakes all waiters. A write in flight still counts if it completes
 /// afterwards.
 #[test]
 fn the_log_can_be_failed_from_outside() {
