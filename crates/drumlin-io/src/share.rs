@@ -22,9 +22,8 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
     ((foreground_count.max(1) as f64 * share / (1.0 - share)) as usize).max(1)
 }
 
-/// Makes a program's background requests yield to its foreground requests. Serves programs that use
-/// [queues](crate::Queue) and blocking calls instead of a [`Driver`](crate::Driver), which has its [own
-/// share](crate::Driver::background).
+/// Makes a program's background requests yield to its foreground requests. For programs that use [queues](crate::Queue)
+/// and blocking calls instead of a [`Driver`](crate::Driver), which has its [own share](crate::Driver::background).
 ///
 /// While foreground requests are in flight, or were within the last millisecond, background requests beyond their share
 /// are refused. No call waits: a thread whose request is refused collects one of its earlier requests, then retries.

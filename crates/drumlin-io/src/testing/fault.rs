@@ -202,7 +202,7 @@ struct Space {
     files: HashMap<PathBuf, Blocks>,
 }
 
-/// The first block of each range of blocks, and its end. The ranges neither overlap nor touch.
+/// Maps the first block of each range of blocks to the range's end. The ranges neither overlap nor touch.
 #[derive(Default)]
 struct Blocks(BTreeMap<u64, u64>);
 

@@ -276,8 +276,8 @@ impl Budget {
         (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// Returns the bytes of the pages account that loads and counts have taken. States and spilled versions do not
-    /// count, because they give way to page tables.
+    /// Returns the number of bytes that loads and counts have taken from the pages account. States and spilled versions
+    /// do not count, because they give way to page tables.
     fn taken_by_others(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }
@@ -473,7 +473,7 @@ impl Grant {
         self.budget.limit_bytes(self.of)
     }
 
-    /// Returns the bytes that the grant covers.
+    /// Returns the number of bytes that the grant covers.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -533,7 +533,7 @@ impl Drop for Grant {
     }
 }
 
-/// Returns the bytes of heap that an allocation of this size uses: a multiple of 16, including one word for the
+/// Returns the number of heap bytes that an allocation of this size uses: a multiple of 16, including one word for the
 /// allocator.
 pub(crate) fn heap_bytes(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }

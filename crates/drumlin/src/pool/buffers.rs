@@ -44,9 +44,9 @@ pub(super) struct Buffers {
 struct SpareBuffers {
     /// Idle buffers, indexed by size.
     idle: [Vec<AlignedBuffer>; SIZES.len()],
-    /// Bytes of the buffers of each size, idle or taken.
+    /// The total size of the buffers of each size, idle or taken, in bytes.
     bytes: [usize; SIZES.len()],
-    /// Number of takes so far, and its value when each size was last taken.
+    /// The number of buffers taken so far, and its value when a buffer of each size was last taken.
     take_count: u64,
     last_taken: [u64; SIZES.len()],
 }
@@ -101,7 +101,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// Returns the bytes of all buffers.
+    /// Returns the total size of all buffers, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().all_bytes() as u64
     }

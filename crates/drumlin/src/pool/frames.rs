@@ -237,7 +237,7 @@ impl Frames {
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// Returns the bytes of frame headers, which are part of the used bytes.
+    /// Returns the total size of the frame headers in bytes. It counts towards the used bytes.
     pub(crate) fn header_bytes(&self) -> usize {
         let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
         headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES
@@ -271,7 +271,7 @@ impl Frames {
         self.debt.count_dirty(self.page_bytes(frame) as u64, before, epoch);
     }
 
-    /// Returns the bytes of dirty pages.
+    /// Returns the total size of dirty pages, in bytes.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.debt.dirty_bytes()
     }

@@ -232,7 +232,7 @@ impl Pool {
         value
     }
 
-    /// Returns the bytes of all read buffers.
+    /// Returns the total size of all read buffers, in bytes.
     pub(crate) fn read_buffer_bytes(&self) -> u64 {
         self.buffers.bytes()
     }

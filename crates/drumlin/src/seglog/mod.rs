@@ -408,7 +408,8 @@ impl Log {
         self.shared.sync_count.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes written to the log's files so far, in whole blocks: padded records, headers, and zeros.
+    /// Returns the number of bytes written to the log's files so far, in whole blocks: padded records, headers, and
+    /// zeros.
     pub(crate) fn write_bytes(&self) -> u64 {
         let bytes = self.shared.write_bytes.load(Ordering::Relaxed);
         assert!(bytes.is_multiple_of(BLOCK_BYTES as u64), "{bytes} bytes are no whole blocks");

@@ -13,7 +13,7 @@ use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
 
-/// The bytes of zeros written between two syncs while the rest of a segment that is already in use is filled.
+/// The number of zero bytes written between two syncs while the rest of a segment that is already in use is filled.
 const FILL_BYTES: u64 = 8 << 20;
 
 const _: () = assert!(FILL_BYTES.is_multiple_of(BLOCK) && FILL_BYTES > 0, "a segment is filled to within a block");

@@ -39,7 +39,7 @@ pub(crate) struct SuperblockLogState<'a> {
 /// still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
-/// The bytes rewritten in one step.
+/// The number of bytes rewritten in one step.
 const REWRITE_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(PROBE_BYTES.is_multiple_of(BLOCK) && PROBE_BYTES > 0, "a window is searched to within a block");
@@ -81,7 +81,7 @@ struct StreamScan {
 
 impl Scan {
     /// Reads and verifies the whole log, and makes it durable. If the log was closed, reads only its headers and writes
-    /// nothing. Fails if a record is missing that was once durable and is not in the checkpoint.
+    /// nothing. Fails if the log lacks a record that was once durable and is not in the checkpoint.
     pub(crate) fn open(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -160,7 +160,7 @@ impl Scan {
         }
     }
 
-    /// Makes all writes durable that a previous process left in caches, so that no record found here can be lost later.
+    /// Makes durable all writes that a previous process left in caches, so that no record found here can be lost later.
     /// Changes no byte. A sync alone is not enough: after a failed sync, the system may have dropped the writes but
     /// still show them to readers. So the records that are not proven durable are rewritten. At most, these are the
     /// records that were in flight when the process ended.
@@ -343,7 +343,7 @@ impl Scan {
         self.last
     }
 
-    /// Returns the total bytes of the record bodies that recovery must apply.
+    /// Returns the total length of the record bodies that recovery must apply, in bytes.
     pub(crate) fn record_bytes(&self) -> u64 {
         self.record_bytes
     }

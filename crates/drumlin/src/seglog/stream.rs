@@ -182,7 +182,7 @@ impl Tail {
         self.reserved.remove(bytes);
     }
 
-    /// Returns the bytes that are reserved for records not appended yet.
+    /// Returns the number of bytes reserved for records that have not been appended yet.
     pub(super) fn reserved_bytes(&self) -> usize {
         self.reserved.bytes
     }

@@ -27,7 +27,7 @@ use crate::sync::{Mutex, RwLock};
 /// Measured: decision 044.
 pub(crate) const BACKGROUND_SHARE: f64 = 0.75;
 
-/// Bytes and requests read and written so far.
+/// Counts the bytes and requests read and written so far.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) reads: AtomicU64,

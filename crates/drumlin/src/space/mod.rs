@@ -249,7 +249,7 @@ impl Space {
         self.write_jobs.enqueue(jobs);
     }
 
-    /// Returns the bytes left in the open segment for the current epoch's pages.
+    /// Returns the number of bytes left in the open segment for the current epoch's pages.
     pub(crate) fn open_segment_bytes(&self) -> u64 {
         self.appender(self.epoch_latch.newest()).lock().open_segment_bytes()
     }

@@ -93,10 +93,10 @@ pub(crate) enum Admission {
 pub(crate) struct SpaceState {
     pub(crate) segment_bytes: u64,
     pub(crate) free_segments: u64,
-    /// The bytes left in the open segment of the epoch's pages.
+    /// The number of bytes left in the open segment of the epoch's pages.
     pub(crate) open_segment_bytes: u64,
     pub(crate) dirty_bytes: u64,
-    /// The bytes that are reserved now.
+    /// The number of bytes that are reserved now.
     pub(crate) reserved_bytes: u64,
     /// The maximum number of bytes that a checkpoint writes in addition to pages: summaries or a base image, the
     /// segment table, and the catalogue.

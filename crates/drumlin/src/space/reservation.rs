@@ -47,7 +47,7 @@ use crate::format::SegmentId;
 pub(crate) struct Shortage {
     /// The number of free segments that would have been enough.
     segments: u64,
-    /// The bytes that other reservations held at that time.
+    /// The number of bytes that other reservations held at that time.
     pub(crate) reserved_bytes: u64,
     /// Set if the reservation included an allowance, so it would have needed less space without one.
     is_for_allowance: bool,
@@ -260,7 +260,7 @@ impl Space {
         }
     }
 
-    /// Returns the total bytes of the live reservations.
+    /// Returns the total number of bytes that live reservations hold.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.state().reserved_bytes
     }

@@ -372,7 +372,7 @@ impl Segments {
         SegmentTableChunk::of(SegmentId(self.state.lock().segments.len() as u32 - 1)).0 + 1
     }
 
-    /// Returns the maximum number of bytes of the segment table that a checkpoint writes: the whole table.
+    /// Returns the maximum number of bytes that a checkpoint writes for the segment table: the size of the whole table.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.chunk_count()) * (SEGMENT_TABLE_ENTRIES as u64 * 8 + 64)
     }

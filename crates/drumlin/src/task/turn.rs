@@ -57,7 +57,7 @@ pub(crate) fn units_of_bytes(bytes: usize) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX)
 }
 
-/// Charges finished work to this thread's turn.
+/// Charges this thread's turn for finished work.
 #[inline]
 pub(crate) fn count(units: u32) {
     LEFT.with(|left| left.set(left.get().saturating_sub(units)));

@@ -412,7 +412,7 @@ impl Medium {
         &mut self.contents[file]
     }
 
-    /// Returns a copy of the disk in a state that a power cut at this moment may leave.
+    /// Returns a copy of the disk in a state in which a power cut at this moment may leave it.
     #[must_use]
     pub fn cut(&self, loss: Loss, random: &mut Random) -> Medium {
         let mut names = self.durable_names.clone();

@@ -160,8 +160,8 @@ fn a_record_from_before_an_opening_must_be_there() {
     assert!(damage(rig.scan()).1.contains("timestamp 3 "));
 }
 
-/// Recovery makes records durable that a previous process left in caches. Readers may have seen them, so a power cut
-/// must not lose them.
+/// Recovery makes durable the records that a previous process left in caches. Readers may have seen them, so a power
+/// cut must not lose them.
 #[test]
 fn what_was_recovered_from_a_cache_stays() {
     for seed in 0..20 {
