@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::backend::Backend;
 
-/// The foreground counts as active until this long after its last request has finished.
+/// The foreground counts as active for this long after its last request has finished.
 pub(crate) const FOREGROUND_LINGER: Duration = Duration::from_millis(1);
 
 /// Returns the maximum number of background requests in flight if there are `foreground_count` foreground requests:

@@ -42,7 +42,7 @@ pub(crate) struct DiskFile {
     /// The alignment of transfers, in bytes; 1 for a buffered file.
     alignment: usize,
     direct: bool,
-    /// A second handle of the file, without `O_DIRECT`. Used for unaligned writes.
+    /// A second handle to the file, without `O_DIRECT`. Used for unaligned writes.
     cached: OnceLock<fs::File>,
     /// Set once the kernel or file system has rejected `RWF_DSYNC` on this file. Later writes don't try it.
     durable_write_refused: AtomicBool,
@@ -71,7 +71,7 @@ impl DiskFile {
         })
     }
 
-    /// Opens a second handle of the file, which uses the page cache. The path may lead to a different file by now, so
+    /// Opens a second handle to the file, which uses the page cache. The path may lead to a different file by now, so
     /// this opens the first handle's entry in `/proc/self/fd`. If `/proc` is not mounted, this opens the path, and
     /// fails if it leads to a different file.
     fn open_cached(&self) -> io::Result<fs::File> {

@@ -25,7 +25,7 @@ pub use memory::in_memory;
 pub use process::{OpenIn, Process};
 pub use select::{BACKEND_VARIABLE, IoBackend, backend};
 
-/// A shared handle of an open file.
+/// A shared handle to an open file.
 pub type FileRef = Arc<dyn BackendFile>;
 
 /// Settings for opening a file.
@@ -139,7 +139,7 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// A shared handle of an open folder.
+/// A shared handle to an open folder.
 pub type FolderRef = Arc<dyn Folder>;
 
 /// An open folder. Names refer to entries directly inside the folder.
@@ -282,7 +282,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
         Ok(path.to_path_buf())
     }
-    /// Returns a handle of a folder, or `None` if the backend refers to folders only by path. See [`open_folder`].
+    /// Returns a handle to a folder, or `None` if the backend refers to folders only by path. See [`open_folder`].
     fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
         let _ = path;
         Ok(None)

@@ -108,7 +108,7 @@ impl File {
         self.file.alignment()
     }
 
-    /// Returns the backend's handle of the file.
+    /// Returns the backend's handle to the file.
     #[must_use]
     pub fn backend_file(&self) -> &FileRef {
         &self.file

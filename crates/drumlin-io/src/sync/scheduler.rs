@@ -10,7 +10,7 @@
 //! 2. Every random draw comes from the simulation's one generator, in the order of the points. So two runs with the
 //!    same seed take the same course, provided that their other inputs don't differ: see `docs/testing.md`.
 //! 3. If no task is runnable and no waiting task has a deadline, the simulation is deadlocked. It ends with a report
-//!    that shows, for each task, the object that it waits for and the place in the code.
+//!    that shows, for each task, the object that it waits for, and where in the code it waits.
 //!
 //! A simulation fails if a task panics, if it deadlocks, or if it makes no progress for too long. Its other threads are
 //! then left waiting forever, because they hold locks on inconsistent data.
@@ -414,7 +414,7 @@ impl State {
         self.runnable.push(number);
     }
 
-    /// Describes each task's wait: the object that the task waits for, and the place in the code.
+    /// Describes each task's wait: the object that the task waits for, and where in the code it waits.
     fn tell(&self) -> String {
         let mut text = String::new();
         for (number, slot) in self.slots.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A backend for tests. It wraps a real backend, records all changes of the medium, and makes chosen requests fail or
+//! A backend for tests. It wraps a real backend, records all changes to the medium, and makes chosen requests fail or
 //! wait.
 //!
 //! # Invariants
@@ -63,7 +63,7 @@ pub enum Operation {
     Wait,
 }
 
-/// A change of the medium. Changes are recorded in the order of their requests. In a golden file, each line is the text
+/// A change to the medium. Changes are recorded in the order of their requests. In a golden file, each line is the text
 /// form of a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields repeat the arguments of the calls they record")]
@@ -784,7 +784,7 @@ mod tests {
         (backend, file)
     }
 
-    /// A trace contains every change of the medium, and nothing else. Golden tests compare traces.
+    /// A trace contains every change to the medium, and nothing else. Golden tests compare traces.
     #[test]
     fn a_trace_holds_each_change_in_order() {
         let (backend, file) = faulty();

@@ -144,7 +144,7 @@ pub(crate) struct Budget {
     pub(crate) versions: WaitQueue,
     /// The queue of writers of large values that wait for a chunk.
     pub(crate) sources: WaitQueue,
-    /// The queue of plain writes that must wait for a row, but first for the memory of a row lock.
+    /// The queue of plain writes that need memory for a row lock before they can wait for the row.
     pub(crate) locks: WaitQueue,
 }
 

@@ -162,7 +162,7 @@ impl SpareBuffers {
 mod tests {
     use super::*;
 
-    /// The buffers of all sizes together stay within the memory, except that a first buffer is always granted.
+    /// The buffers of all sizes together stay within the memory, except that the first buffer is always granted.
     #[test]
     fn buffers_stay_within_their_memory() {
         let buffers = Buffers::new(200 << 10);

@@ -574,8 +574,8 @@ impl StreamScan {
         self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
     }
 
-    /// Verifies that no window is missing between the first with a record to apply and the last with any record.
-    /// `verified_ends` has the end of each window's last record.
+    /// Verifies that no window is missing between the first window with a record to apply and the last window with any
+    /// record. `verified_ends` holds the end of each window's last record.
     fn check_abutting(&self, verified_ends: &[Option<StreamPosition>]) -> Result<()> {
         let mut end = None;
         for (index, window) in self.windows.iter().enumerate() {

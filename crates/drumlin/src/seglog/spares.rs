@@ -4,7 +4,7 @@ use super::segment::{self, Spare, SpareSize};
 use crate::format::{SlotNumber, StreamId, UseNumber};
 
 /// The files of a stream that are available for reuse, the numbers for new files and uses, and the number of spares
-/// worth keeping. The numbers for files and uses only ascend.
+/// worth keeping. The numbers for files and uses always increase.
 #[derive(Debug)]
 pub(super) struct Spares {
     list: Vec<Spare>,

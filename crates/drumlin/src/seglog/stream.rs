@@ -70,7 +70,7 @@ pub(super) struct Tail {
 #[derive(Debug)]
 pub(super) struct Stream {
     /// The highest [`Urgency`](super::signal::Urgency) of the pending requests for the background thread to write, or 0
-    /// if there is none.
+    /// if no request is pending.
     pub(super) flush_requested: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,
     /// The total length of all record bodies appended since the log was opened, in bytes. Changed only while the tail

@@ -225,7 +225,7 @@ impl PageTableStore {
     }
 
     /// Adds the chunks that bulk loads have written to the base image. Each chunk replaces the old one, and all earlier
-    /// logged changes of its pages. Returns `true` if summaries on disk contain such changes. In that case, only a new
+    /// logged changes to its pages. Returns `true` if summaries on disk contain such changes. In that case, only a new
     /// base image shows which entries are valid.
     fn take_images(
         &mut self,
@@ -648,7 +648,7 @@ mod tests {
     }
 
     /// Until page-table changes are in a base image, they use little more memory than their own size: vectors grow by a
-    /// quarter, and folding allocates no copy. The newest change of each page wins, whichever epoch it belongs to.
+    /// quarter, and folding allocates no copy. The newest change to each page wins, whichever epoch it belongs to.
     #[test]
     fn changes_are_folded_in_their_memory() {
         const PAGES: u32 = 1300;

@@ -1,4 +1,4 @@
-//! Counters of the bytes that the next checkpoint has to write from memory. Every change of a page updates them.
+//! Counters of the bytes that the next checkpoint has to write from memory. Every change to a page updates them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -279,7 +279,7 @@ fn check_admission(
     bytes: u64,
     margin: Margin,
 ) -> Result<(), Shortage> {
-    // If packing would gain nothing, fall back to the least margin: each packing takes at least one checkpoint.
+    // If packing would gain nothing, fall back to the least margin, because each packing costs at least one checkpoint.
     let is_packed = admissions.full_disk.as_ref().is_some_and(|full_disk| full_disk.is_packed(state));
     let margin = if purpose == Purpose::Remove && is_packed { Margin::Least } else { margin };
     let segments = match (admit(state, purpose, bytes), margin) {

@@ -23,7 +23,7 @@
 //! [`PageEntry::may_become`] lists all transitions; `store` and `exchange` assert it.
 //!
 //! # Invariants
-//! 1. Every change of an entry, except between OnDisk, Reading and resident states, happens under the epoch latch, so a
+//! 1. Every change to an entry, except between OnDisk, Reading and resident states, happens under the epoch latch, so a
 //!    checkpoint that begins sees no half-done change.
 //! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry never
 //!    changes while it is published: its readers need no latch, only a reclaim guard that keeps the frame from being

@@ -300,10 +300,10 @@ impl Disk {
 const READ_NANOS: u64 = 15_000;
 const WRITE_NANOS: u64 = 15_000;
 const SYNC_NANOS: u64 = 60_000;
-/// The minimum duration of a change of a name or length, which is fast because it happens in memory.
+/// The minimum duration of a change to a name or length, which is fast because it happens in memory.
 const NAME_NANOS: u64 = 2_000;
 
-/// Returns `true` if `DRUMLIN_SIM_TRACE` is set, so that every change of a disk is printed.
+/// Returns `true` if `DRUMLIN_SIM_TRACE` is set, so that every change to a disk is printed.
 #[must_use]
 pub fn is_told() -> bool {
     static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();

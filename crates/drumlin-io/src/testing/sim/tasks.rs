@@ -10,7 +10,7 @@ pub use crate::sync::scheduler::{Outcome, Schedule, run};
 /// Starts a task of the calling thread's simulation. Outside of a simulation, starts a thread.
 ///
 /// # Errors
-/// The errors of the operating system.
+/// Any error that the operating system reports.
 pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
     match current() {
         Some(task) => task.scheduler.start(name, body),
