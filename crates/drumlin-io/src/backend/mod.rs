@@ -205,8 +205,8 @@ pub struct Completion {
 pub struct QueueOptions {
     /// The maximum number of requests in flight, at least 1.
     pub depth: usize,
-    /// Set if several threads use the queue: some push requests while one waits. If `false`, only one thread at a time
-    /// does both, and detects a request that finishes while it computes only when it next waits.
+    /// Set if several threads use the queue: some push requests while one waits. If `false`, a single thread at a time
+    /// does both. If a request finishes while this thread computes, the thread detects it only when it next waits.
     pub shared: bool,
     /// Set if the device is polled for finished requests, instead of interrupting the processor
     /// (`IORING_SETUP_IOPOLL`). This works only for direct files, on a kernel driver with polled queues: NVMe with the

@@ -544,7 +544,8 @@ mod tests {
         assert_eq!(kind(write.advance(100)), Some(Err(io::ErrorKind::WriteZero)));
     }
 
-    /// Forbids the system call `number` to the calling thread, as a container's seccomp profile does for a process.
+    /// Forbids the calling thread to make the system call `number`, as a container's seccomp profile does for a
+    /// process.
     fn forbid(number: libc::c_long) {
         let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let mut program = [

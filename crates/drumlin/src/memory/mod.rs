@@ -684,8 +684,7 @@ mod tests {
         assert_eq!(larger.needed_for_growth(bytes), None);
     }
 
-    /// The transactions account has room for the largest transaction and a copy of it, whatever the steps in which
-    /// their grants grow.
+    /// The transactions account has room for the largest transaction and a copy of it, however their grants grow.
     #[test]
     fn the_largest_transaction_and_a_copy_fit() {
         for total in [Budget::bytes_min(1), 64 << 20, 1 << 40] {

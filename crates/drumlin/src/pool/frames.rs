@@ -408,7 +408,7 @@ impl Frames {
         header.is(page_key).then_some(write)
     }
 
-    /// Returns the number of reclaim guards taken so far, which equals the number of descents of trees.
+    /// Returns the number of reclaim guards taken so far, which equals the number of tree descents.
     pub(crate) fn descent_count(&self) -> u64 {
         self.reclaimer.entered_count()
     }
@@ -679,7 +679,7 @@ mod tests {
         write.leaf_mut(&table)[0] = 1;
     }
 
-    /// Returns a frame that holds a page, and a page table of a different database that shows the page in a frame of
+    /// Returns a frame that holds a page, and a page table of a different database that shows the page in a frame with
     /// the same number.
     fn foreign(entry: fn(FrameIndex) -> PageEntry) -> (Frames, FrameIndex, PageKey, PageTable) {
         let frames = Frames::new(Budget::of_pages(64 << 10), Arc::default());

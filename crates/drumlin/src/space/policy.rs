@@ -11,8 +11,8 @@
 
 use std::fmt;
 
-/// The minimum ratio of the bytes of pages to the bytes of their entries in summaries. Fixed by the format: an entry
-/// has 24 bytes, and a page at least 512. The ratio 24 / 512 is rounded up to 1 / 20.
+/// The minimum ratio of the size of pages to the size of their entries in summaries. Fixed by the format: an entry has
+/// 24 bytes, and a page at least 512. The ratio 24 / 512 is rounded up to 1 / 20.
 const ENTRY_SHARE: u64 = 20;
 
 /// The part of a segment that can certainly be used, in quarters. The rest may be wasted: up to a 64 KiB page at the

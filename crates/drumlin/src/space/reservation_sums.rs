@@ -24,7 +24,7 @@ pub(super) struct Reservations {
 pub(super) struct Allowance {
     /// The number of bytes left in the allowance.
     pub(super) left_bytes: AtomicU64,
-    /// The bytes of reservations that have ended since the sums were last settled.
+    /// The number of bytes whose reservations have ended since the sums were last settled.
     pub(super) ended_bytes: AtomicU64,
 }
 

@@ -4,7 +4,7 @@
 //! 1. A segment is free only if neither the durable tables nor those being made durable refer to it. Space released in
 //!    an epoch is subtracted only after the checkpoint that ends the epoch is durable.
 //! 2. The file system has allocated space for every segment of the file, so writing to a segment can't fail for lack of
-//!    space. A full disk shows when the file grows, before anything depends on the new segments.
+//!    space. A full disk is detected when the file grows, before anything depends on the new segments.
 //! 3. The lowest free segment is taken first, so that the end of the file empties and can be returned to the file
 //!    system.
 //! 4. Each time a segment is taken, a new *use* of it begins, with a number that was never used before. Every extent in

@@ -16,8 +16,8 @@
 //! - *The disk is full* when the files reach a given total length.
 //! - *The drive lies*: it reports changes as durable that are only in its cache.
 //!
-//! Not modelled: sectors that change without a write near them, bugs of the file system, and concurrent reads and
-//! writes of the same bytes, which the engine avoids.
+//! Not modelled: sectors that change without a write near them, file-system bugs, and concurrent reads and writes of
+//! the same bytes, which the engine avoids.
 //!
 //! A test may use a [`Disk`] without a simulation. Its requests then take no time, and it uses the system's threads and
 //! clock. With the feature `sim`, `run` runs a simulation, whose tasks call `spawn`, `join`, `sleep` and `now`.

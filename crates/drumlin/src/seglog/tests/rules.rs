@@ -44,8 +44,8 @@ fn every_body_length_comes_back() {
     assert!(matches!(log.reserve(0, log.body_bytes_max() + 1), Err(Error::TransactionTooLarge { .. })));
 }
 
-/// Incarnations: a timestamp missing in one stream ends the replay. The records after it in a different stream verify,
-/// but this opening and all later ones ignore them.
+/// Incarnations: a timestamp missing in one stream ends the replay. The records after it in another stream verify, but
+/// this opening and all later ones ignore them.
 #[test]
 fn a_gap_between_streams_ends_the_replay_for_ever() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -201,7 +201,7 @@ fn what_a_failed_write_left_in_a_cache_stays() {
     }
 }
 
-/// Recovery makes the names of all segments that it finds durable. A process that was killed may have left the name of
+/// Recovery makes durable the names of all segments that it finds. A process that was killed may have left the name of
 /// a new segment in caches only, and the next process reuses the segment without creating the name.
 #[test]
 fn what_was_recovered_keeps_its_name() {
