@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 /// The results of one writer on one file system, for one model of the drive's cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Count {
-    /// The number of states that were mounted, recovered and verified.
+    /// The number of states mounted, recovered and verified.
     pub states: u64,
-    /// The number of `states` that were created by cutting the recovery of an earlier state.
+    /// The number of `states` that resulted from a cut during the recovery of an earlier state.
     #[serde(default)]
     pub cut_again: u64,
     /// The number of states in which acknowledged commits were missing.
@@ -50,7 +50,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Opens the counters of this name, with the counts that earlier runs stored.
+    /// Opens the counters with this name, including the counts that earlier runs stored.
     pub fn open(name: &str) -> Result<Counters> {
         let path = crate::host::work_folder()?.join(format!("{name}.json"));
         let counts = match fs::read(&path) {
