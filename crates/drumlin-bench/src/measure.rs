@@ -90,7 +90,7 @@ pub struct Costs {
     pub device_write_bytes: u64,
     /// Cache flushes of the whole device by all processes during the measurement.
     pub device_flushes: u64,
-    /// CPU time that all processes of the machine used during the measurement.
+    /// CPU time that all processes on the machine used during the measurement.
     pub machine_cpu_seconds: f64,
 }
 
@@ -141,7 +141,7 @@ fn busy_ticks(text: &str) -> u64 {
     numbers.iter().sum::<u64>() - numbers.iter().skip(3).take(2).sum::<u64>()
 }
 
-/// Counters of a block device since it was attached.
+/// A block device's counters since it was attached.
 #[derive(Clone, Copy, Debug, Default)]
 struct Device {
     write_bytes: u64,

@@ -62,7 +62,7 @@ fn lacks(capabilities: &Capabilities) -> Vec<String> {
     all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, text)| text.to_owned()).collect()
 }
 
-/// A workload with the figures of each engine.
+/// A workload with the figures for each engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
     pub name: String,

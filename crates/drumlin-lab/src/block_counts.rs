@@ -1,4 +1,4 @@
-//! The kernel's request counters of a block device, used mainly to count cache flushes.
+//! The kernel's request counters for a block device, used mainly to count cache flushes.
 
 use std::fs;
 

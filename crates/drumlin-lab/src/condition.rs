@@ -2,7 +2,7 @@
 //! that this machine meets them.
 //!
 //! A machine that does not meet a condition can't refute a finding: see [`Judgement::unless_lacking`]. A machine meets
-//! a condition if it has at least half of what the source's machine had.
+//! a condition if it has at least half as much as the source's machine had.
 //!
 //! [`Judgement::unless_lacking`]: crate::report::Judgement::unless_lacking
 
@@ -45,7 +45,7 @@ pub(crate) fn read_micros(here: f64) -> Option<String> {
     lacks.then(|| format!("a drive that answers a read of 4 KiB in {} (here {})", show(S4_READ_MICROS), show(here)))
 }
 
-/// Joins the missing conditions into one text.
+/// Joins the missing conditions into a single text, or returns `None` if no condition is missing.
 pub(crate) fn all(missing: impl IntoIterator<Item = Option<String>>) -> Option<String> {
     missing.into_iter().flatten().reduce(|all, next| format!("{all}; {next}"))
 }

@@ -243,7 +243,7 @@ mod tests {
         let name = device.path().to_owned();
         assert!(backing(&name).unwrap().contains("data"));
         drop(device);
-        // A program that watches for new devices may hold it open for a moment.
+        // A program that watches for new devices may hold the device open for a moment.
         let is_ours = || backing(&name).is_some_and(|backing| backing.contains(&*temp_folder.path().to_string_lossy()));
         assert!(wait_until(Duration::from_secs(20), || !is_ours()), "{} stays attached", name.display());
     }

@@ -53,7 +53,7 @@ pub(crate) fn length(mut file: &File) -> io::Result<u64> {
     if metadata.is_file() { Ok(metadata.len()) } else { file.seek(SeekFrom::End(0)) }
 }
 
-/// A mapping of a file's first bytes, readable and writable.
+/// A readable and writable mapping of the first bytes of a file.
 #[derive(Debug)]
 pub(crate) struct Map {
     start: NonNull<u8>,

@@ -298,7 +298,7 @@ mod tests {
             drop(left);
             assert!(!place.exists());
             let backing = || fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
-            // A program that watches for new devices may hold it open for a moment.
+            // A program that watches for new devices may hold the device open for a moment.
             let is_gone = || !backing().contains(&*temp_folder.path().to_string_lossy());
             assert!(crate::worker::wait_until(Duration::from_secs(20), is_gone), "{disk} stays attached");
         }

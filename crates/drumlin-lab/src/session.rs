@@ -156,7 +156,7 @@ pub(crate) const ROUNDS_MIN: usize = 3;
 /// A case with fewer operations than this, over all rounds, has not reached a steady state.
 const STEADY_OPERATIONS: u64 = 1000;
 
-/// A result that knows the number of its operations.
+/// A result that includes a count of its operations.
 pub(crate) trait Counted {
     fn operations(&self) -> u64;
 }

@@ -1,4 +1,4 @@
-//! The counts of long runs. They are stored in a file, so that a stopped run can be continued.
+//! The counts of long runs. They are stored in a file, so that an interrupted run can be resumed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -72,7 +72,7 @@ impl Counters {
     }
 }
 
-/// Writes the counts of each file system into a row of docs/testing.md.
+/// Writes each file system's counts into a row of docs/testing.md.
 pub fn write_row(what: &str, counts: &[(String, Count)]) -> Result<()> {
     let states = counts.iter().map(|(system, count)| format!("{system} {}", documents::figure(count.states)));
     let states = states.collect::<Vec<_>>().join(", ");

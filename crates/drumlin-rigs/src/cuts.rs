@@ -89,7 +89,7 @@ fn choose(about: &About, history: &History, count: usize, model: Model, random: 
     Ok(cuts.collect())
 }
 
-/// A long run: traces of a writer and their states, until each file system has had `goal` states over all runs.
+/// A long run: traces a writer and verifies states, until each file system has had `goal` states over all runs.
 #[derive(Clone, Debug)]
 pub struct LongRun {
     pub systems: Vec<FileSystem>,

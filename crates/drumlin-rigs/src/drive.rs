@@ -4,10 +4,9 @@
 //! record, the rig can rebuild the drive in any state in which a cut at any moment may leave it.
 //!
 //! Fault model. A write is certain to survive once it has ended and a flush that began afterwards has completed. A
-//! write with the
-//! *forced unit access* flag is certain as soon as it ends. Every other write may survive, be lost, or be torn: then
-//! each of its 512-byte sectors may survive or be lost. With [`Loss::None`] the drive's cache survives. The host's page
-//! cache never survives: data that was not written to the drive is always lost.
+//! write with the *forced unit access* flag is certain as soon as it ends. Every other write may survive, be lost, or
+//! be torn: then each of its 512-byte sectors may survive or be lost. With [`Loss::None`] the drive's cache survives.
+//! The host's page cache never survives: data that was not written to the drive is always lost.
 //!
 //! The block that holds a file system's own superblock is never torn. Ext4 and btrfs rely on that, and drives with
 //! sectors of 4 KiB guarantee it. XFS relies on more: a metadata block that arrived in part can fail its checksum

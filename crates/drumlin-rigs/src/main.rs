@@ -152,7 +152,7 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Detach the devices and mounts that a killed rig left behind
+    /// Detach the devices and mounts that killed rigs left behind
     CleanUp,
     /// Run as the first process of the virtual machine
     #[command(hide = true)]

@@ -224,7 +224,7 @@ impl Rig {
         let mut machine = Machine::start(&rig.guest, rig.folder.path(), None)?;
         machine.ask(r#"{"execute": "cont"}"#)?;
         rig.wait(&mut machine, |acked| acked.contains(&WAITING))?;
-        // Give the guest time to complete that write and enter the loop in which it waits.
+        // Give the guest time to complete its acknowledgement and to enter the loop in which it waits.
         std::thread::sleep(Duration::from_millis(200));
         machine.ask(r#"{"execute": "stop"}"#)?;
         let uri = format!("exec:cat > {}", rig.state().display());

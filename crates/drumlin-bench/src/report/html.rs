@@ -8,7 +8,7 @@ use crate::driver::BUCKET;
 use crate::measure::Latencies;
 use crate::results::{Measured, Results};
 
-/// The CSS rules that the page needs in addition to those of drumlin-lab's pages.
+/// CSS rules that drumlin-lab's style sheet lacks.
 const STYLE: &str = "svg .bar{fill:var(--soft);opacity:.45}svg .own{fill:var(--accent);opacity:.9}\
 tbody th{min-width:3.5rem}td.words{min-width:15rem}svg .range{stroke:var(--ink);stroke-width:1.5;fill:none}td:nth-child(2){white-space:normal}\
 nav{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem}nav a{color:var(--accent);text-decoration:none}";

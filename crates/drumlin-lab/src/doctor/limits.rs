@@ -5,7 +5,7 @@ use drumlin::{KeyspaceInfo, Stats};
 use super::{Diagnosis, Severity, show_bytes};
 use crate::figures::Form;
 
-/// The size limit of a data file: the last byte that an extent address can refer to (docs/format.md).
+/// The maximum size of a data file, which is the range of extent addresses (docs/format.md).
 const DATA_FILE_BYTES_MAX: u64 = 64 << 40;
 
 /// The maximum number of pages in a keyspace, and of keyspaces in a database. Both have 32-bit ids.

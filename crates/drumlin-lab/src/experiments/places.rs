@@ -117,7 +117,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Creates the file systems that the settings ask for. Creates a second ext4, on a device without a volatile cache.
+    /// Creates the file systems requested in the settings. Creates a second ext4, on a device without a volatile cache.
     pub(super) fn open(session: &Session<'_>, machine: &Machine) -> Places {
         let mut places = Places { all: vec![Place::own(session, machine)], absent: Vec::new() };
         for (file_system, cache) in wanted(session) {

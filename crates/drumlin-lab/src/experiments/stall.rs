@@ -218,7 +218,7 @@ impl Task {
                 blocked += u64::from(scheduler.blocked.iter().all(|each| each.load(Ordering::Relaxed)));
             }
             scheduler.stop.store(true, Ordering::Relaxed);
-            // Take the lock once: afterwards, no helper is between its check of `stop` and its wait.
+            // Acquire the lock once, so that no helper is between its check of `stop` and its wait when it is notified.
             drop(scheduler.handed.lock());
             scheduler.handing.notify_all();
             for thread in threads.into_iter().chain(helpers) {

@@ -188,7 +188,7 @@ impl Table {
 }
 
 impl Row {
-    /// Sets the figure of the source.
+    /// Sets the source's figure.
     pub(crate) fn source(&mut self, text: impl Into<String>) {
         self.source = Some(text.into());
     }

@@ -98,7 +98,7 @@ impl Ruler {
         match self.scale {
             Scale::Tail => format!("{}%", ((tick * 1e6).round() / 1e4)),
             _ if tick == 0.0 => "0".to_owned(),
-            // Labels with two units would not fit next to the axis.
+            // Labels in minutes and seconds would not fit next to the axis.
             _ if axis.form == Form::Seconds && tick >= 100.0 => format!("{} s", Form::Count.show(tick)),
             _ => without_last_zeros(&axis.form.show(tick)),
         }

@@ -73,7 +73,7 @@ impl Measurement for Echo {
     }
 }
 
-/// The offsets of the sent word and of the echoed word in the mapping. Each word has a cache line to itself.
+/// The offsets of the sent word and of the echoed word in the mapping. Each word has its own cache line.
 const TO: usize = 0;
 const FRO: usize = 128;
 

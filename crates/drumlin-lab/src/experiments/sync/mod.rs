@@ -182,7 +182,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Measures the cases on one file system. Each has its own files.
+/// Measures the cases on one file system. Each case has its own files.
 fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Written> {
     let timing = timing(session);
     let number = AtomicU64::new(0);
