@@ -1,21 +1,21 @@
-//! Measures how long an executor stalls, both on a store whose pages are not in memory and during long calls on pages
-//! that are in memory.
+//! Measures for how long a store stalls an executor, both when its pages are not in memory and during long calls on
+//! pages in memory.
 //!
 //! First, one tokio worker thread runs 256 tasks that read random rows of a database larger than memory, and a timer
 //! task that ticks every millisecond. A store with a mapped file blocks the thread at every page that is not in memory,
 //! so ticks are late and reads wait for each other. Drumlin's reads are futures, so the thread can run other tasks
 //! while a read waits.
 //!
-//! Then the timer ticks while the tasks make one long call after another on a database that fits in memory. Such calls
-//! never wait for the drive, so they must yield to the executor on their own.
+//! Then the timer ticks while the tasks make long calls in a row, on a database that fits in memory. Such calls never
+//! wait for the drive, so they must yield to the executor on their own.
 //!
 //! ```text
 //! cargo run --release -p drumlin-bench --example executor_stall [disk | cached [SECONDS [CASE]]]
 //! ```
 //!
-//! A memory cgroup keeps the map (LMDB through heed) from having all its pages in memory. This requires root and cgroup
-//! v1 or v2. Without a cgroup, the file's pages are dropped from the page cache before the measurement, and only the
-//! first access to each page is slow. The program prints which method it uses. The files, 1.3 GB in total, are in the
+//! A memory cgroup limits how many pages of the map (LMDB through heed) are in memory. This requires root and cgroup v1
+//! or v2. Without a cgroup, the file's pages are dropped from the page cache before the measurement, and only the first
+//! access to each page is slow. The program prints which method it uses. The files, 1.3 GB in total, are in the
 //! system's temporary directory.
 
 use std::error::Error;
@@ -35,7 +35,7 @@ const ROWS: u64 = 4_000_000;
 const VALUE_BYTES: usize = 100;
 const TASKS: u64 = 256;
 const SECONDS: u64 = 8;
-/// Drumlin's memory budget. For the mapped store, the limit of the memory group is 32 MiB higher and includes the page
+/// Drumlin's memory budget. The mapped store's memory group has a limit that is 32 MiB higher and includes the page
 /// cache.
 const MEMORY_BYTES: u64 = 64 << 20;
 
@@ -58,13 +58,13 @@ fn value(number: u64) -> [u8; VALUE_BYTES] {
     value
 }
 
-/// The lateness of the ticks and the number of reads, for one store.
+/// The lateness of one store's ticks, and the number of its reads.
 struct Outcome {
     lateness_us: Histogram<u64>,
     reads: u64,
 }
 
-/// Ticks every millisecond for `duration`. Returns the lateness of the ticks.
+/// Ticks every millisecond for `duration`. Returns how late the ticks were.
 async fn tick(duration: Duration) -> Result<Histogram<u64>> {
     let mut lateness_us = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3)?;
     let end = Instant::now() + duration;
@@ -93,7 +93,7 @@ where
             while !stop.load(Ordering::Relaxed) {
                 read(random.below(ROWS)).await?;
                 reads.fetch_add(1, Ordering::Relaxed);
-                // Yield after each read, so that the tasks share the thread fairly whatever the store.
+                // Yield after each read, so that the tasks share the thread fairly with every store.
                 tokio::task::yield_now().await;
             }
             Result::<()>::Ok(())
@@ -152,7 +152,7 @@ fn mapped(folder: &Path) -> Result<Outcome> {
         }
         tx.commit()?;
     }
-    // Drop the pages that were just written; otherwise they would still be in memory.
+    // Drop the pages just written, which would otherwise still be in memory.
     let file = fs::File::open(path.join("data.mdb"))?;
     file.sync_all()?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -284,7 +284,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Computes sums over 90 fields in turn. The first sum over a field finds no reduced states in the engine.
+    /// Computes sums over 90 fields in turn. The first sum over a field can't use any reduced states from the engine.
     async fn aggregate(self) -> Result<()> {
         let mut salt = 0;
         while self.goes_on() {
@@ -335,8 +335,8 @@ impl Cached {
         let keys: Vec<[u8; 8]> = (0..20_000).map(|_| key(random.below(CACHED_ROWS))).collect();
         while self.goes_on() {
             let values = self.rows.get_many_async(&keys).await?;
-            // Free the values on a different thread. Freeing this many takes a millisecond, which is not part of the
-            // call.
+            // Free the values on a different thread, because freeing this many takes a millisecond that is not part of
+            // the call.
             tokio::task::spawn_blocking(move || assert!(values.iter().all(Option::is_some)));
             self.count(20_000);
         }
@@ -378,7 +378,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Runs a case while the timer ticks. Returns the lateness of the ticks and the rows processed per second.
+    /// Runs a case while the timer ticks. Returns how late the ticks were, and the rows processed per second.
     fn measure(&self, seconds: u64, tasks: impl Fn(&Cached) -> Vec<Task>) -> Result<(Histogram<u64>, f64)> {
         self.stop.store(false, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);

@@ -1,12 +1,12 @@
 //! Measures how much a held snapshot slows down writers, and how much writers slow down a scan of a snapshot.
 //!
-//! `scan` reads all rows of a snapshot, alone and with two writers that update random rows without pausing. The cases
+//! `scan` reads all rows of a snapshot, either alone or while two writers update random rows without pausing. The cases
 //! alternate. The program prints the rates of each round and, at the end, the median rates relative to those of the
 //! scan alone and of the writers alone. A third case scans a second database while the writers update the first: the
 //! slowdown in this case is the cost of sharing the cores and the drive. Any further slowdown in the second case is the
 //! cost of old versions.
 //!
-//! `hold` holds a snapshot while two writers update random rows, for each engine of the build. It prints the updates
+//! For each engine of the build, `hold` holds a snapshot while two writers update random rows. It prints the updates
 //! per second without and with the snapshot, and the bytes on disk. At the end, it compares every row of the snapshot
 //! with its version at the start.
 //!
@@ -75,7 +75,7 @@ fn write(engine: &dyn Engine, rows: u64, seed: u64, stop: &AtomicBool, count: &A
     Ok(())
 }
 
-/// Runs `body` while the writers update rows. Returns its result and the updates per second.
+/// Runs `body` while the writers update rows. Returns the result of `body` and the updates per second.
 fn beside_writers<T>(engine: &dyn Engine, rows: u64, body: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     static TURN: AtomicU64 = AtomicU64::new(1);
     let stop = AtomicBool::new(false);
@@ -100,7 +100,7 @@ fn beside_writers<T>(engine: &dyn Engine, rows: u64, body: impl FnOnce() -> Resu
     })
 }
 
-/// Returns the versions of all rows of a snapshot.
+/// Returns the versions of all rows in a snapshot.
 fn versions(snapshot: &mut dyn HeldSnapshot, rows: u64) -> Result<Vec<u64>> {
     let mut versions = Vec::with_capacity(usize::try_from(rows)?);
     let mut is_right = true;
@@ -172,7 +172,7 @@ fn disk_bytes(folder: &Path) -> Result<u64> {
         bytes += match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path())?,
             Ok(metadata) => metadata.blocks() * 512,
-            // The engine removed this file after the directory was read.
+            // The engine removed this file after the directory was listed.
             Err(_) => 0,
         };
     }

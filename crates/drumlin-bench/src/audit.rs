@@ -1,9 +1,9 @@
 //! Counts how often an engine's durable commits flush the device, on a separate file system.
 //!
-//! An acknowledged commit may still be in the drive's volatile cache unless the engine made the drive flush that cache
-//! or write the commit through. If one thread makes durable commits one by one, each commit needs about one flush. The
-//! flushes are counted on a loop device that no other process uses, which requires root. Without root, they are counted
-//! on the device that holds the engine's folder, and include the flushes of other processes.
+//! An acknowledged commit may still be in the drive's volatile cache, unless the engine has made the drive flush that
+//! cache or write the commit through. If one thread makes durable commits one by one, each commit needs about one
+//! flush. The flushes are counted on a loop device that no other process uses, which requires root. Without root, they
+//! are counted on the device that holds the engine's folder, and include the flushes of other processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +22,7 @@ const IMAGE_BYTES: u64 = 2 << 30;
 /// An engine with fewer flushes per commit than this acknowledges commits before they are durable.
 const FLUSHES_MIN: f64 = 0.9;
 
-/// The result of counting the flushes of one engine.
+/// The result of counting one engine's flushes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Audit {
     pub engine: String,
@@ -60,7 +60,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
         fill(&mut row[0].1, number, 0, VALUE_BYTES);
         session.write(&row)
     };
-    // Do not count the flushes of the first commits, because those commits make files grow.
+    // Do not count the flushes of the first commits, which make files grow.
     (0..100).try_for_each(&mut commit)?;
     let meter = Meter::start(folder);
     (100..100 + COMMITS).try_for_each(&mut commit)?;
@@ -94,7 +94,7 @@ impl LoopMount {
 
 impl Drop for LoopMount {
     fn drop(&mut self) {
-        // Unmounting fails if the image was never mounted.
+        // This fails if the image was never mounted.
         let _ = call(Command::new("umount").arg(&self.folder));
         let _ = std::fs::remove_dir(&self.folder);
         let _ = std::fs::remove_file(&self.image);

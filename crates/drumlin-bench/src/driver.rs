@@ -11,7 +11,7 @@ use crate::measure::{histogram, record};
 
 /// The duration of a timeline's buckets.
 pub const BUCKET: Duration = Duration::from_millis(100);
-/// A wait longer than this sleeps until shortly before its end; a shorter wait spins.
+/// A thread that has to wait longer than this sleeps until shortly before the end of the wait. Otherwise it spins.
 const SLEEP_MIN: Duration = Duration::from_micros(150);
 /// An upper bound on how late a sleep may end.
 const SLEEP_LATENESS: Duration = Duration::from_micros(60);
@@ -32,7 +32,7 @@ pub struct Outcome {
     pub units: u64,
     /// The time from the start of the first operation to the end of the last operation.
     pub elapsed: Duration,
-    /// Latencies of single operations, in nanoseconds. At a fixed rate, the latency of an operation counts from the
+    /// Latencies of single operations, in nanoseconds. At a fixed rate, an operation's latency is measured from the
     /// moment at which it was due.
     pub latencies: Histogram<u64>,
     /// The number of units completed in each time bucket.
@@ -60,8 +60,8 @@ struct Share {
     ends: Vec<(Instant, Instant)>,
 }
 
-/// The shortest gap between the ends of a thread's operations that is recorded. The gaps common to all threads are
-/// found among the recorded ones.
+/// The minimum length of a recorded gap between the ends of a thread's operations. The gaps common to all threads are
+/// derived from the recorded ones.
 const GAP_MIN: Duration = Duration::from_millis(10);
 
 /// Runs an actor on each of `threads` threads for `duration`. Each actor is created on its own thread.
@@ -184,7 +184,7 @@ fn merge(shares: Vec<Share>, begun: Instant) -> Outcome {
     outcome
 }
 
-/// Returns the longest period that lies within a gap of every thread.
+/// Returns the length of the longest period during which every thread had a gap.
 fn longest_gap(threads: Vec<&[(Instant, Instant)]>) -> Duration {
     let mut threads = threads.into_iter();
     let mut common: Vec<(Instant, Instant)> = threads.next().unwrap_or_default().to_vec();

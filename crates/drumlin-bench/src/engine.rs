@@ -1,11 +1,11 @@
-//! The traits that this benchmark implements for every engine, and the facts about an engine that explain its figures.
+//! The traits that every engine implements, and the facts about an engine that explain its figures.
 //!
 //! Every workload uses [`Engine`] and [`Session`], so all engines perform the same operations on the same keys. If an
-//! engine lacks an operation, its [`Capabilities`] say so, and so does the report. No operation is emulated silently.
+//! engine lacks an operation, its [`Capabilities`] and the report say so. No operation is emulated silently.
 
 use std::path::Path;
 
-/// An error of any engine. A worker process reports its text.
+/// An error of any engine. A worker process reports the error's text.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// The result of a call to an engine.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -15,10 +15,10 @@ pub type Key = [u8; 8];
 /// A row to write.
 pub type Row = (Key, Vec<u8>);
 
-/// The guarantee that a commit gives when it returns.
+/// The guarantee that a commit makes when it returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Durability {
-    /// The commit survives a power cut, provided that the engine keeps its promise.
+    /// The commit survives a power cut, if the engine keeps its promise.
     Full,
     /// The commit may be lost in a power cut until [`Engine::sync`] makes it durable. At best, it survives the death of
     /// the process.
@@ -28,7 +28,7 @@ pub enum Durability {
 /// The settings with which every engine is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The bytes for all of the engine's own caches and write buffers, not counting the page cache.
+    /// The memory for all of the engine's own caches and write buffers, in bytes. The page cache is not included.
     pub memory_bytes: u64,
     /// The durability of each commit.
     pub durability: Durability,
@@ -52,7 +52,7 @@ pub struct Capabilities {
     pub one_writer: bool,
     /// The engine can read many keys in one call. If not, `get_many` makes one get per key.
     pub multi_get: bool,
-    /// The engine has transactions that can both read and write. If not, an update is an atomic change to a single row.
+    /// The engine has transactions that can both read and write. If not, an update changes a single row atomically.
     pub transactions: bool,
     /// The engine applies a batch of writes as a whole or not at all.
     pub atomic_batches: bool,
@@ -93,8 +93,8 @@ pub trait Engine: Send + Sync {
     /// Makes all commits so far durable.
     fn sync(&self) -> Result<()>;
 
-    /// Loads rows by the fastest method that the engine offers, atomically or not. The rows may become durable only
-    /// with the next [`sync`](Engine::sync).
+    /// Loads rows by the engine's fastest method, whether or not it is atomic. The rows may become durable only with
+    /// the next [`sync`](Engine::sync).
     fn bulk_load(&self, rows: &mut dyn Source, order: Order) -> Result<()> {
         let _ = order;
         load_in_batches(&mut *self.session()?, rows, LOAD_BATCH_ROWS)
@@ -151,7 +151,7 @@ pub trait Session {
     /// Writes rows in one commit, with the durability that was chosen when the database was opened.
     fn write(&mut self, rows: &[Row]) -> Result<()>;
 
-    /// Replaces the value of a row with a value computed from the old one, in one transaction. After a conflict, the
+    /// Replaces a row's value with one computed from the old value, in one transaction. After a conflict, the
     /// transaction is retried, so `change` may be called more than once. Fails if the row does not exist.
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()>;
 }
@@ -164,7 +164,7 @@ pub fn load_in_batches(session: &mut dyn Session, rows: &mut dyn Source, batch_r
     let mut batch: Vec<Row> = Vec::with_capacity(batch_rows);
     let mut used = 0;
     while let Some((key, value)) = rows.next() {
-        // Reuse the buffers, so that the measurement does not include allocating them.
+        // Reuse the buffers, so that their allocation is not part of the measurement.
         if used == batch.len() {
             batch.push((key, value.to_vec()));
         } else {

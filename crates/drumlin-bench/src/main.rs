@@ -40,20 +40,20 @@ struct RunArgs {
     /// The folder for the engines' files, which must not be on a file system in memory.
     #[arg(long, default_value = ".")]
     folder: PathBuf,
-    /// The number of turns of each engine.
+    /// The number of turns per engine.
     #[arg(long, default_value_t = 3)]
     turns: u64,
     /// The duration of each measurement in seconds.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// The factor by which the rows and the memory are scaled.
+    /// The factor by which the number of rows and the memory are scaled.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
     /// Run one turn of a tenth of a second on small data, to check that everything works. Its figures are not
-    /// comparable.
+    /// comparable with others.
     #[arg(long)]
     quick: bool,
-    /// First count the flushes of durable commits, on a loop device (as root).
+    /// First count the flushes of durable commits, on a loop device (requires root).
     #[arg(long)]
     audit: bool,
     #[command(flatten)]
@@ -71,13 +71,13 @@ struct ShowArgs {
 
 #[derive(Args)]
 struct Output {
-    /// Write the results as JSON; an existing file keeps its other workloads.
+    /// Write the results as JSON; workloads already in the file are kept unless they ran again.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Write the tables as Markdown.
     #[arg(long)]
     markdown: Option<PathBuf>,
-    /// Write tables and plots as one HTML page.
+    /// Write the tables and plots as one HTML page.
     #[arg(long)]
     html: Option<PathBuf>,
     /// Write the tables into docs/benchmarks.md of the repository from which this program was built.
@@ -153,7 +153,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
         audit: args.audit,
     };
     let json = args.output.json.clone();
-    // Called after each workload, so that an interrupted run keeps the results so far.
+    // Called after each workload, so that an interrupted run does not lose its results.
     let keep = |results: &Results| match &json {
         Some(path) => merged(path, results.clone())?.write(path),
         None => Ok(()),
@@ -166,7 +166,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
     write(&results, &args.output)
 }
 
-/// Returns these results merged into those that the file already contains.
+/// Returns these results, merged into those that the file already contains.
 fn merged(path: &std::path::Path, newer: Results) -> std::io::Result<Results> {
     if !path.exists() {
         return Ok(newer);

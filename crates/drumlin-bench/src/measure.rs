@@ -86,15 +86,15 @@ pub struct Costs {
     pub read_bytes: u64,
     /// Bytes that the process wrote directly or dirtied in the page cache.
     pub write_bytes: u64,
-    /// Bytes that all processes wrote to the whole device during the measurement.
+    /// Bytes that all processes together wrote to the whole device during the measurement.
     pub device_write_bytes: u64,
     /// Cache flushes of the whole device by all processes during the measurement.
     pub device_flushes: u64,
-    /// CPU time that all processes of the machine used during the measurement.
+    /// CPU time that all processes on the machine used during the measurement.
     pub machine_cpu_seconds: f64,
 }
 
-/// Measures costs from the moment of its creation.
+/// Measures the costs since it was started.
 #[derive(Debug)]
 pub struct Meter {
     before: Counters,
@@ -141,7 +141,7 @@ fn busy_ticks(text: &str) -> u64 {
     numbers.iter().sum::<u64>() - numbers.iter().skip(3).take(2).sum::<u64>()
 }
 
-/// Counters of a block device since it was attached.
+/// A block device's counters since it was attached.
 #[derive(Clone, Copy, Debug, Default)]
 struct Device {
     write_bytes: u64,
@@ -192,10 +192,10 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Writes back the files of a folder and drops them from the page cache.
+/// Writes back the files in a folder and drops them from the page cache.
 ///
 /// # Errors
-/// The error of opening or syncing a file, or of dropping its pages.
+/// If a file can't be opened or synced, or if its pages can't be dropped.
 pub fn drop_caches(folder: &Path) -> std::io::Result<()> {
     for path in files(folder) {
         let file = fs::File::open(path)?;
@@ -217,7 +217,7 @@ pub fn median(numbers: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Latencies are summarised in the right order and unit, and a slow operation counts as an outlier.
+    /// Latencies are summarised in the right order and unit. A slow operation counts as an outlier.
     #[test]
     fn latencies_are_summarised() {
         let mut histogram = histogram();
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(Latencies::of(&super::histogram()).count, 0);
     }
 
-    /// The kernel's statistics of a device are parsed, with and without flushes.
+    /// The kernel's statistics for a device are parsed, whether or not they include flushes.
     #[test]
     fn device_statistics_are_read() {
         let text = " 1 2 3 4 5 6 70 8 0 10 11 12 13 14 15 160 17\n";

@@ -1,4 +1,4 @@
-//! The workloads: the data, limits and jobs behind each row of the table in docs/benchmarks.md.
+//! The workloads: the data, limits and jobs for each row of the table in docs/benchmarks.md.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +6,13 @@ use crate::commerce::{Size, Traffic};
 use crate::engine::{Capabilities, Durability, Order, Peer};
 use crate::rows::Choice;
 
-/// The memory of a group beyond the engine's budget. It holds the program, stacks, and some page cache for engines that
-/// read through it.
+/// The memory of a group beyond the engine's budget. It is for the program itself, for stacks, and for some page cache,
+/// which some engines read through.
 const GROUP_BEYOND_BUDGET_BYTES: u64 = 48 << 20;
 /// The smallest budget. Drumlin allows a transaction to use 1/32 of it, which is enough for 1,000 rows of 1 KiB.
 const BUDGET_BYTES_MIN: u64 = 48 << 20;
 
-/// The rows with which a workload begins.
+/// The rows that exist when a workload begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Data {
     /// The number of rows. The rows are numbered from 0.
@@ -123,12 +123,12 @@ pub enum Job {
     FullScan,
     /// One count of this many rows.
     Count(u64),
-    /// One opening of the database and one get, after a kill or a close.
+    /// One opening of the database after a kill or a close, and one get.
     Open {
-        /// `true` if the last process that wrote was killed without closing the database.
+        /// `true` if the last process that wrote was killed before closing the database.
         killed: bool,
     },
-    /// The operations of shoppers, in a shop with data of its own.
+    /// The operations of shoppers, in a shop with its own data.
     Shop {
         /// The size of the shop.
         size: Size,
@@ -144,8 +144,8 @@ pub enum Caches {
     Cold,
     /// The caches are emptied, then all rows are read once.
     Filled,
-    /// The caches are emptied, then warmed by an unmeasured run of the same job. It lasts as long as the measurement,
-    /// but at least 3 seconds.
+    /// The caches are emptied, then warmed by running the same job without measuring it. This takes as long as the
+    /// measurement, but at least 3 seconds.
     Warmed,
 }
 
@@ -157,7 +157,7 @@ pub struct Workload {
     pub row: &'static str,
     /// A description of the workload.
     pub title: &'static str,
-    /// The rows with which the workload begins.
+    /// The rows that exist when the workload begins.
     pub data: Data,
     pub job: Job,
     /// The number of threads that perform the job concurrently.
@@ -397,14 +397,14 @@ pub fn select(chosen: &[String]) -> Result<Vec<Workload>, String> {
 mod tests {
     use super::*;
 
-    /// Workload names are unique, every measured row of the table has a workload, and prefixes of names select
-    /// workloads.
+    /// Workload names are unique, every measured row of the table has a workload, and workloads can be selected by
+    /// prefixes of their names.
     #[test]
     fn the_rows_of_the_table_are_there() {
         let mut names: Vec<&str> = WORKLOADS.iter().map(|workload| workload.name).collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
-        // The figures of rows 16 and 17 (size and memory) come from the workloads of other rows.
+        // Rows 16 and 17 (size and memory) have no workloads of their own.
         for row in (1..=15).map(|row| row.to_string()).chain(["S2".to_owned()]) {
             assert!(WORKLOADS.iter().any(|workload| workload.row == row), "row {row}");
         }

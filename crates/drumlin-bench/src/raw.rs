@@ -1,8 +1,8 @@
 //! Measures the device's limits for direct random reads of 4 KiB, on the files of the engine under test.
 //!
 //! The host may cache the drive's data, and other virtual machines may share the drive. So limits are comparable only
-//! for the same blocks and at nearly the same time. [`heat`] reads the files once, so that the host's cache is in the
-//! same state for each engine.
+//! if they are for the same blocks and measured at nearly the same time. [`heat`] reads the files once, so that the
+//! host's cache is in the same state for each engine.
 
 use std::io;
 use std::path::Path;
@@ -42,8 +42,8 @@ fn open_files(folder: &Path) -> io::Result<Vec<(FileRef, u64)>> {
     Ok(found)
 }
 
-/// Measures random reads for `duration` at each depth. Returns `None` if all files are too small or can't be read
-/// directly.
+/// Measures random reads for `duration` at each depth. Returns `None` if all files are too small, or don't support
+/// direct reads.
 ///
 /// # Errors
 /// The errors of the reads.
@@ -79,7 +79,7 @@ fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::R
             let (file, offset) = place();
             queue.push_read(file, offset, buffer, 0);
         }
-        // Reap a quarter of the reads at a time. Reaping them one by one would measure the cost of the calls.
+        // Reap a quarter of the reads at a time, because reaping them one by one would measure the cost of the calls.
         queue.wait((depth / 4).max(1), &mut finished)?;
         for completion in finished.drain(..) {
             completion.result?;

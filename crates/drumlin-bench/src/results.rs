@@ -23,7 +23,7 @@ pub struct Results {
     pub engines: Vec<EngineFacts>,
     /// The workloads that were run, in the order of the table.
     pub workloads: Vec<Measured>,
-    /// The counts of syncs that reached the device, by engine.
+    /// The counts of flushes that reached the device, by engine.
     pub audits: Vec<Audit>,
 }
 
@@ -62,7 +62,7 @@ fn lacks(capabilities: &Capabilities) -> Vec<String> {
     all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, text)| text.to_owned()).collect()
 }
 
-/// A workload with the figures of each engine.
+/// A workload with the figures for each engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
     pub name: String,
@@ -88,7 +88,7 @@ pub struct Measured {
     pub entries: Vec<Entry>,
 }
 
-/// The turns of one engine at a workload.
+/// The turns of one engine in one workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Entry {
     pub engine: String,
@@ -106,12 +106,12 @@ pub struct Turn {
 }
 
 impl Entry {
-    /// Returns the median of a figure over the turns.
+    /// Returns the median of a figure over all turns.
     pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> f64 {
         median(&self.turns.iter().map(|turn| figure(&turn.figures)).collect::<Vec<_>>())
     }
 
-    /// Returns the lowest and the highest value of a figure over the turns.
+    /// Returns the lowest and the highest value of a figure over all turns.
     pub fn range(&self, figure: impl Fn(&Figures) -> f64) -> (f64, f64) {
         let values = self.turns.iter().map(|turn| figure(&turn.figures));
         values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
@@ -169,7 +169,7 @@ impl Measured {
     }
 
     /// Returns the median share of the machine's CPU time that other processes and the kernel used during the
-    /// measurement. This includes the kernel's work for the engine.
+    /// measurements. It includes the kernel's work for the engine.
     #[must_use]
     pub fn other_work(&self) -> f64 {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
@@ -191,7 +191,7 @@ impl Results {
     }
 
     /// Returns `true` if the workload's commits must be durable, but the audit found that the engine acknowledges such
-    /// commits without a sync. If so, its rate is for a weaker guarantee.
+    /// commits before they are. In that case, its rate is for a weaker guarantee.
     #[must_use]
     pub fn breaks_promise(&self, workload: &Measured, engine: &str) -> bool {
         workload.durable && self.audits.iter().any(|audit| audit.engine == engine && audit.acknowledges_early())
@@ -218,8 +218,8 @@ impl Results {
         std::fs::write(path, serde_json::to_vec_pretty(self)?)
     }
 
-    /// Merges the figures of a newer run. Its workloads, engines and audits replace those with the same names, and its
-    /// facts about the machine replace the old facts.
+    /// Merges the figures of a newer run. The newer workloads, engines and audits replace those with the same names,
+    /// and the newer facts about the machine replace the old ones.
     pub fn merge(&mut self, newer: Results) {
         self.machine = newer.machine;
         for engine in newer.engines {

@@ -1,4 +1,4 @@
-//! Generates rows. Keys, values and random choices are derived from a seed, so they are the same for each engine.
+//! Generates rows. Keys, values and random choices are derived from a seed, so every engine gets the same ones.
 //!
 //! The number and version of a row determine its value, so that every value read can be verified. The first half of a
 //! value is incompressible and the second half is compressible, so engines that compress store about half of it.
@@ -56,7 +56,7 @@ pub fn version(value: &[u8], number: u64, bytes: usize) -> Option<u64> {
         return None;
     }
     let version = u64::from_le_bytes(value[8..HEADER_BYTES].try_into().expect("eight bytes"));
-    // Compare whole words inline: calls that compare bytes took half of the time of a scan of small rows.
+    // Compare whole words inline, because calls that compare bytes took half the time of a scan of small rows.
     let (parts, rest) = value[HEADER_BYTES..].as_chunks::<8>();
     let mut words = words(number, version, bytes);
     let matches = parts.iter().zip(&mut words).all(|(part, word)| *part == word);
@@ -102,7 +102,7 @@ impl Permutation {
 pub enum Choice {
     /// All rows have the same probability.
     Uniform,
-    /// A few rows are drawn often, as in YCSB. These rows are scattered among the keys.
+    /// A few rows are drawn often, as in YCSB. These rows have scattered keys.
     Zipf,
 }
 
@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    /// The most frequent of 1,000 rows gets about an eighth of all draws, and no draw is out of range.
+    /// The most frequently drawn of 1,000 rows gets about an eighth of all draws, and no draw is out of range.
     #[test]
     fn zipf_has_its_skew() {
         let (zipf, mut random) = (Zipf::new(1000), Random(1));

@@ -1,4 +1,4 @@
-//! Runs workloads. In each workload, the engines take turns: A B C A B C.
+//! Runs workloads. Within a workload, the engines take turns: A B C A B C.
 
 use std::fs;
 use std::io;
@@ -17,13 +17,13 @@ pub struct Plan {
     /// The workloads, in the order in which they run.
     pub workloads: Vec<Workload>,
     pub peers: Vec<Peer>,
-    /// The folder in which the run creates a folder of its own. The run removes only that folder at the end.
+    /// The folder in which the run creates its own folder. At the end, the run removes only its own folder.
     pub folder: PathBuf,
-    /// The number of turns of each engine.
+    /// The number of turns per engine.
     pub turns: u64,
     /// The duration of each measurement in seconds.
     pub seconds: f64,
-    /// The factor by which the rows and the memory are scaled.
+    /// The factor by which the number of rows and the memory are scaled.
     pub scale: f64,
     /// `true` for short runs on small data.
     pub quick: bool,
@@ -112,7 +112,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Returns an engine's folder for the workload. Workloads that only read share a folder if they have the same data.
+    /// Returns an engine's folder for the workload. Read-only workloads with the same data share a folder.
     fn place(&self, engine: &str) -> PathBuf {
         let data = self.workload.data.name();
         let own = if self.workload.writes() { format!("-{}", self.workload.name) } else { String::new() };
@@ -161,10 +161,11 @@ impl Bench<'_> {
             procs_file: None,
             answer: self.folder.join("answer.json"),
         };
-        // Only the measurement has a memory limit.
+        // Limit the memory only of the measurement, not of the preparation.
         let limit_bytes = (stage == Stage::Measure).then(|| self.workload.data.group_bytes());
         match worker::run(task.clone(), limit_bytes) {
-            // Figures for data in memory are useful even if this process is not permitted to create a memory group.
+            // If this process is not permitted to create a memory group, figures for data that fits in memory are still
+            // useful.
             Err(_) if !self.workload.data.exceeds_memory => worker::run(task, None),
             other => other,
         }

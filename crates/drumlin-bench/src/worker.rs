@@ -1,4 +1,4 @@
-//! A separate process for each turn of an engine with a workload. It starts with no data in memory, has its own
+//! A separate process for each of an engine's turns in a workload. It starts with no data in memory, has its own
 //! counters and its own memory limit, and can be killed without ending the run.
 //!
 //! The run starts its own executable with the hidden command `worker`, writes a `Task` to the worker's stdin, and reads
@@ -23,7 +23,7 @@ pub const COMMAND: &str = "worker";
 /// A worker that takes longer than this is considered hung and is killed.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// The stage of a turn that a process performs.
+/// The stage of a turn, performed by one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Stage {
     /// Creates the rows.
@@ -31,7 +31,7 @@ pub(crate) enum Stage {
     /// Updates rows, then kills its own process.
     Crash,
     Measure,
-    /// Makes the commits whose flushes are counted on the device.
+    /// Makes the commits whose flushes at the device are counted.
     Audit,
 }
 
@@ -55,9 +55,9 @@ pub(crate) struct Task {
 /// The outcome of a worker process.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    /// The answer of the process, or the reason why there is no answer.
+    /// The process's answer, or the reason why it gave none.
     pub(crate) answer: Result<Value, String>,
-    /// The signal that killed the process, if a signal did.
+    /// The signal that killed the process, or `None` if none did.
     pub(crate) signal: Option<i32>,
     /// The peak memory of the group.
     pub(crate) group_bytes_max: Option<u64>,
@@ -119,7 +119,7 @@ pub fn serve() -> Result<()> {
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     // Make sleeps end on time, for the fixed rates. Threads inherit this setting.
     let _ = std::fs::write("/proc/self/timerslack_ns", "1000");
-    // mimalloc has disabled huge pages for the whole process. Re-enable them, because engines may request huge pages
+    // mimalloc has disabled huge pages for the whole process. Re-enable them for engines that request huge pages
     // themselves.
     let _ = rustix::thread::disable_transparent_huge_pages(false);
     let mut text = String::new();

@@ -15,8 +15,7 @@ fn opened(open: Open, folder: &Path, agents: u64) -> Box<dyn Shop> {
     open(folder, &settings(agents)).unwrap()
 }
 
-/// Every answer of every engine equals the model's answer. The final contents equal the model's too, before and after
-/// reopening.
+/// Every engine's answers equal the model's. So do the final contents, both before and after reopening.
 #[test]
 fn shops_answer_like_the_model() {
     for ((name, open), size) in shops::all().into_iter().flat_map(|shop| [(shop, Size::Small), (shop, Size::Medium)]) {
@@ -44,7 +43,7 @@ fn shops_answer_like_the_model() {
     }
 }
 
-/// Several concurrent agents leave the same contents as the same agents running one after another.
+/// Several concurrent agents leave the same contents as if they had run one after another.
 #[test]
 fn agents_at_once_leave_what_the_model_has() {
     const AGENTS: u64 = 4;

@@ -43,7 +43,7 @@ fn results() -> Results {
     results
 }
 
-/// The table of rates has the medians, and Drumlin's rate relative to the best peer's.
+/// The table of rates shows the medians, and Drumlin's rate relative to the best peer's.
 #[test]
 fn the_table_of_rates_is_as_expected() {
     let text = report::markdown(&results());
@@ -60,7 +60,7 @@ acknowledged without a sync; such engines do not count as the best peer.
     assert!(text.contains(expected), "{text}");
 }
 
-/// A workload's own table has a row for each engine, including the engine that was killed, and no empty columns.
+/// A workload's own table has a row for each engine, even one that was killed, and no empty columns.
 #[test]
 fn the_table_of_a_workload_is_as_expected() {
     let text = report::markdown(&results());

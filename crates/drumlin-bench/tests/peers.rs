@@ -1,5 +1,5 @@
-//! Tests every engine of the build on small data. All engines must give the same answers, and a quick run must measure
-//! each of them.
+//! Tests every engine of the build on small data. All engines must return the same answers, and a quick run must
+//! measure each of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -112,7 +112,7 @@ fn all_engines_give_the_same_answers() {
     }
 }
 
-/// Engines that take part only in the insert workload keep their rows across a reopening.
+/// Engines that support only the insert workload retain their rows when reopened.
 #[test]
 fn engines_that_insert_keep_their_rows() {
     for peer in engines::all().into_iter().filter(|peer| peer.capabilities.inserts_only) {
@@ -130,7 +130,7 @@ fn engines_that_insert_keep_their_rows() {
     }
 }
 
-/// A quick run of the program measures every engine with every kind of workload, and verifies the values that it reads.
+/// A quick run of the program measures each kind of workload with every engine, and verifies the values that it reads.
 /// The report names all engines.
 #[test]
 fn a_quick_run_measures_every_engine() {

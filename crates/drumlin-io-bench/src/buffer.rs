@@ -1,15 +1,15 @@
-//! A buffer that all peers accept. Their own buffers are not aligned for direct I/O.
+//! A buffer that all peers accept. The peers' own buffers are not aligned for direct I/O.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
 
 use drumlin_io::AlignedBuffer;
 
-/// An aligned buffer of fixed length.
+/// An aligned buffer whose length is fixed.
 pub(crate) struct Buffer(pub(crate) AlignedBuffer);
 
 impl Buffer {
-    /// Returns buffers of `bytes` each. Large buffers form a group in huge pages, like those of drumlin-io's streams.
+    /// Returns buffers of `bytes` each. Large buffers share huge pages, as the buffers of drumlin-io's streams do.
     pub(crate) fn group(count: usize, bytes: usize) -> Vec<Buffer> {
         AlignedBuffer::group(count, bytes).into_iter().map(Buffer).collect()
     }
@@ -47,7 +47,7 @@ mod peers {
         }
     }
 
-    // SAFETY: as above.
+    // SAFETY: same as for [`monoio::buf::IoBuf`].
     unsafe impl monoio::buf::IoBufMut for Buffer {
         fn write_ptr(&mut self) -> *mut u8 {
             self.0.as_mut_ptr()
@@ -57,11 +57,11 @@ mod peers {
             self.0.len()
         }
 
-        // SAFETY: has no requirements of its caller, because all bytes are initialised, regardless of the count.
+        // SAFETY: safe for any count, because all bytes are initialised.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
-    // SAFETY: as above.
+    // SAFETY: same as for [`monoio::buf::IoBuf`].
     unsafe impl tokio_uring::buf::IoBuf for Buffer {
         fn stable_ptr(&self) -> *const u8 {
             self.0.as_ptr()
@@ -76,13 +76,13 @@ mod peers {
         }
     }
 
-    // SAFETY: as above.
+    // SAFETY: same as for [`monoio::buf::IoBuf`].
     unsafe impl tokio_uring::buf::IoBufMut for Buffer {
         fn stable_mut_ptr(&mut self) -> *mut u8 {
             self.0.as_mut_ptr()
         }
 
-        // SAFETY: has no requirements of its caller, because all bytes are initialised, regardless of the count.
+        // SAFETY: safe for any count, because all bytes are initialised.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
@@ -93,14 +93,14 @@ mod peers {
     }
 
     impl compio::buf::SetLen for Buffer {
-        // SAFETY: has no requirements of its caller, because all bytes are initialised, regardless of the count.
+        // SAFETY: safe for any count, because all bytes are initialised.
         unsafe fn set_len(&mut self, _: usize) {}
     }
 
     impl compio::buf::IoBufMut for Buffer {
         fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
             // SAFETY: initialised bytes are also valid as possibly uninitialised ones. compio writes only initialised
-            // bytes to them. Test: as above.
+            // bytes to them. Test: every block that a peer reads is checked.
             unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
         }
     }

@@ -1,6 +1,6 @@
-//! Measures drumlin-io and its peers with the same reads and writes, in turns.
+//! Measures drumlin-io and its peers in turns, with the same reads and writes.
 //!
-//! Each measurement runs in its own process, which separates its processor time from that of all other measurements.
+//! Each measurement runs in its own process, so its processor time can be told apart from that of other measurements.
 
 mod buffer;
 mod contenders;
@@ -18,9 +18,9 @@ use contenders::{Contender, contenders};
 use report::{Results, other_processors};
 use work::{Measured, Row, Work};
 
-/// Measures drumlin-io and its peers with the same reads and writes, in turns, and prints tables in Markdown.
+/// Measures drumlin-io and its peers in turns, with the same reads and writes, and prints tables in Markdown.
 ///
-/// The peers need a build with `--features peers`. The files are created in the folder once, and removed at the end.
+/// The peers need a build with `--features peers`. The files are created in the folder once and removed at the end.
 #[derive(Parser)]
 struct Arguments {
     /// The folder for two files, of 4 GiB and 1 GiB. It must be on a drive, not in memory.
@@ -35,10 +35,10 @@ struct Arguments {
     /// The number of turns; the tables show medians.
     #[arg(long, default_value_t = 7)]
     turns: usize,
-    /// The rows whose names begin with one of these words, separated by commas; all by default.
+    /// The rows to measure: the beginnings of their names, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
     rows: Vec<String>,
-    /// The contenders with these names, separated by commas; all by default.
+    /// The contenders to measure: their names, separated by commas; all by default.
     #[arg(long, value_delimiter = ',')]
     contenders: Vec<String>,
     /// Repeats a measurement, up to five times, if other processes kept more than this many processors busy.
@@ -53,7 +53,7 @@ struct Arguments {
     /// Lists the rows and contenders of this build.
     #[arg(long)]
     list: bool,
-    /// Does one measurement in this process: a row and a contender.
+    /// Makes one measurement in this process: of a row and a contender.
     #[arg(long, num_args = 2, hide = true)]
     measure: Option<Vec<String>>,
 }
@@ -111,7 +111,7 @@ impl Arguments {
     }
 }
 
-/// Measures every row with all contenders in turn, for the given number of turns.
+/// Measures every row in turns. In each turn, every contender is measured once.
 fn measure_all(arguments: &Arguments, rows: &[Row], contenders: &[Contender]) -> io::Result<Results> {
     let mut results = Results::new(&arguments.folder)?;
     for row in rows {

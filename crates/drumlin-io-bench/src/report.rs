@@ -18,7 +18,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 /// Returns the processor time of all children of this process that have ended, in seconds.
 pub(crate) fn children_seconds() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
-    // Split after the process name, which is in parentheses. So fields 16 and 17 of proc(5) have the indexes 13 and 14.
+    // Split after the process name, which is in parentheses. The rest begins with field 3 of proc(5), so fields 16 and
+    // 17 have the indexes 13 and 14.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     Ok(fields.iter().skip(13).take(2).filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND)
 }

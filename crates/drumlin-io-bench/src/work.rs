@@ -1,4 +1,5 @@
-//! The rows of the table. Each row has its own reads or writes: which ranges they cover, and which bytes they transfer.
+//! The rows of the table. Each row defines its reads or writes: the ranges that they cover and the bytes that they
+//! transfer.
 //!
 //! Block `n` of a file begins and ends with the number `n`, mixed with a seed, so both ends of every block read can be
 //! checked.
@@ -25,7 +26,7 @@ pub(crate) const REQUESTS: usize = 5;
 pub(crate) const RANGES: usize = 256;
 /// The number of bytes in one range of `read_many`.
 pub(crate) const RANGE_BYTES: usize = 1000;
-/// The number of blocks that the ranges of a near call are spread over.
+/// The number of blocks among which a call's ranges are spread if they are near each other.
 const WINDOW_BLOCKS: u64 = 1024;
 const WRITE_BYTES: u64 = 1 << 30;
 
@@ -36,7 +37,7 @@ const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A row of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Row {
-    /// Random reads of single blocks, with this many in flight.
+    /// Random reads of single blocks, with this number of reads in flight.
     Random(usize),
     /// Calls of `read_many`: `false` for ranges scattered over the file, `true` for ranges near each other.
     Many(bool),
@@ -72,7 +73,7 @@ impl Row {
         }
     }
 
-    /// Returns `true` if the row counts bytes, not reads or ranges.
+    /// Returns `true` if the row counts bytes rather than reads or ranges.
     pub(crate) fn is_sequential(self) -> bool {
         matches!(self, Row::Read | Row::Write)
     }
@@ -156,7 +157,7 @@ impl Work {
     /// Returns the index of the next request, or `None` if the time is up.
     fn next(&self) -> Option<u64> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Reading the clock is the most expensive step, so random reads check the time only at every 32nd request.
+        // Reading the clock is the most expensive step, so random reads check the time only on every 32nd request.
         if self.is_over.load(Ordering::Relaxed) {
             return None;
         }
@@ -195,7 +196,7 @@ impl Work {
             let start = block * BLOCK_BYTES as u64;
             start..start + RANGE_BYTES as u64
         };
-        // Shuffle the ranges.
+        // Return the ranges in a scattered order.
         Some((0..RANGES as u64).map(|index| range(index * 101 % RANGES as u64)).collect())
     }
 
@@ -284,8 +285,8 @@ pub(crate) fn remove_files(folder: &Path) -> io::Result<()> {
     fs::remove_file(folder.join(WRITE_FILE))
 }
 
-/// Opens the file that the row reads or writes: for direct I/O, or buffered, after evicting the file from the page
-/// cache.
+/// Opens the file that the row reads or writes, either for direct I/O, or for buffered I/O after evicting the file from
+/// the page cache.
 pub(crate) fn open(work: &Work, is_direct: bool) -> io::Result<fs::File> {
     let flags = if is_direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
     let file = fs::OpenOptions::new().read(true).write(work.row == Row::Write).custom_flags(flags).open(&work.path)?;

@@ -115,7 +115,7 @@ mod tests {
     use crate::tests::TestFolder;
     use crate::{IoBackend, in_memory};
 
-    /// The capabilities match the behaviour of a file, and no file is left in the folder.
+    /// The reported capabilities match how a file behaves, and `find` leaves no file in the folder.
     #[test]
     fn a_folder_is_examined() {
         for backend in [select(IoBackend::Auto).unwrap(), select(IoBackend::Portable).unwrap(), in_memory()] {

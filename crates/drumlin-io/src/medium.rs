@@ -169,8 +169,8 @@ struct Mount {
     options: String,
 }
 
-/// Returns the mount that contains `folder`. Device numbers cannot identify the mount: on btrfs, those of files differ
-/// from those in the mount table.
+/// Returns the mount that contains `folder`. Device numbers cannot identify the mount: on btrfs, files report device
+/// numbers that differ from those in the mount table.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     let mut best: Option<(usize, Mount)> = None;

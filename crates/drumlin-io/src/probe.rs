@@ -22,8 +22,8 @@ use crate::BLOCK_BYTES;
 /// through a journal.
 const METHODS: [SyncMethod; 3] = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync];
 
-/// The size of the file in blocks. They are enough that the drive does not write the same block over and over, and few
-/// enough that the file is filled quickly.
+/// The size of the file in blocks. It is large enough that the drive does not write the same block over and over, and
+/// small enough that the file is filled quickly.
 const FILE_BLOCKS: u64 = 64;
 
 /// The maximum number of samples. More samples would change neither the median nor the 99th percentile.
@@ -379,8 +379,8 @@ mod tests {
         assert_eq!(median_bounds(&counted(10_000)), Some(microseconds(4850, 5149)));
     }
 
-    /// A method is chosen if it beats all preferred methods by more than the noise, and no later method beats it by
-    /// more than that.
+    /// A method is chosen if it beats all preferred methods by more than the noise, and no later method in turn beats
+    /// it by more than the noise.
     #[test]
     fn a_method_that_is_surely_faster_is_chosen() {
         let of = |medians: [u64; 3], count| chosen(&medians.map(|median| samples(median, 20, count)));

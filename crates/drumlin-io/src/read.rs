@@ -1,4 +1,5 @@
-//! Buffers of bytes that were read, which are shared instead of copied, and reads of any range into such buffers.
+//! Buffers that hold bytes read from files and are shared instead of copied, and reads of arbitrary ranges into such
+//! buffers.
 
 use std::fmt;
 use std::io;
@@ -11,7 +12,7 @@ use super::{AlignedBuffer, BackendFile, Queue};
 use crate::BLOCK_BYTES;
 use crate::backend::disk::end_of_file;
 
-/// A buffer of bytes that were read. It is reference-counted: cloning and slicing don't copy the bytes.
+/// A buffer of bytes read from a file. It is reference-counted: cloning and slicing don't copy the bytes.
 ///
 /// When the last clone or slice is dropped, the memory is freed, or returned to the stream or driver that allocated it.
 ///

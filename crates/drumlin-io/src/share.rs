@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::backend::Backend;
 
-/// The foreground counts as active until this long after its last request has finished.
+/// The foreground counts as active for this long after its last request has finished.
 pub(crate) const FOREGROUND_LINGER: Duration = Duration::from_millis(1);
 
 /// Returns the maximum number of background requests in flight if there are `foreground_count` foreground requests:
@@ -22,9 +22,8 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
     ((foreground_count.max(1) as f64 * share / (1.0 - share)) as usize).max(1)
 }
 
-/// Makes a program's background requests yield to its foreground requests. Serves programs that use
-/// [queues](crate::Queue) and blocking calls instead of a [`Driver`](crate::Driver), which has its [own
-/// share](crate::Driver::background).
+/// Makes a program's background requests yield to its foreground requests. For programs that use [queues](crate::Queue)
+/// and blocking calls instead of a [`Driver`](crate::Driver), which has its [own share](crate::Driver::background).
 ///
 /// While foreground requests are in flight, or were within the last millisecond, background requests beyond their share
 /// are refused. No call waits: a thread whose request is refused collects one of its earlier requests, then retries.
@@ -88,7 +87,7 @@ impl Share {
         InFlight { share: self, is_foreground: true }
     }
 
-    /// Begins a background request of a thread that has no other background request in flight. It is never refused, so
+    /// Begins a background request on a thread that has no other background request in flight. It is never refused, so
     /// that background work progresses however busy the foreground is.
     pub fn background(&self) -> InFlight<'_> {
         self.background.fetch_add(1, Ordering::Relaxed);

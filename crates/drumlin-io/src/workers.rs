@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //! 1. An accepted job runs even if its task no longer waits: dropping the future does not cancel the job.
-//! 2. At most [`JOBS_MAX`] jobs are queued. A task with one more job waits until the queue has room.
+//! 2. At most [`JOBS_MAX`] jobs are queued. A task with a further job waits until the queue has room.
 //! 3. No lock is held while a waker is called.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crate::backend::Backend;
 use crate::sync::{Condvar, Mutex};
 
-/// The maximum number of jobs that wait for a thread. A task with one more job has to wait.
+/// The maximum number of jobs that wait for a thread. A task with a further job has to wait for room.
 const JOBS_MAX: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -1,11 +1,11 @@
-//! The kernel's request counters of a block device, used mainly to count cache flushes.
+//! The kernel's request counters for a block device, used mainly to count cache flushes.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// Request counts of a whole disk, because the kernel counts no flushes for partitions. They include requests of other
-/// programs, unless the disk is a loop device that the lab attached.
+/// Request counts for a whole disk, because the kernel counts no flushes for partitions. They include other programs'
+/// requests, unless the disk is a loop device that the lab attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlockCounts {
     pub(crate) writes: u64,
@@ -31,7 +31,7 @@ impl BlockCounts {
     }
 }
 
-/// Parses the 17 fields of a `stat` file. The file counts in sectors of 512 bytes, whatever the disk's block size.
+/// Parses the 17 fields of a `stat` file. Its sectors have 512 bytes, whatever the disk's block size.
 fn parse(text: &str) -> Option<BlockCounts> {
     let fields: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
     Some(BlockCounts { writes: *fields.get(4)?, write_bytes: fields.get(6)? * 512, flushes: *fields.get(15)? })

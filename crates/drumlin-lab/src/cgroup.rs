@@ -1,6 +1,6 @@
 //! A control group for the workers, whose memory limit includes the page cache.
 //!
-//! Under a limit, a file no longer fits into memory once it exceeds the limit, however large the machine's memory is. A
+//! With the limit, a file larger than the limit does not fit into memory, however large the machine's memory is. A
 //! version 1 group is created below the process's own group. A version 2 group is created as its sibling, because a
 //! version 2 group that contains processes can't enable controllers for its children.
 
@@ -96,7 +96,8 @@ impl Cgroup {
         self.path.join(MEMBERS)
     }
 
-    /// Returns the `cgroup.procs` file of this process's own group. A worker joins that group to leave the new one.
+    /// Returns the `cgroup.procs` file of this process's own group, to which a worker returns when it leaves the lab's
+    /// group.
     pub(crate) fn outside(&self) -> PathBuf {
         self.outside.clone()
     }
@@ -114,7 +115,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The kernel may list the last member for a moment after reporting its exit.
+        // The kernel may still list the last member for a moment after reporting its exit.
         for _ in 0..100 {
             if fs::read_to_string(self.procs_file()).is_ok_and(|members| members.is_empty()) {
                 break;
@@ -183,7 +184,7 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
         if controllers.split(',').any(|controller| controller == "memory")
             && let Some(point) = mount("cgroup", Some("memory"))
         {
-            // In a container, this path may be the host's, which the container can't see.
+            // In a container, `group` may be a path on the host, which the container can't see.
             for parent in [point.join(group), point] {
                 found.push(Place { version: Version::V1, outside: parent.clone(), parent });
             }

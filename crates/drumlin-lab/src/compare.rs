@@ -46,22 +46,22 @@ pub(crate) fn noise(first: &[f64], again: &[f64]) -> f64 {
 
 /// The size of an effect that a source claims, as a factor above 1.
 ///
-/// Effects are compared by the logarithm of the factor. An effect counts as part of the claim from a third of the
-/// claimed logarithm, and as far more than claimed from twice that logarithm. For a claim of `c` times, these are the
-/// factors `c^(1/3)` and `c^2`. So a claim of 2 times holds in part from a factor of 1.26, and a factor of 4 is far
-/// more; a claim of 400 times holds in part from a factor of 7.4.
+/// Effects are compared on a log scale. An effect that reaches a third of the claimed logarithm confirms the claim in
+/// part; one that reaches twice the claimed logarithm is far more than claimed. For a claimed factor `c`, these bounds
+/// are `c^(1/3)` and `c^2`. For example, a claimed 2x is partly confirmed at 1.26x and far exceeded at 4x; a claimed
+/// 400x is partly confirmed at 7.4x.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Size {
     claimed: f64,
     /// The smallest factor that counts as the claimed effect.
     from: f64,
-    /// `true` if the source gives the factor. Otherwise the lab chose it as a bound, and no effect counts as far more
+    /// `true` if the source states a factor. Otherwise the lab chose it as a bound, and no effect counts as far more
     /// than claimed.
     has_figure: bool,
 }
 
 impl Size {
-    /// Creates a size from the factor that the source gives.
+    /// Creates a size from the factor that the source states.
     pub(crate) const fn of(claimed: f64) -> Size {
         assert!(claimed > 1.0, "a claim of no effect has no size");
         Size { claimed, from: claimed, has_figure: true }
@@ -89,8 +89,8 @@ impl Size {
         if self.has_figure { self.claimed * self.claimed } else { f64::INFINITY }
     }
 
-    /// Returns the largest factor that still counts as the claimed one. Needed for claims that a larger effect refutes
-    /// too. On a logarithmic scale, this factor is as far above the claimed one as [`Size::from`] is below it.
+    /// Returns the largest factor that still counts as the claimed one, for claims that a larger effect refutes too. On
+    /// a log scale, this factor is as far above the claimed one as [`Size::from`] is below it.
     fn to(self) -> f64 {
         self.claimed * self.claimed / self.from
     }
@@ -108,8 +108,7 @@ pub(crate) struct Ratio {
 
 impl Ratio {
     /// Divides the medians. The minimum and maximum are those of the ratios within each round, whose two measurements
-    /// were made shortly after each other. Returns `None` if a case has no figures, or if the divisor is zero in a
-    /// round.
+    /// were made shortly after each other. Returns `None` if a case has no figures, or if a divisor is zero.
     pub(crate) fn of(left: &[f64], right: &[f64], noise: f64) -> Option<Ratio> {
         let ratios: Vec<f64> = left.iter().zip(right).map(|(left, right)| left / right).collect();
         let spread = Spread::of(&ratios).filter(|spread| spread.least.is_finite() && spread.most.is_finite())?;
@@ -127,7 +126,7 @@ impl Ratio {
     /// Judges the claim that the ratio is at least this size. The claim holds partly if the whole interval is above a
     /// third of the claimed effect.
     ///
-    /// If the interval ends below the claimed effect and begins between 1 and a third of it, the verdict is
+    /// If the whole interval is below the claimed effect and begins between 1 and a third of it, the verdict is
     /// [`Holds::NotInSize`]. If the interval begins at 1 or less instead, the claim does not hold. An interval that
     /// includes the claimed effect and begins below a third of it is inconclusive.
     pub(crate) fn at_least(&self, size: Size) -> Holds {
@@ -152,7 +151,7 @@ impl Ratio {
         }
     }
 
-    /// Returns a sentence if the effect is certainly far more than claimed, and an empty string otherwise.
+    /// Returns a sentence saying that the effect is far more than claimed, or an empty string if that is not certain.
     pub(crate) fn excess(&self, size: Size) -> &'static str {
         if self.interval().0 >= size.far() { " That is far more than claimed." } else { "" }
     }
@@ -189,7 +188,7 @@ impl Ratio {
         if least == most { format!("{middle} times") } else { format!("{middle} times ({least} to {most})") }
     }
 
-    /// Returns the condition that the machine would have to meet for this ratio to be conclusive.
+    /// Returns the condition for a conclusive ratio, which this machine does not meet.
     pub(crate) fn doubt(&self) -> String {
         format!(
             "{QUIETER} (the rounds gave {} to {} times, and the same case run again differs by {} times)",
@@ -199,7 +198,7 @@ impl Ratio {
         )
     }
 
-    /// Creates a judgement with these figures. An inconclusive one also names the missing condition.
+    /// Creates a judgement that quotes these figures. An inconclusive one also names the missing condition.
     pub(crate) fn judge(&self, holds: Holds, figures: impl Into<String>) -> Judgement {
         match holds {
             Holds::Inconclusive => Judgement::inconclusive(self.doubt(), figures),
@@ -265,8 +264,8 @@ mod tests {
         Ratio::of(&rounds, &[1.0; 3], noise).unwrap()
     }
 
-    /// A claim of "twice as much" can get every verdict. If repetitions of the same case also differ by a factor of
-    /// two, it is inconclusive.
+    /// A claim of "twice as much" can get every verdict. It is inconclusive if repetitions of the same case differ by a
+    /// factor of two as well.
     #[test]
     fn a_claim_of_more_comes_out_each_way() {
         let twice = Size::of(2.0);
@@ -280,8 +279,7 @@ mod tests {
         assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(twice), Holds::Inconclusive);
     }
 
-    /// An effect counts as part of the claim from a third of the claimed logarithm, which is the cube root of the
-    /// factor.
+    /// Part of the claim is confirmed at a third of the claimed logarithm, which is the cube root of the factor.
     #[test]
     fn a_part_is_a_third_of_the_effect() {
         assert!((Size::of(2.0).part() - 1.26).abs() < 0.001 && (Size::of(400.0).part() - 7.37).abs() < 0.01);
@@ -294,7 +292,7 @@ mod tests {
         assert_eq!(ratio([1.7, 1.8, 1.9], 1.0).at_least(Size::of(2.0).from(1.6)), Holds::Yes);
     }
 
-    /// An effect of more than twice the claimed logarithm is reported. It refutes a claim of "about" that size.
+    /// An effect of more than twice the claimed logarithm is reported as such. It refutes a claim of "about" that size.
     #[test]
     fn far_more_than_claimed_is_told() {
         // The source claims half the rate with 128 KiB of read-ahead; the lab measured a twentieth.
@@ -339,7 +337,7 @@ mod tests {
         assert_eq!(spread.show(Form::Rate, "/s"), "2.00/s (1.00/s to 3.00/s)");
     }
 
-    /// The verdicts on the parts of a claim are combined into one.
+    /// The verdicts on a claim's parts are combined into one.
     #[test]
     fn parts_are_combined() {
         use Holds::{Inconclusive, No, NotInSize, Partly, Yes};

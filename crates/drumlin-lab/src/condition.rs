@@ -1,8 +1,8 @@
-//! The conditions on which the sources' findings rest, such as many processors, a fast drive or memory that is really
-//! full, and checks that this machine meets them.
+//! The conditions on which the sources' findings rest, such as many processors, a fast drive or full memory, and checks
+//! that this machine meets them.
 //!
 //! A machine that does not meet a condition can't refute a finding: see [`Judgement::unless_lacking`]. A machine meets
-//! a condition if it has at least half of what the source's machine had.
+//! a condition if it has at least half as much as the source's machine had.
 //!
 //! [`Judgement::unless_lacking`]: crate::report::Judgement::unless_lacking
 
@@ -45,7 +45,7 @@ pub(crate) fn read_micros(here: f64) -> Option<String> {
     lacks.then(|| format!("a drive that answers a read of 4 KiB in {} (here {})", show(S4_READ_MICROS), show(here)))
 }
 
-/// Joins the missing conditions into one text.
+/// Joins the missing conditions into a single text, or returns `None` if no condition is missing.
 pub(crate) fn all(missing: impl IntoIterator<Item = Option<String>>) -> Option<String> {
     missing.into_iter().flatten().reduce(|all, next| format!("{all}; {next}"))
 }
@@ -53,8 +53,8 @@ pub(crate) fn all(missing: impl IntoIterator<Item = Option<String>>) -> Option<S
 /// Memory counts as full once the kernel evicts this share of the pages that it reads in.
 const FULL_SHARE: f64 = 0.9;
 
-/// The number of samples in the window over which evicted pages are compared with pages read in. One sample is not
-/// enough, because the kernel evicts in batches.
+/// The number of samples in the window over which evicted pages are compared with pages read in. One sample is too
+/// short, because the kernel evicts in batches.
 const WINDOW: usize = 5;
 
 /// Detects the moment when memory is full, from samples taken during reads through a mapping.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Counters of this process or, where noted, of the whole machine: either their values at one moment, or the difference
+/// Counters for this process or, where noted, for the whole machine: either their current values, or the difference
 /// between two readings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
@@ -126,7 +126,7 @@ fn parse_stat(text: &str) -> (u64, u64, u64) {
     (number(7), number(9), number(12))
 }
 
-/// Sums interrupts by name over all processors. Numbered interrupts belong to devices and are counted together.
+/// Sums the interrupts over all processors, by name. Numbered interrupts belong to devices and are counted together.
 fn parse_interrupts(text: &str) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for line in text.lines().skip(1) {
@@ -156,15 +156,15 @@ mod tests {
         assert_eq!(field("", "read_bytes:"), 0);
     }
 
-    /// Computation increases the processor time, and memory becomes resident when it is touched.
+    /// Computation increases the processor time, and touched memory becomes resident.
     #[test]
     fn counters_move() {
         let before = Counters::now();
         let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
         let after = Counters::now().since(&before);
         assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
-        // Other tests of this process allocate and free memory concurrently, so compare both figures with no more than
-        // the memory that this test holds.
+        // Other tests in this process allocate and free memory concurrently, so expect the figures to reach only half
+        // of the memory that this test holds.
         let held = memory.len() as u64 / 2;
         assert!(resident_bytes() > held && resident_bytes_max() > held);
     }

@@ -164,7 +164,7 @@ impl Filesystem for BadBlocks {
     }
 
     fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
-        // Otherwise the kernel would send a request before each write.
+        // Declare extended attributes unsupported. Otherwise the kernel would ask for one before each write.
         reply.error(Errno::ENOSYS);
     }
 }

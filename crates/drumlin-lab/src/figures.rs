@@ -1,6 +1,6 @@
-//! Formats numbers for people.
+//! Formats numbers for human readers.
 
-/// The form in which a column's numbers are shown, and their unit in the JSON.
+/// The form in which a column's numbers are shown. It also determines their unit in the JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     /// Text instead of a number.
@@ -26,7 +26,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Returns the unit of the raw number.
+    /// Returns the unit of the unformatted number.
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Form::Text => "text",
@@ -171,7 +171,7 @@ pub(crate) fn plural(number: u64, noun: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Numbers in every form are short and have their unit.
+    /// Numbers are short and have a unit, in every form.
     #[test]
     fn numbers_are_short() {
         for (form, number, text) in [

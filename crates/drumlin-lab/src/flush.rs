@@ -55,7 +55,7 @@ impl LineFlush {
 
     /// Writes the lines of `bytes` back, and waits until the writes have completed.
     pub(crate) fn persist(self, bytes: &[u8]) {
-        // The first line may begin before `bytes` does.
+        // Round down to the start of the first line.
         let skew = bytes.as_ptr().addr() % LINE_BYTES;
         let mut at = 0;
         while at < bytes.len() {
@@ -68,12 +68,13 @@ impl LineFlush {
                 LineFlush::Clwb => unsafe {
                     std::arch::asm!("clwb [{}]", in(reg) address, options(nostack, preserves_flags));
                 },
-                // SAFETY: as above.
+                // SAFETY: same as for `Clwb`.
                 #[cfg(target_arch = "x86_64")]
                 LineFlush::Clflushopt => unsafe {
                     std::arch::asm!("clflushopt [{}]", in(reg) address, options(nostack, preserves_flags));
                 },
-                // SAFETY: as above; every such processor has the instruction, and Linux permits it in user mode.
+                // SAFETY: same as for `Clwb`; every aarch64 processor has the instruction, and Linux permits it in user
+                // mode.
                 #[cfg(target_arch = "aarch64")]
                 LineFlush::Cvac => unsafe {
                     std::arch::asm!("dc cvac, {}", in(reg) address, options(nostack, preserves_flags));
@@ -85,7 +86,7 @@ impl LineFlush {
         unsafe {
             std::arch::asm!("sfence", options(nostack, preserves_flags));
         }
-        // SAFETY: as above.
+        // SAFETY: same as above, a fence only orders accesses.
         #[cfg(target_arch = "aarch64")]
         unsafe {
             std::arch::asm!("dsb sy", options(nostack, preserves_flags));

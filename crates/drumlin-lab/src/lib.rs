@@ -1,4 +1,4 @@
-//! Measurements of this machine's storage as it really behaves.
+//! Measurements of this machine's storage as it actually behaves.
 //!
 //! Drumlin's design rests on claims that other authors measured on their machines: that reads of mapped files collapse
 //! once memory is full, that direct reads with many requests in flight do not, and that a fast sync often syncs
@@ -11,13 +11,13 @@
 //! - `worker` runs each measurement in its own process, `cgroup` limits the memory of that process, and `temp_folder`
 //!   owns the files;
 //! - `regime` creates the conditions under which reads are measured, and `loop_device` the devices for them;
-//! - `compare` decides if two cases differ, and judges the sources' claims;
+//! - `compare` determines whether two cases differ, and judges the sources' claims;
 //! - `measure` and `counters` time and count; `map` and `ring` offer what `drumlin_io` lacks;
-//! - `mount` creates file systems for the lab, `block_counts` counts flushes, and `sync_calls` the calls that ask for
-//!   them;
+//! - `mount` creates file systems for the lab, `block_counts` counts flushes, and `sync_calls` counts the system calls
+//!   that request flushes;
 //! - `report` shows the results as tables, as JSON and as one HTML page.
 //!
-//! The crate measures Linux, so it builds on Linux only.
+//! The crate measures Linux, and builds only on Linux.
 #![deny(missing_docs)]
 #![cfg(target_os = "linux")]
 

@@ -1,8 +1,8 @@
 //! Loop devices: block devices over a file or over memory. Like the sources' drives, they can be read without a file
 //! system, and their read-ahead can be set without affecting the machine's other devices.
 //!
-//! A device is attached with the kernel's "autoclear" flag: it detaches itself once its last user is gone, so nothing
-//! remains if this process is killed. Only root may attach a device.
+//! A device is attached with the kernel's "autoclear" flag: the kernel detaches it once its last user is gone, so no
+//! device remains if this process is killed. Only root may attach a device.
 #![allow(unsafe_code)]
 
 use std::cell::OnceCell;
@@ -59,7 +59,7 @@ struct Config {
 
 const _: () = assert!(size_of::<Info>() == 232 && size_of::<Config>() == 304);
 
-/// The number of attempts to attach a free device: another process may attach the free device first.
+/// The number of attempts to attach a free device. Another process may attach it first.
 const ATTEMPTS: usize = 20;
 
 /// An attached loop device. Dropping it detaches it.
@@ -83,7 +83,7 @@ impl LoopDevice {
     }
 
     /// Attaches a device over memory filled with bytes that do not compress. The memory is charged to this process's
-    /// own control group, not to those of the workers. Calls `go_on` after each MiB; stops if it returns `false`.
+    /// own control group, not to those of the workers. Calls `go_on` after each MiB, and stops if it returns `false`.
     pub(crate) fn over_memory(bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<LoopDevice> {
         let memory = File::from(rustix::fs::memfd_create("drumlin-lab", rustix::fs::MemfdFlags::CLOEXEC)?);
         let mut noise = temp_folder::Noise::new();
@@ -195,14 +195,14 @@ impl Devices {
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// Returns the device of this many bytes in memory. Every call returns the same device.
+    /// Returns the device over memory, which has this many bytes. Every call returns the same device.
     pub(crate) fn over_memory(&self, bytes: u64, go_on: impl FnMut(u64) -> bool) -> Result<&Path, &io::Error> {
         let device =
             self.over_memory.get_or_init(|| LoopDevice::over_memory(bytes, go_on)?.with_read_ahead(READ_AHEAD_BYTES));
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// Returns `true` if the lab has tried to attach the device in memory.
+    /// Returns `true` if the lab has tried to attach the device over memory.
     pub(crate) fn has_memory(&self) -> bool {
         self.over_memory.get().is_some()
     }
@@ -227,7 +227,7 @@ mod tests {
         fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()
     }
 
-    /// A device shows the file's bytes, accepts a read-ahead setting of its own, and is detached when it is dropped.
+    /// A device has the file's bytes, accepts its own read-ahead setting, and is detached when it is dropped.
     #[test]
     fn a_device_shows_its_file() {
         let folder = tempfile::tempdir().unwrap();
@@ -243,12 +243,12 @@ mod tests {
         let name = device.path().to_owned();
         assert!(backing(&name).unwrap().contains("data"));
         drop(device);
-        // A program that watches for new devices may hold it open for a moment.
+        // A program that watches for new devices may hold the device open for a moment.
         let is_ours = || backing(&name).is_some_and(|backing| backing.contains(&*temp_folder.path().to_string_lossy()));
         assert!(wait_until(Duration::from_secs(20), || !is_ours()), "{} stays attached", name.display());
     }
 
-    /// A device over memory holds the bytes that were filled in.
+    /// A device over memory contains the bytes that it was filled with.
     #[test]
     fn a_device_of_memory_is_filled() {
         let Ok(device) = LoopDevice::over_memory(2 << 20, |_| true) else { return };

@@ -45,7 +45,7 @@ pub struct Drive {
     pub name: Option<String>,
     /// The model that the drive reports.
     pub model: Option<String>,
-    /// The kind of write cache that the drive reports, or `None` if it reports no kind. `write back` means volatile.
+    /// The kind of write cache that the drive reports, or `None` if it reports none. `write back` means volatile.
     pub cache_claimed: Option<String>,
     /// The kind of write cache that the kernel assumes. With `write through`, the kernel never flushes it.
     pub cache_believed: Option<String>,
@@ -112,7 +112,7 @@ impl Drive {
         let mut drive = Drive { source: mount.source.clone(), ..Drive::default() };
         let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
         let numbered = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        // On btrfs, files have device numbers of their own, so find the mounted device by its name.
+        // On btrfs, files have device numbers of their own, so find the mounted device by its path.
         let by_name = Path::new(&mount.source).canonicalize().ok().and_then(|path| {
             let name = path.file_name()?.to_owned();
             Some(Path::new("/sys/class/block").join(name))

@@ -53,7 +53,7 @@ pub(crate) fn length(mut file: &File) -> io::Result<u64> {
     if metadata.is_file() { Ok(metadata.len()) } else { file.seek(SeekFrom::End(0)) }
 }
 
-/// A mapping of a file's first bytes, readable and writable.
+/// A readable and writable mapping of the first bytes of a file.
 #[derive(Debug)]
 pub(crate) struct Map {
     start: NonNull<u8>,
@@ -93,7 +93,7 @@ impl Map {
     }
 
     fn madvise(&self, advice: rustix::mm::Advice) -> io::Result<()> {
-        // SAFETY: the range is this mapping, and the advice given here changes no content.
+        // SAFETY: the range is this mapping, and no advice that [`Advice`] has changes its content.
         unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice)? };
         Ok(())
     }
@@ -105,8 +105,8 @@ impl Map {
         Ok(())
     }
 
-    /// Returns a word of a shared mapping, which threads and processes may change concurrently. While they do, do not
-    /// use slices that contain the word.
+    /// Returns a word of a shared mapping, which threads and processes may change concurrently. During such changes, do
+    /// not use slices that contain the word.
     pub(crate) fn word(&self, place: usize) -> &AtomicU64 {
         assert!(place.is_multiple_of(8) && place + 8 <= self.bytes, "no word at {place}");
         // SAFETY: the word is aligned and within the mapping, which lives as long as the reference.
@@ -146,7 +146,7 @@ impl Drop for Map {
     }
 }
 
-/// Locked anonymous memory. It reduces the memory that the rest of the machine can use.
+/// Locked anonymous memory, which leaves less memory to the rest of the machine.
 #[derive(Debug)]
 pub(crate) struct Ballast {
     start: NonNull<u8>,
@@ -254,7 +254,7 @@ pub(crate) fn populate(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Faults in pages by address, for a thread that runs ahead of the threads holding slices of the mapping.
+/// Faults in pages by address. For a thread that runs ahead of other threads, which hold slices of the mapping.
 pub(crate) fn populate_at(address: usize, bytes: usize) -> io::Result<()> {
     let start = std::ptr::without_provenance_mut(address);
     // SAFETY: the advice changes no content, whatever the range; the kernel refuses a range that is not mapped.

@@ -42,8 +42,8 @@ impl Latencies {
         self.0.add(&other.0).expect("the same bounds");
     }
 
-    /// Returns the recorded values with their counts, from which [`Latencies::of_buckets`] restores the histogram in a
-    /// different process.
+    /// Returns the recorded values with their counts, from which [`Latencies::of_buckets`] can restore the histogram in
+    /// a different process.
     pub(crate) fn buckets(&self) -> Vec<(u64, u64)> {
         self.0.iter_recorded().map(|value| (value.value_iterated_to(), value.count_at_value())).collect()
     }
@@ -66,9 +66,9 @@ impl Latencies {
         let at = |quantile: f64| histogram.value_at_quantile(quantile);
         let (quarter, three_quarters) = (at(0.25), at(0.75));
         let fence = three_quarters + 3 * (three_quarters - quarter);
-        // Count the values in the fence's own bucket as being inside the fence.
+        // Count values in the fence's own bucket as inside the fence.
         let inside = histogram.count_between(0, histogram.highest_equivalent(fence));
-        // A quantile is unknown if fewer than one operation is expected beyond it. The list ends with the slowest
+        // A quantile is unknown if, on average, less than one operation lies beyond it. The list ends with the slowest
         // operation.
         let count = histogram.len();
         let known = QUANTILES.into_iter().filter(|quantile| (1.0 - quantile) * count as f64 >= 1.0);
@@ -144,7 +144,7 @@ pub(crate) struct Load {
     pub(crate) latency: Summary,
     pub(crate) counters: Counters,
     pub(crate) resident_bytes_max: u64,
-    /// A checksum of all results. Without it, the compiler could remove a read.
+    /// A checksum of all results, without which the compiler could optimise away a read.
     pub(crate) check: u64,
 }
 
@@ -302,7 +302,7 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
 }
 
 /// Runs `work` on this many threads until the time has run out or all threads have finished. Passes a sample to
-/// `observe` at each interval. `work` has to call [`Pace::go_on`] after every operation.
+/// `observe` at each interval. `work` must call [`Pace::go_on`] after every operation.
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
@@ -355,7 +355,7 @@ pub(crate) fn load_while(
         let stopped = Instant::now();
         let seconds = (stopped - start).as_secs_f64();
         let (operations, bytes) = totals(&lanes);
-        // If memory was so scarce that this thread stalled too, the last sample may be old.
+        // If memory was so scarce that this thread stalled too, the last sample may be out of date.
         let since_sample = (stopped - sampler.last).as_secs_f64();
         if timing.sample_seconds > 0.0 && since_sample > timing.sample_seconds / 2.0 {
             sampler.take(stopped, (operations, bytes));
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(Latencies::new().summary(), Summary::default());
     }
 
-    /// Latencies can be sent to a different process, and the latencies of several processes can be combined.
+    /// Latencies can be sent to a different process, and those of several processes can be combined.
     #[test]
     fn latencies_travel() {
         let mut latencies = Latencies::new();
@@ -430,7 +430,7 @@ mod tests {
         assert!(load(2, timing, |_| {}, |_, _| Err(io::ErrorKind::NotFound.into())).is_err());
     }
 
-    /// Samples arrive while the load runs, and the load ends when the observer wants no more.
+    /// Samples arrive while the load runs. The load ends when the observer wants no more samples.
     #[test]
     fn a_load_is_sampled() {
         let mut samples = Vec::new();

@@ -1,12 +1,13 @@
-//! File systems that the lab creates, each on a loop device over a file. So the lab can measure ext4 with a journal,
-//! xfs and btrfs, whatever the file system of the folder is. Needs root.
+//! File systems that the lab creates, each on a loop device over a file. The lab can thus measure ext4 with a journal,
+//! XFS and btrfs, whatever the folder's own file system is. Needs root.
 //!
 //! # Invariants
 //! 1. Only the lab and its workers see the mounts, because they are in a mount namespace of the lab's thread. When the
 //!    namespace's last process exits or is killed, the kernel unmounts them.
-//! 2. A loop device detaches itself once it has no users, and its file is unlinked, so nothing is left behind.
-//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O. Otherwise,
-//!    bytes that a file system considers to be on the device might be only in the page cache.
+//! 2. The kernel detaches a loop device once it has no users, and the device's file is unlinked, so nothing is left
+//!    behind.
+//! 3. This module changes only devices and mounts that it created. Each loop device accesses its file by direct I/O.
+//!    Otherwise, bytes that a file system believes to be on the device might be only in the page cache.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -48,7 +49,7 @@ impl FileSystem {
         }
     }
 
-    /// Returns the package that contains the `mkfs` program. It has the same name on most systems.
+    /// Returns the package that contains the `mkfs` program. Most systems use this name for it.
     pub(crate) fn package(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "e2fsprogs",
@@ -91,8 +92,8 @@ impl FileSystem {
 pub(crate) enum DeviceCache {
     /// A write may stay in the cache of the underlying drive until the file system flushes that cache.
     Volatile,
-    /// Each write is durable on the underlying drive before it completes. The file system does not flush, as on a drive
-    /// whose cache is switched off.
+    /// Each write is durable on the underlying drive before it completes. The file system sends no flushes, as with a
+    /// drive whose cache is switched off.
     None,
 }
 
@@ -118,7 +119,7 @@ impl Mounted {
     ) -> io::Result<Mounted> {
         let (image, device) = attach(temp_folder, bytes, |image| match cache {
             DeviceCache::Volatile => Ok(()),
-            // With this flag, every process writes to the file synchronously.
+            // This flag makes every write to the file synchronous, whichever process makes it.
             DeviceCache::None => {
                 Ok(rustix::fs::ioctl_setflags(image, rustix::fs::ioctl_getflags(image)? | IFlags::SYNC)?)
             }
@@ -164,7 +165,7 @@ impl Mounted {
     }
 
     /// Simulates a power cut: mounts the device's current content, without data that is only in the page cache. Data in
-    /// the drive's own cache is retained, as when a virtual machine is powered off.
+    /// the drive's own cache survives, as it does when a virtual machine is powered off.
     ///
     /// The copy is not atomic, so there must be no writes during the call.
     pub(crate) fn power_off(mut self, temp_folder: &TempFolder) -> io::Result<Mounted> {
@@ -203,7 +204,7 @@ fn attach(
     bytes: u64,
     prepare: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<(File, LoopDevice)> {
-    // Give each image its own name, because mkfs.btrfs mistakes an image for a mounted one of the same name.
+    // Give each image its own name, because mkfs.btrfs mistakes a new image for a mounted one with the same name.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let (path, file) = temp_folder.file(&format!("image-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), bytes)?;
     let device = file.set_len(bytes).and_then(|()| prepare(&file)).and_then(|()| LoopDevice::over(&path));
@@ -211,8 +212,8 @@ fn attach(
     Ok((file, device?))
 }
 
-/// Resets a loop device to the kernel's default, a cache that is flushed. Otherwise the setting of an earlier user of
-/// this loop device would persist.
+/// Sets a loop device to the kernel's default, a cache that is flushed. Otherwise the setting of the loop device's
+/// previous user would persist.
 fn believe_volatile(disk: &str) -> io::Result<()> {
     let path = format!("/sys/block/{disk}/queue/write_cache");
     if fs::read_to_string(&path)?.trim() == "write back" {
@@ -226,7 +227,7 @@ fn disk_of(device: &LoopDevice) -> String {
     device.path().file_name().expect("it has a name").to_string_lossy().into_owned()
 }
 
-/// Copies all data except holes. The loop device used direct I/O, so the page cache has no newer pages of the file.
+/// Copies all data and skips holes. The loop device uses direct I/O, so the page cache has no newer pages of the file.
 fn copy_data(from: &File, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
@@ -297,7 +298,7 @@ mod tests {
             drop(left);
             assert!(!place.exists());
             let backing = || fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
-            // A program that watches for new devices may hold it open for a moment.
+            // A program that watches for new devices may hold the device open for a moment.
             let is_gone = || !backing().contains(&*temp_folder.path().to_string_lossy());
             assert!(crate::worker::wait_until(Duration::from_secs(20), is_gone), "{disk} stays attached");
         }

@@ -20,7 +20,7 @@ pub(crate) enum WriteCache {
 }
 
 impl WriteCache {
-    /// Describes the cache with the kernel's words for the caches of other drives.
+    /// Describes the cache in the words that the kernel uses for other drives' caches.
     pub(crate) fn words(self) -> &'static str {
         match self {
             WriteCache::Absent => "write through (no volatile cache)",

@@ -94,7 +94,7 @@ fn memory_device<'s>(session: &'s Session<'_>) -> Result<&'s Path, String> {
     device.map_err(|error| format!("a loop device over memory ({})", plain(error)))
 }
 
-/// Returns the amount of memory that a balloon leaves free for other processes and for the page cache under test.
+/// Returns the amount of memory that a balloon leaves to other processes and to the page cache under test.
 pub(crate) fn left_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() * 2).max(512 << 20)
 }
@@ -116,7 +116,7 @@ pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
 }
 
 /// Allocates and locks almost all of the machine's memory until the returned value is dropped. If memory runs out, the
-/// kernel kills the process that holds this memory first. The inner error is the missing condition.
+/// kernel first kills the process that holds this memory. The inner error is the missing condition.
 pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<BackgroundWorker, String>> {
     let (left, available) = (left_bytes(session), counters::memory_available_bytes());
     let bytes = available.saturating_sub(left);

@@ -104,7 +104,7 @@ impl ReadRing {
         unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) }.expect("an entry for each slot");
     }
 
-    /// Submits the reads and waits for at least one completion. Calls `each` for every completion, with the time of its
+    /// Submits the reads and waits for at least one completion. For every completion, calls `each` with the time of its
     /// `push` and the bytes read.
     pub(crate) fn wait(&mut self, mut each: impl FnMut(Instant, &[u8])) -> io::Result<usize> {
         loop {
@@ -144,7 +144,7 @@ impl Drop for ReadRing {
     }
 }
 
-/// A ring that submits a write and the subsequent sync to the kernel as one chain.
+/// A ring that submits a write and the sync after it to the kernel as one chain.
 pub(crate) struct SyncRing {
     ring: IoUring,
 }
@@ -170,7 +170,7 @@ impl SyncRing {
             .user_data(0);
         let sync = opcode::Fsync::new(descriptor).flags(types::FsyncFlags::DATASYNC).build().user_data(1);
         // SAFETY: buffer and file are borrowed until both completions have been reaped below. If waiting for them fails
-        // permanently, the process ends instead of returning the buffer.
+        // for good, the process aborts instead of returning the buffer.
         unsafe { self.ring.submission().push_multiple(&[write, sync]) }.expect("the ring has four entries");
         let mut reaped = 0;
         let mut failure = None;
@@ -206,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    /// Every requested block is read correctly, with and without registered buffers.
+    /// Every requested block is read correctly, both with and without registered buffers.
     #[test]
     fn reads_bring_what_is_there() {
         let file = tempfile::tempfile().unwrap();

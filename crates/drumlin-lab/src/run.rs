@@ -9,8 +9,7 @@ use crate::report::Report;
 use crate::session::{Observer, Session, Settings, plain};
 use crate::worker;
 
-/// Runs experiments and reports their findings. If an experiment fails, its chapter says so, and the remaining
-/// experiments run nevertheless.
+/// Runs experiments and reports their findings. If an experiment fails, its chapter says so, and the run continues.
 ///
 /// # Errors
 /// If the folder is missing or not writable, or its disk is too full.
@@ -119,7 +118,7 @@ pub(crate) mod tests {
     }
 
     /// The planned duration of each experiment is within a factor of 1.2 of its duration in the example of docs/lab.
-    /// The example had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
+    /// That example includes all file systems, and the stores of `--features peers`; without those, `sync` is shorter.
     #[test]
     fn plans_are_near_the_times_of_the_example() {
         let folder = tempfile::tempdir().unwrap();
@@ -146,8 +145,9 @@ pub(crate) mod tests {
         }
     }
 
-    /// The plan for all experiments together is shorter than six minutes with `--quick`, and shorter than half an hour
-    /// without it. The plan depends on memory and on the stores that are built in; `--features peers` adds all stores.
+    /// The planned duration of all experiments together is less than six minutes with `--quick`, and less than half an
+    /// hour without. It depends on the machine's memory and on the stores that are built in; `--features peers` adds
+    /// all stores.
     #[test]
     fn plans_keep_within_their_limits() {
         let folder = tempfile::tempdir().unwrap();
@@ -162,7 +162,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Dates are correct around leap days and ends of years.
+    /// Dates are correct around leap days and at the ends of years.
     #[test]
     fn dates_are_right() {
         assert_eq!(utc(0), "1970-01-01 00:00:00 UTC");

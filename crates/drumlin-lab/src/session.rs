@@ -42,7 +42,8 @@ pub struct Settings {
 pub trait Observer {
     /// Reports the approximate duration of the whole run.
     fn total(&self, seconds: f64);
-    /// Reports the progress: the planned seconds that are done, the seconds that remain, and the current step.
+    /// Reports the progress: the planned seconds of the completed steps, the estimated seconds left, and the current
+    /// step.
     fn progress(&self, done_seconds: f64, left_seconds: f64, what: &str);
     /// Returns `true` once the user wants to stop. The lab calls this often.
     fn interrupted(&self) -> bool;
@@ -78,7 +79,7 @@ impl<'a> Pace<'a> {
         self.done_seconds.set(done + seconds);
     }
 
-    /// Sets how many planned seconds are done.
+    /// Sets how many of the planned seconds are done.
     pub(crate) fn reached(&self, seconds: f64) {
         self.done_seconds.set(seconds);
     }
@@ -95,8 +96,8 @@ impl<'a> Pace<'a> {
 /// Estimates the time left: the planned seconds of the remaining steps, multiplied by the factor by which the run has
 /// overrun its plan.
 fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
-    // Assume that a twentieth of the plan took exactly its planned time, so that the first steps do not dominate the
-    // estimate.
+    // Act as if an extra twentieth of the plan had taken exactly its planned time, so that the first steps do not
+    // dominate the estimate.
     let trusted = total / 20.0;
     let overrun = (elapsed + trusted) / (done + trusted);
     (total - done).max(0.0) * if overrun.is_finite() { overrun.clamp(1.0 / OVERRUN_MAX, OVERRUN_MAX) } else { 1.0 }
@@ -135,7 +136,7 @@ pub(crate) struct Session<'a> {
     pub(crate) temp_folder: TempFolder,
     memory: Memory,
     file: OnceCell<PathBuf>,
-    /// The rates of single random reads of the large file: before the file was first read through, and after it.
+    /// The rates of single random reads of the large file, before and after the file was first read in full.
     drive_rates: Cell<Option<(f64, f64)>>,
     pace: Pace<'a>,
 }
@@ -155,7 +156,7 @@ pub(crate) const ROUNDS_MIN: usize = 3;
 /// A case with fewer operations than this, over all rounds, has not reached a steady state.
 const STEADY_OPERATIONS: u64 = 1000;
 
-/// A result that knows the number of its operations.
+/// A result that includes a count of its operations.
 pub(crate) trait Counted {
     fn operations(&self) -> u64;
 }
@@ -172,7 +173,7 @@ pub(crate) struct Trials<T> {
     pub(crate) results: Vec<T>,
     /// The samples of each trial.
     pub(crate) samples: Vec<Vec<Sample>>,
-    /// The peak memory of the case's control group in each trial, page cache included. Empty without a group.
+    /// The peak memory of the case's control group in each trial, page cache included. Empty if there is no group.
     pub(crate) memory_bytes: Vec<u64>,
     /// The reason why a trial had no result, if any trial had none.
     pub(crate) failure: Option<String>,
@@ -217,7 +218,7 @@ impl<T> Trials<T> {
         }
     }
 
-    /// Returns the trial with the median rate, so that several of its figures can be shown together.
+    /// Returns the trial with the median rate. All figures that are shown together come from this one trial.
     pub(crate) fn middle(&self, rate: impl Fn(&T) -> f64) -> Option<&T> {
         self.results.get(self.middle_index(rate)?)
     }
@@ -252,7 +253,7 @@ impl<T: Counted> Trials<T> {
     }
 }
 
-/// The results of all cases over the rounds.
+/// The results of all cases in all rounds.
 #[derive(Debug)]
 pub(crate) struct Rounds<T> {
     /// The trials of each case.
@@ -325,7 +326,7 @@ impl<'a> Session<'a> {
         self.pace.expect(seconds);
     }
 
-    /// Sets how many planned seconds are done.
+    /// Sets how many of the planned seconds are done.
     pub(crate) fn reached(&self, seconds: f64) {
         self.pace.reached(seconds);
     }
@@ -335,8 +336,8 @@ impl<'a> Session<'a> {
         &self.memory.text
     }
 
-    /// Describes the state of the drive. If a cache in or below the drive answers reads, they are faster the second
-    /// time. Returns `None` if no experiment read the large file.
+    /// Describes the state of the drive. If a cache in or below the drive answers reads, the second reading is faster.
+    /// Returns `None` if no experiment has read the large file.
     pub(crate) fn drive_text(&self) -> Option<String> {
         let (cold, warm) = self.drive_rates.get()?;
         Some(format!(
@@ -346,7 +347,7 @@ impl<'a> Session<'a> {
         ))
     }
 
-    /// Returns the time of a single random read of the large file, measured after the file was read through. Returns
+    /// Returns the time of a single random read of the large file, measured after the file was read in full. Returns
     /// `None` before that.
     pub(crate) fn read_micros(&self) -> Option<f64> {
         self.drive_rates.get().map(|(_, warm)| 1e6 / warm)
@@ -380,8 +381,8 @@ impl<'a> Session<'a> {
         self.memory.file_bytes > self.memory.limit_bytes
     }
 
-    /// Returns the file on which reads are measured. The first call creates the file and reads it through once;
-    /// otherwise a drive with a cache would answer the first experiment more slowly than the second.
+    /// Returns the file on which reads are measured. The first call creates the file and reads it in full. Otherwise a
+    /// drive with a cache would answer the first experiment more slowly than the second.
     pub(crate) fn file(&self) -> io::Result<&Path> {
         if let Some(path) = self.file.get() {
             return Ok(path);
@@ -432,8 +433,8 @@ impl<'a> Session<'a> {
 
     /// Runs each case `rounds` times, at least [`ROUNDS_MIN`]. A round consists of the first case, the other cases in
     /// an order that rotates from round to round, and a repetition of the first case. Calls `task` for each trial, with
-    /// the case and a seed. If the user interrupts the run, returns the results so far. If a case fails, its trials
-    /// hold the reason.
+    /// the case and a seed. If the user interrupts the run, returns the results so far. If a case fails, its
+    /// [`Trials::failure`] says why.
     pub(crate) fn run_rounds<C, M: Measurement>(
         &self,
         cases: &[C],
@@ -548,8 +549,7 @@ mod tests {
         assert_eq!(order(1, 2, 3).count() + order(0, 0, 3).count(), 0);
     }
 
-    /// However slow a step was, the estimated time left differs from the plan's remaining time by at most a fixed
-    /// factor.
+    /// However slow a step was, the estimated time left differs from the planned time left by at most a fixed factor.
     #[test]
     fn the_time_left_is_bounded_by_the_plan() {
         for total in [0.0, 30.0, 340.0] {
@@ -567,7 +567,7 @@ mod tests {
         assert!((left_seconds(300.0, 135.0, 210.0) - 247.5).abs() < 1e-9, "one and a half times as slow as planned");
     }
 
-    /// No two trials have the same seed, so they read at different offsets.
+    /// No two trials have the same seed, so different trials read at different offsets.
     #[test]
     fn each_trial_has_its_seed() {
         let all: std::collections::BTreeSet<u64> =
@@ -582,7 +582,7 @@ mod tests {
         trials
     }
 
-    /// The noise compares the first case with its repetition, and every ratio includes the noise.
+    /// The noise compares the first case with its repetition, and every ratio takes the noise into account.
     #[test]
     fn a_ratio_knows_the_noise() {
         let rounds =

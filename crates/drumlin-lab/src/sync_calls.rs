@@ -1,4 +1,4 @@
-//! Counts the system calls that ask for durability, whichever library makes them.
+//! Counts the system calls that request durability, whichever library makes them.
 //!
 //! The counted code runs in a thread with a seccomp filter, which its child threads inherit. The kernel stops each call
 //! that the filter selects and notifies a listener thread, which counts the call and lets it continue. No call is
@@ -21,7 +21,7 @@ pub(crate) struct SyncCounts {
     /// `fsync`, `fdatasync`, `msync` with `MS_SYNC`, `sync` and `syncfs`: the file system makes data durable and
     /// flushes the drive's cache.
     pub(crate) syncs: u64,
-    /// Writes that are durable when they return, as `O_DSYNC`, `O_SYNC` or `RWF_DSYNC` demands.
+    /// Writes that are durable when they return, because of `O_DSYNC`, `O_SYNC` or `RWF_DSYNC`.
     pub(crate) durable_writes: u64,
     /// `sync_file_range`, which writes pages back without a flush.
     pub(crate) ranges: u64,
@@ -124,7 +124,7 @@ pub(crate) fn count<T: Send>(work: impl FnOnce(&SyncCalls) -> T + Send) -> io::R
     })
 }
 
-/// Counts calls and lets them continue, until the work is done and no call is waiting.
+/// Counts calls and lets them continue, until the counted code has finished and no call is waiting.
 fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool) {
     let listener = loop {
         match listener.recv_timeout(std::time::Duration::from_millis(20)) {
@@ -147,7 +147,7 @@ fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool)
         let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the kernel writes one such structure, which stays valid during the call.
         if unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut notice) } != 0 {
-            // The stopped thread was killed, or a signal interrupted this call.
+            // The thread that made the call was killed, or a signal interrupted this ioctl.
             continue;
         }
         calls.count(&notice.data);
@@ -157,13 +157,14 @@ fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool)
             error: 0,
             flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
         };
-        // This fails if the stopped thread has ended.
+        // This fails if the thread that made the call has ended.
         // SAFETY: the kernel reads one such structure, which stays valid during the call.
         unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) };
     }
 }
 
-/// Installs the filter for this thread and its future threads. Returns the descriptor that reports the stopped calls.
+/// Installs the filter for this thread and the threads that it will start. Returns the descriptor that reports the
+/// stopped calls.
 fn install() -> io::Result<OwnedFd> {
     let mut program = filter();
     let header = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
@@ -212,7 +213,8 @@ mod tests {
 
     use super::*;
 
-    /// Each call is counted under its own kind, even in threads that the work starts. Plain writes are not counted.
+    /// Each call is counted under its own kind, even in threads that the counted code starts. Plain writes are not
+    /// counted.
     #[test]
     fn calls_are_counted_by_kind() {
         let folder = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@
 //! 2. A registered folder is removed when its owner is dropped, or by [`remove_everything`] just before the process
 //!    exits. If a process is killed, the next lab process in the same place removes its folder: the lock on the
 //!    folder's owner file shows that the process is gone.
-//! 3. No file is created that would leave less than a tenth of the file system, or less than 1 GiB, free.
+//! 3. The lab creates no file that would leave less than a tenth of the file system, or less than 1 GiB, free.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,7 +22,7 @@ use crate::figures;
 /// Disk space that is always left free.
 pub(crate) const RESERVE_BYTES: u64 = 1 << 30;
 
-/// The folders that have yet to be removed: temporary folders and control groups.
+/// The folders still to be removed: temporary folders and control groups.
 static REMOVALS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Registers a folder for removal.
@@ -30,7 +30,8 @@ pub(crate) fn register(path: &Path) {
     REMOVALS.lock().expect("nothing panics here").push(path.to_owned());
 }
 
-/// Removes a registered folder with its files. A control group has no files of its own, so only the folder is removed.
+/// Removes a registered folder with its files. The files of a control group can't be deleted, so only its folder is
+/// removed.
 pub(crate) fn remove(path: &Path) {
     let mut removals = REMOVALS.lock().expect("nothing panics here");
     let Some(at) = removals.iter().position(|known| known == path) else { return };
@@ -48,8 +49,8 @@ fn remove_now(path: &Path) {
     }
 }
 
-/// Removes all files and control groups that the lab created. Called just before a process exits that was interrupted
-/// twice; otherwise their owners remove them.
+/// Removes all temporary folders and control groups that the lab created. Called just before a process exits that was
+/// interrupted twice; otherwise their owners remove them.
 pub fn remove_everything() {
     // If another thread holds the lock, it is removing a folder, so wait for it.
     let removals = std::mem::take(&mut *REMOVALS.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
@@ -195,7 +196,7 @@ pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
 
-/// Returns the number of bytes that the lab may use in a folder's file system without touching the reserve.
+/// Returns the number of bytes that the lab may use on a folder's file system without touching the reserve.
 pub(crate) fn space_bytes(folder: &Path) -> io::Result<u64> {
     let space = rustix::fs::statvfs(folder)?;
     let available = space.f_bavail.saturating_mul(space.f_frsize);
@@ -235,7 +236,7 @@ mod tests {
         assert_eq!(left, ["mine"]);
     }
 
-    /// A file that would fill the disk is not created.
+    /// The lab does not create a file that would fill the disk.
     #[test]
     fn the_disk_is_not_filled() {
         let folder = tempfile::tempdir().unwrap();
@@ -246,8 +247,8 @@ mod tests {
         assert_eq!(left, [OWNER]);
     }
 
-    /// If a process is killed, the next process that creates a folder removes the killed one's folder. It leaves alone
-    /// the folder of a running process, and any folder with a similar name that the lab did not create.
+    /// If a process is killed, the next process that creates a folder removes the killed process's folder. It leaves
+    /// alone the folder of a running process, and any folder with a similar name that the lab did not create.
     #[test]
     fn what_was_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! Runs each measurement in its own process. The process starts with no data in memory, can have a memory limit, and
-//! has its own counters. The effect that it demonstrates may kill it without ending the lab.
+//! has its own counters. The effect that it demonstrates may kill the process, but not the lab.
 //!
 //! The lab starts a second process of its own program with `lab worker`, writes a `Job` to its stdin as JSON, and reads
 //! [`Line`]s from its stdout. A worker finds the job's [`Measurement`] by name in a list. Files and control groups
@@ -82,7 +82,7 @@ pub(crate) struct Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// Converts the result of the outcome.
+    /// Applies `convert` to the worker's result, if it has one. Other endings are unchanged.
     pub(crate) fn map<U>(self, convert: impl FnOnce(T) -> U) -> Outcome<U> {
         let ending = match self.ending {
             Ending::Done(result) => Ending::Done(convert(result)),
@@ -210,7 +210,7 @@ pub(crate) fn start_background<M: Measurement>(
     let mut worker = start(measurement, None)?;
     let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
     let (sender, line) = channel();
-    // This thread ends after the first line, or when the worker ends, which the code below kills.
+    // This thread ends after the worker's first line, or when the code below kills the worker.
     std::thread::spawn(move || stdout.lines().next().map(|line| sender.send(line)));
     loop {
         if interrupted() {
@@ -234,7 +234,7 @@ fn ended_without_result(status: ExitStatus) -> io::Error {
 
 /// Runs this process as a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
 pub(crate) fn serve(measurements: &[Registered]) -> io::Result<()> {
-    // If the process that started this worker dies, let the kernel kill the worker, because its files are then removed.
+    // If the process that started this worker dies, the kernel kills the worker, because its files are then removed.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;

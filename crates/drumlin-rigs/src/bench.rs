@@ -1,10 +1,10 @@
 //! Power cuts without a virtual machine: a real file system of the host's kernel, on a drive that the rig simulates.
 //!
-//! The drive is a file of the rig's own FUSE file system (`fuse`). A loop device on this file holds ext4, xfs or btrfs.
+//! The drive is a file of the rig's own FUSE file system (`fuse`). A loop device on this file holds ext4, XFS or btrfs.
 //! A writer runs on that file system in its own process, and the rig records every request that reaches the drive. Then
 //! the rig rebuilds the drive in a state in which a power cut may leave it, mounts it (the kernel recovers the file
-//! system), opens the database (Drumlin recovers it) and verifies it. The requests of that recovery are recorded too,
-//! and sometimes cut.
+//! system), opens the database (Drumlin recovers it) and verifies it. It records the requests of that recovery too, and
+//! sometimes cuts the power during the recovery.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -187,7 +187,7 @@ impl Bench {
     }
 
     /// Mounts, recovers and verifies a state in which the steps of `acked` were acknowledged. Returns the outcome and
-    /// the history of the recovery. The history begins with those acknowledgements.
+    /// the history of the recovery, which begins with those acknowledgements.
     fn verify(&self, about: &About, image: Image, acked: &[u64]) -> Result<(Outcome, History)> {
         let writer = about.writer()?;
         let mut drive = Drive::new(image);
@@ -211,7 +211,7 @@ impl Bench {
         Ok((outcome, history))
     }
 
-    /// Creates the state after a cut and verifies it. Returns the state with the history of its recovery. If the file
+    /// Creates the state after a cut and verifies it. Returns the state, and the history of its recovery. If the file
     /// system does not survive a torn state, recreates the state with sectors of 4 KiB.
     fn verify_cut(
         &self,
@@ -232,7 +232,7 @@ impl Bench {
         Ok((Replayed { count, outcome, image, within: None }, seen))
     }
 
-    /// Creates the state after a cut and verifies it. One in five recoveries is cut too.
+    /// Creates the state after a cut and verifies it. One in five of Drumlin's recoveries is cut too.
     pub fn replay(&self, about: &About, cutter: &mut Cutter<'_>, history: &History, cut: Cut) -> Result<Replayed> {
         let mut random = Random(cut.seed);
         let acked = history.acked(cut.moment);
@@ -260,11 +260,11 @@ impl Bench {
 #[derive(Debug)]
 pub struct Replayed {
     pub outcome: Outcome,
-    /// The counts of this state and, if its recovery was cut, of the state after that cut.
+    /// The counts for this state and, if its recovery was cut, for the state after that cut.
     pub count: Count,
     /// The drive after the cut, before any recovery.
     pub image: Image,
-    /// If this is the outcome of a recovery that was cut, the history of that recovery and its cut.
+    /// The history of the recovery and the cut during it, if `outcome` is that of the second cut.
     pub within: Option<(History, Cut)>,
 }
 

@@ -59,7 +59,8 @@ struct Count {
 
 /// A folder on btrfs, in which the writer runs.
 struct Live {
-    // The fields are dropped in this order: the file system is unmounted, its device detached, and its folder removed.
+    // The fields are dropped in this order: first the file system is unmounted, then its device is detached, and then
+    // its folder is removed.
     _mount: Mount,
     _device: LoopDevice,
     folder: tempfile::TempDir,
@@ -154,8 +155,8 @@ impl Live {
     }
 }
 
-/// Copies a folder's files, the log's folder first or last, with a pause after each file. Skips files that disappear
-/// during copying, as `cp` does.
+/// Copies a folder's files, with the log's folder first or last and with a pause after each file. Skips files that
+/// disappear during copying, as `cp` does.
 fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Result<()> {
     fs::create_dir(to)?;
     let mut entries = fs::read_dir(from)?.collect::<Result<Vec<_>, _>>()?;
@@ -175,8 +176,8 @@ fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Res
     Ok(())
 }
 
-/// Copies each of `rounds` databases by every method, and prints the results. Fails if a copy is incomplete that must
-/// be complete.
+/// Copies each of `rounds` databases by every method, and prints the results. Fails if a sound method makes an
+/// incomplete copy.
 pub fn run(rounds: u64, seed: u64) -> Result<()> {
     host::require(&[FileSystem::Btrfs])?;
     ensure!(host::has_program("btrfs"), "this rig needs: btrfs (package btrfs-progs)");
@@ -215,7 +216,7 @@ fn round(seed: u64, counts: &mut [Count]) -> Result<()> {
     child.kill().and_then(|()| child.wait()).context("ending the writer")?;
     copied?;
     live.verify_copy(Copying::Killed, &mut random, &mut counts[Copying::Killed as usize])?;
-    // This opens, recovers and closes the database.
+    // Verifying opens, recovers and closes the database.
     let verdict = Writer::Drumlin.verify(&live.source(), seed, &[], &live.acked, &|_| {});
     ensure!(matches!(verdict, Verdict::Whole(_)), "after a kill: {verdict:?}, seed {seed}");
     live.verify_copy(Copying::Closed, &mut random, &mut counts[Copying::Closed as usize])

@@ -1,4 +1,4 @@
-//! The counts of long runs. They are stored in a file, so that a stopped run can be continued.
+//! The counts of long runs. They are stored in a file, so that an interrupted run can be resumed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 /// The results of one writer on one file system, for one model of the drive's cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Count {
-    /// The number of states that were mounted, recovered and verified.
+    /// The number of states mounted, recovered and verified.
     pub states: u64,
-    /// The number of `states` that were created by cutting the recovery of an earlier state.
+    /// The number of `states` that resulted from a cut during the recovery of an earlier state.
     #[serde(default)]
     pub cut_again: u64,
     /// The number of states in which acknowledged commits were missing.
@@ -50,7 +50,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Opens the counters of this name, with the counts that earlier runs stored.
+    /// Opens the counters with this name, including the counts that earlier runs stored.
     pub fn open(name: &str) -> Result<Counters> {
         let path = crate::host::work_folder()?.join(format!("{name}.json"));
         let counts = match fs::read(&path) {
@@ -72,7 +72,7 @@ impl Counters {
     }
 }
 
-/// Writes the counts of each file system into a row of docs/testing.md.
+/// Writes each file system's counts into a row of docs/testing.md.
 pub fn write_row(what: &str, counts: &[(String, Count)]) -> Result<()> {
     let states = counts.iter().map(|(system, count)| format!("{system} {}", documents::figure(count.states)));
     let states = states.collect::<Vec<_>>().join(", ");

@@ -71,12 +71,12 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
     Ok(())
 }
 
-/// The assumption about the drive's cache: whether a cut loses it.
+/// The assumption about the drive's cache: whether it survives a cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Model {
     Kept,
     Lost,
-    /// The cache is retained in a fifth of the states, chosen at random, and lost in the other states.
+    /// The cache survives in a fifth of the states, chosen at random, and is lost in the other states.
     Both,
 }
 
@@ -89,7 +89,7 @@ fn choose(about: &About, history: &History, count: usize, model: Model, random: 
     Ok(cuts.collect())
 }
 
-/// A long run: traces of a writer and their states, until each file system has had `goal` states over all runs.
+/// A long run: traces a writer and verifies states, until each file system has had `goal` states over all runs.
 #[derive(Clone, Debug)]
 pub struct LongRun {
     pub systems: Vec<FileSystem>,
@@ -101,7 +101,7 @@ pub struct LongRun {
     pub updates_docs: bool,
 }
 
-/// A drive after a cut, and the steps verified on it. The next life begins with them.
+/// A drive after a cut, and the steps verified on it. The next life continues from them.
 struct Left {
     image: Image,
     from: Vec<u64>,
@@ -137,7 +137,7 @@ impl LongRun {
                 if Instant::now() > deadline || host::is_interrupted() {
                     break;
                 }
-                // Start with the seed after those of the states that earlier runs counted.
+                // Start with the seed that follows those of the states that earlier runs counted.
                 let seed = 1 + total(&counters, system).states;
                 clean &= self.round(&bench, system, seed, left, &mut counters)?;
             }
@@ -168,8 +168,8 @@ impl LongRun {
         Ok(())
     }
 
-    /// Records one trace and verifies its states. Returns `true` if no state was lost or wrong, or if the writer is not
-    /// sound anyway.
+    /// Records one trace and verifies its states. Returns `true` if no state was lost or wrong, or if the writer is
+    /// unsound anyway.
     fn round(
         &self,
         bench: &Bench,
@@ -217,7 +217,7 @@ impl LongRun {
     }
 }
 
-/// Saves the trace of a state that is lost or wrong, and prints the command that reproduces the state.
+/// Saves the trace of a lost or wrong state, and prints the command that reproduces the state.
 pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, reason: &str) -> Result<()> {
     let (history, cut, place) = match &replayed.within {
         Some((recovery, again)) => (recovery, *again, "-recovery"),
@@ -239,7 +239,7 @@ pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, r
     Ok(())
 }
 
-/// Runs a log writer on a file system, and verifies states of its trace.
+/// Runs a log writer on a file system, and verifies states from its trace.
 fn cut_log(bench: &Bench, system: FileSystem, writer: Writer, seed: u64, states: usize, model: Model) -> Result<Count> {
     let about = About { system, writer: writer.to_string(), seed, from: Vec::new() };
     let start = bench.make(system)?;
@@ -273,7 +273,7 @@ fn control(bench: &Bench, system: FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// Runs the round for merges, which takes this many seconds. Prints the parts that it skips, with the reasons.
+/// Runs the short round for merges for this many seconds. Prints which parts it skips, and why.
 pub fn short(seconds: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let systems: Vec<FileSystem> = FileSystem::ALL

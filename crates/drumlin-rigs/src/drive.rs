@@ -3,13 +3,13 @@
 //! The drive serves reads and writes, and records writes, flushes and acknowledgements in a single order. From the
 //! record, the rig can rebuild the drive in any state in which a cut at any moment may leave it.
 //!
-//! Fault model. A write is certain once it has ended and a flush that began afterwards has completed. A write with the
-//! *forced unit access* flag is certain as soon as it ends. Every other write may survive, be lost, or be torn: then
-//! each of its 512-byte sectors may survive or be lost. With [`Loss::None`] the drive's cache survives. The host's page
-//! cache never survives: data that was not written to the drive is always lost.
+//! Fault model. A write is certain to survive once it has ended and a flush that began afterwards has completed. A
+//! write with the *forced unit access* flag is certain as soon as it ends. Every other write may survive, be lost, or
+//! be torn: then each of its 512-byte sectors may survive or be lost. With [`Loss::None`] the drive's cache survives.
+//! The host's page cache never survives: data that was not written to the drive is always lost.
 //!
 //! The block that holds a file system's own superblock is never torn. Ext4 and btrfs rely on that, and drives with
-//! sectors of 4 KiB guarantee it. Xfs relies on more: a metadata block that arrived in part can fail its checksum
+//! sectors of 4 KiB guarantee it. XFS relies on more: a metadata block that arrived in part can fail its checksum
 //! during recovery, and then the file system can't be mounted. So if a file system does not survive a state, the rig
 //! recreates that state with [sectors](Sector) of 4 KiB everywhere.
 
@@ -148,7 +148,7 @@ impl Drive {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {
-    /// The drive's cache is retained.
+    /// The drive's cache survives.
     None,
     /// All uncertain writes are lost.
     All,
@@ -194,7 +194,7 @@ impl<'h> Cutter<'h> {
         Cutter { history, certain: history.start.clone(), certain_events: 0 }
     }
 
-    /// Returns the drive after a cut before the event with index `moment`. That event may have begun.
+    /// Returns the drive after a cut just before the event with index `moment`. That event may have begun.
     pub fn cut(&mut self, moment: usize, loss: Loss, sector: Sector, random: &mut Random) -> Image {
         assert!(moment >= self.certain_events, "moments ascend");
         let events = &self.history.events;
@@ -250,7 +250,7 @@ fn keep(image: &mut Image, offset: u64, bytes: &[u8], loss: Loss, sector: Sector
     }
 }
 
-/// Returns `true` if the block holds a superblock: in ext4 and xfs the first block, in btrfs the blocks at 64 KiB and
+/// Returns `true` if the block holds a superblock: in ext4 and XFS the first block, in btrfs the blocks at 64 KiB and
 /// 64 MiB.
 fn holds_superblock(offset: u64) -> bool {
     [0, 16, 16384].contains(&(offset / BLOCK as u64))
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(byte(&Cutter::new(&history).cut(1, Loss::All, Sector::Small, &mut random), 4096 * 40), 0);
     }
 
-    /// A history that is saved and loaded is unchanged.
+    /// Saving and loading a history does not change it.
     #[test]
     fn a_saved_history_comes_back() {
         let history = history();

@@ -21,7 +21,7 @@ use crate::writers;
 
 pub const DISK: u64 = 2;
 const ACKS: u64 = 3;
-/// The time for which the kernel may cache attributes. It is long because only the rig changes them.
+/// The time for which the kernel may cache attributes. It is long because nothing but the rig changes them.
 pub const TTL: Duration = Duration::from_secs(3600);
 
 /// A drive that is shared with the server of its file system.

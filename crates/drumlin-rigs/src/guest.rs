@@ -1,7 +1,7 @@
-//! The only process of the virtual machine: loads modules, waits for an order, mounts, and writes.
+//! The virtual machine's only process: loads modules, waits for an order, mounts the drive, and writes to it.
 //!
-//! The rig saves the machine's state while it waits, and every cycle resumes from that state, so the kernel has never
-//! seen the drive.
+//! The rig saves the machine's state while this process waits. Every cycle resumes from that state, in which the kernel
+//! has not accessed the drive yet.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -19,7 +19,7 @@ use crate::writers::{AckReporter, WAITING};
 
 const DISK: &str = "/dev/vda";
 const ACK_DEVICE: &str = "/dev/vdb";
-/// The file that lists the modules in loading order, one per line.
+/// The file that lists the modules, one per line, in loading order.
 pub const MODULES: &str = "modules";
 
 /// Encodes an order for the guest, as its length and JSON.

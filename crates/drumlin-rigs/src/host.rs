@@ -1,8 +1,8 @@
 //! The host's loop devices and mounts, for the rigs. Reports missing requirements by name, and undoes all changes to
 //! the host.
 //!
-//! Each attachment is a value whose drop detaches it, even after a failure or Ctrl-C. If a rig is killed, the next rig
-//! removes its attachments. It recognises them by the process id in the names of their folders.
+//! Dropping the value of a mount or device detaches it, even after a failure or Ctrl-C. If a rig is killed, the next
+//! rig detaches what it left, which it recognises by the process id in the names of folders.
 
 use std::fmt;
 use std::fs;
@@ -55,7 +55,7 @@ impl FileSystem {
         run(Command::new(self.maker().0).args(options).arg(device))
     }
 
-    /// Mounts `device` on `folder`, in the state in which a power cut left it.
+    /// Mounts `device` on `folder`, in whatever state a power cut left it.
     pub fn mount(self, device: &Path, folder: &Path) -> Result<Mount> {
         // Without this option, XFS refuses to mount a second file system with the same UUID.
         let options = if self == FileSystem::Xfs { "nouuid" } else { "defaults" };
@@ -83,7 +83,7 @@ impl FromStr for FileSystem {
 #[derive(Debug)]
 pub struct Mount(PathBuf);
 
-/// The maximum wait for a busy mount or device: a dropped io_uring takes a while to close its files.
+/// The maximum wait for a busy mount or device, because a dropped io_uring takes a while to close its files.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
 
 impl Drop for Mount {
@@ -167,7 +167,7 @@ pub fn has_program(name: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// Describes each requirement of power cuts on loop devices that this machine does not meet.
+/// Lists what this machine lacks for running power-cut tests on loop devices.
 pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {
@@ -195,7 +195,7 @@ pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     missing
 }
 
-/// Fails with a list of the requirements that this machine does not meet, if there are any.
+/// Fails with a list of what this machine lacks, if it lacks anything.
 pub fn require(systems: &[FileSystem]) -> Result<()> {
     let missing = missing(systems);
     if !missing.is_empty() {
@@ -213,7 +213,7 @@ pub fn work_folder() -> Result<PathBuf> {
     Ok(folder.canonicalize()?)
 }
 
-/// The prefix of folders that hold mounts. The process id follows it.
+/// The prefix of the names of folders that hold mounts. The process id follows it.
 const FOLDER_PREFIX: &str = "drumlin-rigs-";
 
 /// Creates a folder for mounts of this process.
@@ -231,7 +231,7 @@ pub fn clean_up() -> Result<()> {
     };
     let mounts = fs::read_to_string("/proc/mounts")?;
     let stale: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(1)).collect();
-    // Unmount in reverse order, because a drive's file system is on a device whose file is on an earlier mount.
+    // Unmount in reverse order, because a drive's file system is on a device whose file is on a mount made before it.
     for path in stale.into_iter().rev().filter(|path| is_stale(path).is_some()) {
         println!("unmounting {path}, which a killed rig left mounted");
         run(Command::new("umount").arg("--lazy").arg(path))?;

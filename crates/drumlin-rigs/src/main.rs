@@ -58,14 +58,14 @@ enum Task {
         systems: Vec<FileSystem>,
         #[arg(long, default_value = "drumlin")]
         writer: Writer,
-        /// The number of states for each file system, including those of earlier runs
+        /// The number of states per file system, including those of earlier runs
         #[arg(long, default_value_t = 300)]
         states: u64,
         #[arg(long, default_value_t = 25)]
         states_per_trace: usize,
         #[arg(long, default_value_t = 2.0)]
         seconds_per_trace: f64,
-        /// Stop after this many minutes, even if states are missing
+        /// Stop after this many minutes, even if fewer states were verified
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
         /// Write the counts into docs/testing.md
@@ -76,24 +76,24 @@ enum Task {
     Qemu {
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
-        /// The number of cuts for each file system, including those of earlier runs
+        /// The number of cuts per file system, including those of earlier runs
         #[arg(long, default_value_t = 300)]
         cuts: u64,
-        /// Stop after this many minutes, even if cuts are missing
+        /// Stop after this many minutes, even if fewer cuts were made
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
         /// Write the counts into docs/testing.md
         #[arg(long)]
         update_docs: bool,
     },
-    /// Measure which methods of writing a log survive a power cut, by file system
+    /// Measure which methods of writing a log survive a power cut, for each file system
     Table {
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
-        /// The number of states of each trace, under each model of the drive
+        /// The number of states per trace, for each model of the drive
         #[arg(long, default_value_t = 10)]
         states: usize,
-        /// The number of traces of each method; each has its own order of writes
+        /// The number of traces per method; each has its own order of writes
         #[arg(long, default_value_t = 2)]
         rounds: u64,
         /// Write the table into docs/durability.md
@@ -113,7 +113,7 @@ enum Task {
         #[arg(long)]
         out: PathBuf,
     },
-    /// Cut the power at moments of a trace, then mount, recover and verify: many states, or the given one
+    /// Cut the power during a trace, then mount, recover and verify: many states, or the given one
     Replay {
         trace: PathBuf,
         #[arg(long, default_value_t = 100)]
@@ -130,7 +130,7 @@ enum Task {
     ParallelLog {
         #[arg(long, value_delimiter = ',', default_value = "1,2,8,32")]
         threads: Vec<usize>,
-        /// The size of a row's value in bytes
+        /// The size of each row's value in bytes
         #[arg(long, value_delimiter = ',', default_value = "100,16384")]
         value_size: Vec<usize>,
         #[arg(long, default_value_t = 3)]
@@ -140,7 +140,7 @@ enum Task {
         /// The duration of a flush in milliseconds
         #[arg(long, default_value_t = 10.0)]
         flush_ms: f64,
-        /// The megabytes that a drive writes per second
+        /// A drive's write rate, in megabytes per second
         #[arg(long, default_value_t = 5.0)]
         megabytes_per_second: f64,
     },
@@ -152,7 +152,7 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Detach the devices and mounts that a killed rig left behind
+    /// Detach the devices and mounts that killed rigs left behind
     CleanUp,
     /// Run as the first process of the virtual machine
     #[command(hide = true)]

@@ -1,4 +1,4 @@
-//! The table of methods: which method of writing a log survives a power cut on which file system.
+//! The table of methods: on which file systems each method of writing a log survives a power cut.
 
 use std::fs;
 use std::time::Duration;
@@ -19,9 +19,9 @@ const TABLE: &str = "methods";
 #[derive(Clone, Debug)]
 pub struct Methods {
     pub systems: Vec<FileSystem>,
-    /// The number of states of each trace, under each model of the drive.
+    /// The number of states per trace, for each model of the drive.
     pub states: usize,
-    /// The number of traces of each method.
+    /// The number of traces per method.
     pub rounds: u64,
     /// `true` if the table is also written into docs/durability.md.
     pub updates_docs: bool,
@@ -30,9 +30,9 @@ pub struct Methods {
 /// The results of one method on one file system, under each model of the drive.
 #[derive(Clone, Copy, Default, Debug)]
 struct Outcome {
-    /// The drive's cache is retained; the page cache is lost.
+    /// The counts if the drive's cache survives, and only the page cache is lost.
     kept: Count,
-    /// The drive's cache is lost too.
+    /// The counts if the drive's cache is lost too.
     lost: Count,
 }
 
@@ -41,7 +41,7 @@ fn wrong_count(count: &Count) -> u64 {
 }
 
 impl Outcome {
-    /// Returns the failures: sound methods that lost records, and broken methods that had to be caught but were not.
+    /// Returns the failures: sound methods that lost records, and broken methods that lost none although they should.
     fn failures(&self, writer: Writer, system: FileSystem) -> Vec<String> {
         let must_be_caught = [writer.is_lazy(), !writer.is_sound()];
         let mut failures = Vec::new();
@@ -78,8 +78,8 @@ fn kernel() -> Result<String> {
 }
 
 impl Methods {
-    /// Prints the table row by row. Fails if a sound method lost records, or if a broken method had to be caught but
-    /// was not.
+    /// Prints the table row by row. Fails if a sound method lost records, or if a broken method lost none although it
+    /// should.
     pub fn run(&self) -> Result<()> {
         let is_whole = self.systems == FileSystem::ALL;
         ensure!(is_whole || !self.updates_docs, "--update-docs writes the whole table: measure all file systems");

@@ -43,8 +43,8 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
         let device = LoopDevice::attach(&path("drive").join("disk"))?;
         FileSystem::Ext4.make(device.path())?;
         let mount = FileSystem::Ext4.mount(device.path(), &path("mounted"))?;
-        // The tuple's fields are dropped in this order: the file system is unmounted, the device is detached, the drive
-        // is no longer served.
+        // The tuple's fields are dropped in this order: the file system is unmounted, the device is detached, and the
+        // server of the drive stops.
         drives.push((mount, device, drive));
     }
     let set_slow = |slow| drives.iter().for_each(|(_, _, drive)| drive.set_slow(slow));
@@ -71,8 +71,8 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
     Ok(())
 }
 
-/// Returns the commits per second of a new database. Its log streams are on the drives of `layout`, its pages on the
-/// host's drive.
+/// Returns the commits per second of a new database. Its log streams are on the drives of `layout`, and its pages are
+/// on the host's drive.
 fn turn(
     folder: &Path,
     layout: Layout,
@@ -100,8 +100,8 @@ fn turn(
     }
     let database = config().open(&path)?;
     ensure!(database.stats().sync_method == "data-sync", "the sync method was measured again");
-    // While the drive is fast, let the database fill segments with zeros, so that the measured commits find them
-    // prepared.
+    // While the drive is fast, let the database fill segments with zeros, so that the measured commits find segments
+    // already prepared.
     commit(&database, threads, value_bytes, seconds / 10.0)?;
     std::thread::sleep(Duration::from_secs(1));
     set_slow(true);
@@ -113,7 +113,7 @@ fn turn(
     rate
 }
 
-/// Commits from several threads, each one durable row at a time. Returns the commits per second.
+/// Commits from several threads, one durable row at a time per thread. Returns the commits per second.
 fn commit(database: &Database, threads: usize, value_bytes: usize, seconds: f64) -> Result<f64> {
     let rows = database.keyspace("rows")?;
     let (ends, commits) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -1,9 +1,9 @@
 //! Power cuts of a whole machine: a small Linux guest in QEMU, on a drive that the rig serves over NBD.
 //!
-//! The guest is started once; while it waits for an order, its state is saved. Each cycle resumes the guest with a
+//! The rig starts the guest once, and saves its state while it waits for an order. Each cycle resumes the guest with a
 //! different drive, lets it mount, recover and write, and then kills QEMU and, with it, the guest's kernel and page
-//! cache. The rig then creates a drive in a state in which a cut may leave it. The host verifies a copy, and the next
-//! guest recovers the created drive itself.
+//! cache. The rig then creates a drive in a state in which a cut may leave it. The host verifies a copy of that drive,
+//! and the next guest recovers the drive itself.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -33,7 +33,8 @@ const PROGRAMS: [(&str, &str); 5] = [
     ("cpio", "cpio"),
     ("dpkg-deb", "dpkg"),
 ];
-/// The guest's kernel, from Debian's archive: small, with all three file systems as modules or built in.
+/// The package of the guest's kernel, from Debian's archive. The kernel is small, and has all three file systems built
+/// in or as modules.
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "xfs", "btrfs"];
 /// The maximum wait without progress. Emulation on a busy machine is slow.
@@ -46,7 +47,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Creates the parts that are missing.
+    /// Creates the kernel and initial file system if they are missing. Fails if a required program is missing.
     fn prepare() -> Result<Guest> {
         let missing: Vec<String> = PROGRAMS
             .into_iter()
@@ -223,7 +224,7 @@ impl Rig {
         let mut machine = Machine::start(&rig.guest, rig.folder.path(), None)?;
         machine.ask(r#"{"execute": "cont"}"#)?;
         rig.wait(&mut machine, |acked| acked.contains(&WAITING))?;
-        // Give the guest time to complete that write and enter the loop in which it waits.
+        // Give the guest time to complete its acknowledgement and to enter the loop in which it waits.
         std::thread::sleep(Duration::from_millis(200));
         machine.ask(r#"{"execute": "stop"}"#)?;
         let uri = format!("exec:cat > {}", rig.state().display());
@@ -342,7 +343,7 @@ fn cycle(
     let loss = if random.chance(20) { Loss::None } else { Loss::CACHE_LOST[random.below(4) as usize] };
     let cut = crate::bench::Cut { moment, loss, seed: random.next() };
     let replayed = bench.replay(&about, &mut Cutter::new(&history), &history, cut)?;
-    // Do not count cuts of the host's recovery, because they are not cuts of the guest.
+    // Do not count cuts during the host's recovery, because they are not cuts of the guest.
     let outcome = replayed.outcome.count();
     counters.add(system.name(), &outcome)?;
     let reason = replayed.outcome.reason();

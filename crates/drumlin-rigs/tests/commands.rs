@@ -1,4 +1,4 @@
-//! If the command line refuses its arguments, it gives the reason and an exit code.
+//! If the program refuses its arguments, it prints the reason and returns an exit code.
 
 use std::process::Command;
 

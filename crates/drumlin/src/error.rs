@@ -31,7 +31,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 ///
 /// Errors do not implement `==`, because [`std::io::Error`], which some of them contain, does not, and because their
-/// texts may change. In tests, match on the variant and check the fields that matter:
+/// messages may change. In tests, match on the variant and check the fields that matter:
 ///
 /// ```
 /// use drumlin::Error;
@@ -102,9 +102,9 @@ pub enum Error {
         /// The path of the database.
         path: PathBuf,
     },
-    /// The device returned bytes other than those that were written. Data that does not depend on these bytes stays
-    /// readable: `get` reads single rows, and [`Range::salvage`](crate::Range::salvage) the rows on both sides of a
-    /// corrupted page.
+    /// The device did not return the bytes that were written. Data that does not depend on these bytes stays readable:
+    /// `get` reads single rows, and [`Range::salvage`](crate::Range::salvage) the rows on both sides of a corrupted
+    /// page.
     Corrupted {
         /// The file.
         path: PathBuf,
@@ -171,7 +171,7 @@ pub enum Error {
     /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. If they take
     ///   more, the commit fails.
     ///
-    /// A row with a value over 64 KiB counts only with its key.
+    /// If a row's value is over 64 KiB, only its key counts.
     TransactionTooLarge {
         /// The part of the transaction that is too large, and what is counted.
         what: &'static str,
@@ -194,7 +194,7 @@ pub enum Error {
     /// - a sixteenth, for rows and values that scans and readers have copied. When this part is used up, a step of a
     ///   scan, a count, or the read of a value as a stream fails;
     /// - a thirty-second, for values over 64 KiB that are being written. A call fails after waiting for 10 seconds;
-    /// - pages, in any call that needs one in memory: only after running operations, for example futures that are
+    /// - pages in memory. A call that needs one fails only after running operations, for example futures that are
     ///   neither polled nor dropped, have held every evictable page for 10 seconds.
     MemoryInUse {
         /// The part of the budget that is in use.
@@ -257,7 +257,7 @@ pub enum Error {
         /// The path of the database.
         path: PathBuf,
     },
-    /// The database was opened for reading only, but it had not been closed before. Its newest commits are still in the
+    /// The database was opened for reading only, but had not been closed properly. Its newest commits are still in the
     /// log, and only an opening with write access can recover them.
     NotClosed {
         /// The path of the database.

@@ -213,7 +213,7 @@ fn order(random: &mut Random, id: u32, counts: Counts) -> Order {
     Order { id: u64::from(id), customer: random.below(u64::from(counts.customers)) as u32, products }
 }
 
-/// Generates reviews of products by customers who have ordered them. The orders must contain enough products.
+/// Generates reviews by customers of products that they have ordered. The orders must contain enough products.
 fn reviews(random: &mut Random, count: u32, orders: &[Order]) -> Vec<Review> {
     let mut left: Vec<(u32, u32)> = orders
         .iter()
@@ -247,7 +247,7 @@ fn text(random: &mut Random) -> String {
 mod tests {
     use super::*;
 
-    /// The data of each size is the same on every call. It has the right number of documents, its products have unique
+    /// The data of each size is the same on every call and has the right number of documents. Its products have unique
     /// names, and their categories exist.
     #[test]
     fn data_are_the_same_and_hold_together() {

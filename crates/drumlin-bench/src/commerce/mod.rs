@@ -2,13 +2,13 @@
 //!
 //! - `data`: the initial products, customers, orders and reviews, in three sizes.
 //! - `shopper`: the operations of each shopper, generated from a seed, for three kinds of traffic.
-//! - `model`: the same shop as plain maps. Every engine's answers and contents are compared with it.
+//! - `model`: the same shop as plain maps, with which every engine's answers and contents are compared.
 //! - `tally`: the ratings that a read may return while other agents write reviews.
 //!
-//! The documents, sizes and probabilities are those of BonsaiDb's benchmark, with two differences. First, the keys of
-//! carts and orders are derived from the shopper's number, so all engines store the same rows. Second, each customer
-//! belongs to one agent, so a customer's last review of a product, and therefore every rating, does not depend on the
-//! order in which the threads run.
+//! The documents, sizes and probabilities are the same as in BonsaiDb's benchmark, with two differences. First, the
+//! keys of carts and orders are derived from the shopper's number, so all engines store the same rows. Second, each
+//! customer belongs to one agent, so a customer's last review of a product, and therefore every rating, does not depend
+//! on the order in which the threads run.
 //!
 //! `shops/` implements the shop for each engine.
 
@@ -261,14 +261,14 @@ pub struct Contents {
     pub categories: Vec<Category>,
     /// Each product with the rating that a look-up returns.
     pub products: Vec<(Product, Rating)>,
-    /// The carts that were not checked out.
+    /// The carts that have not been checked out.
     pub carts: Vec<Cart>,
     pub orders: Vec<Order>,
     pub reviews: Vec<Review>,
 }
 
 impl Contents {
-    /// Compares the contents of a shop with the expected contents.
+    /// Compares a shop's contents with the expected contents.
     ///
     /// # Errors
     /// An error that names the first difference.

@@ -37,12 +37,12 @@ impl Traffic {
 /// agents` and so on.
 #[derive(Clone, Copy, Debug)]
 pub struct Shoppers<'d> {
-    /// The data in which the shoppers search.
+    /// The data that the shoppers search.
     pub data: &'d InitialData,
     pub traffic: Traffic,
-    /// The number of agents. There must be at least as many customers.
+    /// The number of agents. There must be at least as many customers as agents.
     pub agents: u64,
-    /// The number of the turn. Each turn has its own shoppers.
+    /// The number of the turn. No two turns have the same shoppers.
     pub turn: u64,
 }
 
@@ -50,8 +50,8 @@ impl Shoppers<'_> {
     /// Returns the operations of the shopper with this number, in order. They are the same on every call.
     #[must_use]
     pub fn operations(&self, number: u64) -> Vec<Operation> {
-        // Draw the seed from the combined number. If that number were the seed, the sequences of neighbouring numbers
-        // would overlap.
+        // Draw the seed from the combined number. If the number itself were the seed, the sequences of neighbouring
+        // numbers would overlap.
         let mut random = Random(Random(SEED ^ (self.turn << 48) ^ number).next());
         let percent = self.traffic.percent();
         let mut operations = Vec::new();

@@ -1,16 +1,16 @@
-//! Determines which ratings are right while other agents write reviews.
+//! Determines which ratings are correct while other agents write reviews.
 //!
 //! A rating is a sum of changes. A read must include every change that ended before the read began, and no change that
 //! began after the read ended. It may include any other change. So each product has one sum of the changes that have
 //! begun and one sum of the changes that have ended, each split into increases and decreases. Their values before and
 //! after a read bound the rating that the read may return. With a single agent, the sums of begun and ended changes are
-//! equal, and exactly one rating is right.
+//! equal, and exactly one rating is correct.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Rating;
 
-/// A sum that only grows. Each addition begins and ends at different times.
+/// A sum that only grows. It counts an addition in `begun` when the addition begins, and in `ended` when it ends.
 #[derive(Debug, Default)]
 struct Sum {
     begun: AtomicU64,
@@ -72,8 +72,7 @@ impl Tally {
         }
     }
 
-    /// Returns the current sums of ended changes. Called just before a read, so that its result can be compared with
-    /// them.
+    /// Returns the current sums of ended changes. Called just before a read, whose result is then compared with them.
     pub(crate) fn before(&self) -> Before {
         let ended = |sum: &Sum| sum.ended.load(Ordering::SeqCst);
         Before { count: ended(&self.count), increase: ended(&self.increase), decrease: ended(&self.decrease) }
@@ -94,7 +93,7 @@ mod tests {
 
     const NEW: Delta = Delta { count: 1, increase: 4, decrease: 0 };
 
-    /// While no review is in flight, exactly one rating is right.
+    /// While no review is in flight, exactly one rating is correct.
     #[test]
     fn one_rating_is_right_when_nothing_is_in_flight() {
         let tally = Tally::default();
@@ -120,7 +119,7 @@ mod tests {
         tally.end(NEW);
         assert!(tally.allows(before, rating(0, 0)) && !tally.allows(before, rating(1, 5)));
         assert!(!tally.allows(tally.before(), rating(0, 0)));
-        // The next review begins while the read is running.
+        // The next review begins while the read is in progress.
         let before = tally.before();
         tally.begin(Delta::new(Some(4), 1));
         assert!(tally.allows(before, rating(1, 1)) && tally.allows(before, rating(1, 4)));

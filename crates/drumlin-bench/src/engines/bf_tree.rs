@@ -24,7 +24,8 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// The maximum size of a record, larger than any record here. Scans and reads need a buffer of this size.
+/// The maximum size of a record, larger than any record in this benchmark. Buffers for scans and reads have twice this
+/// size.
 const RECORD_BYTES_MAX: usize = 1952;
 /// The number of locks that make updates atomic. Bf-Tree has no atomic updates of its own.
 const LOCK_COUNT: usize = 256;
@@ -134,7 +135,7 @@ impl Session for Access<'_> {
         let mut rows = rows.map_err(|error| format!("{error:?}"))?;
         let mut count = 0;
         while let Some((key_bytes, _)) = rows.next(&mut self.buffer) {
-            // The scan may return the row at `end` too.
+            // The scan may also return the row at `end`.
             count += u64::from(self.buffer[..key_bytes] < end[..]);
         }
         Ok(count)

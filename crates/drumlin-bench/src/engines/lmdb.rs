@@ -28,7 +28,7 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// The size of the memory map: more than any workload needs.
+/// The size of the memory map, larger than any workload needs.
 const MAP_BYTES: usize = 64 << 30;
 /// The number of rows per transaction of a bulk load.
 const BULK_ROWS: usize = 100_000;
@@ -140,7 +140,7 @@ impl Session for Access<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
-        // LMDB has no multi-get. The most that it offers is a single transaction for all reads.
+        // LMDB has no multi-get. The best that it offers is a single transaction for all reads.
         let tx = self.env.read_txn()?;
         let mut count = 0;
         for (index, key) in keys.iter().enumerate() {

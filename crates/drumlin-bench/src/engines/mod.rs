@@ -47,7 +47,7 @@ pub fn all() -> Vec<Peer> {
     ]
 }
 
-/// Returns the engines that run only if they are named on the command line: Drumlin with different settings.
+/// Returns the engines that run only if the command line names them: Drumlin with different settings.
 #[must_use]
 pub fn variants() -> Vec<Peer> {
     vec![drumlin::PEER_OF_8_KIB, drumlin::PEER_OF_16_KIB]
@@ -63,7 +63,7 @@ pub fn named(name: &str) -> Option<Peer> {
 mod tests {
     use super::{all, variants};
 
-    /// The reported versions are those that the manifest pins, and no two engines have the same name.
+    /// The reported versions match the manifest, and no two engines have the same name.
     #[test]
     fn versions_are_those_of_the_manifest() {
         let manifest = include_str!("../../Cargo.toml");

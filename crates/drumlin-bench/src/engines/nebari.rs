@@ -1,4 +1,4 @@
-//! Nebari, for the insert workload of S2 only.
+//! Nebari, only for S2's insert workload.
 
 use std::path::Path;
 

@@ -55,7 +55,7 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     options.create_if_missing(true);
     options.set_block_based_table_factory(&table);
     options.set_compression_type(DBCompressionType::Lz4);
-    // Two memtables may coexist: one is being filled while the other is being flushed.
+    // Two memtables may coexist: one is filled while the other is flushed.
     options.set_db_write_buffer_size(budget / 4);
     options.set_write_buffer_size(budget / 8);
     options.set_max_background_jobs(2);

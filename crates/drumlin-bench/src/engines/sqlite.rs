@@ -42,7 +42,7 @@ struct Sqlite {
     synchronous: &'static str,
     journal: &'static str,
     cache_kib: u64,
-    /// The connection for syncing and closing. Each session has its own connection.
+    /// The connection for syncing and closing the database. Each session has its own connection.
     own: Mutex<Connection>,
     /// The connections of ended sessions. New sessions reuse them together with their caches.
     idle: Mutex<Vec<Connection>>,
@@ -65,7 +65,7 @@ fn open(folder: &Path, settings: &Settings, journal: &'static str) -> Result<Box
     };
     let path = folder.join("rows.sqlite");
     let cache_kib = (settings.memory_bytes >> 10) / settings.threads.max(1) as u64;
-    // The engine's own connection reads and writes no rows, so it needs no cache.
+    // The engine's own connection reads and writes no rows, so it needs almost no cache.
     let own = connect(&path, journal, synchronous, 64)?;
     own.execute_batch("CREATE TABLE IF NOT EXISTS rows (key INTEGER PRIMARY KEY, value BLOB)")?;
     let idle = Mutex::new(Vec::new());
@@ -96,7 +96,7 @@ impl Engine for Sqlite {
     }
 
     fn sync(&self) -> Result<()> {
-        // A checkpoint syncs the log before it copies the log into the database, and syncs the database afterwards.
+        // A checkpoint syncs the log before copying it into the database, and syncs the database afterwards.
         let own = self.own.lock().expect("no call panics");
         own.query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(()))?;
         Ok(())

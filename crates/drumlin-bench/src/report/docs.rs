@@ -47,7 +47,7 @@ pub fn update_docs(results: &Results) -> Result<()> {
     Ok(())
 }
 
-/// Returns the dates of the measurements, and the CPU share of other processes during them if it was high.
+/// Returns the dates of the measurements and, if it was high, the CPU share of other processes during them.
 fn dates(results: &Results) -> Vec<String> {
     let mut dates: Vec<&str> = results.workloads.iter().map(|workload| workload.date.as_str()).collect();
     dates.sort_unstable();

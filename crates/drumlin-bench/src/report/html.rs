@@ -8,7 +8,7 @@ use crate::driver::BUCKET;
 use crate::measure::Latencies;
 use crate::results::{Measured, Results};
 
-/// The CSS rules that the page needs in addition to those of drumlin-lab's pages.
+/// CSS rules that drumlin-lab's style sheet lacks.
 const STYLE: &str = "svg .bar{fill:var(--soft);opacity:.45}svg .own{fill:var(--accent);opacity:.9}\
 tbody th{min-width:3.5rem}td.words{min-width:15rem}svg .range{stroke:var(--ink);stroke-width:1.5;fill:none}td:nth-child(2){white-space:normal}\
 nav{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem}nav a{color:var(--accent);text-decoration:none}";
@@ -59,7 +59,7 @@ fn contents(results: &Results) -> String {
 
 fn table(table: &Table) -> String {
     let mut html = String::from("<div class=\"frame\" tabindex=\"0\"><table><thead><tr>");
-    // Align words to the left and figures to the right.
+    // Align words left and figures right.
     let is_words = |column: usize| table.rows.iter().any(|row| row[column].len() > 40);
     let class = |column: usize| if is_words(column) { " class=\"words\"" } else { "" };
     for (column, title) in table.titles.iter().enumerate() {
@@ -119,7 +119,7 @@ fn course(workload: &Measured) -> String {
     );
     for entry in &workload.entries {
         let Some(turn) = entry.typical() else { continue };
-        // A plot with fewer than 20 points shows nothing useful.
+        // A plot with fewer than 20 points is not useful.
         if turn.figures.timeline.len() < 20 * per_point {
             continue;
         }

@@ -5,7 +5,7 @@ use drumlin_lab::Form;
 use crate::commerce::Kind;
 use crate::results::{Entry, Measured, Results};
 
-/// A table with cells of text.
+/// A table whose cells are text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
     pub title: String,
@@ -18,7 +18,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Returns the table in Markdown. Replaces `|` in a cell by `/`, because it would end the cell.
+    /// Returns the table in Markdown. Replaces each `|` in a cell with `/`, because `|` would end the cell.
     #[must_use]
     pub fn markdown(&self) -> String {
         let line = |cells: &[String]| {
@@ -63,7 +63,7 @@ fn columns(results: &Results) -> Vec<String> {
     results.engines.iter().map(|engine| engine.name.clone()).filter(|name| has_figures(name)).collect()
 }
 
-/// Returns `true` if the report shows a time for the workload instead of units per second.
+/// Returns `true` if the report shows a time for the workload instead of a rate.
 pub(super) fn is_opening(workload: &Measured) -> bool {
     workload.unit == "openings"
 }
@@ -102,7 +102,7 @@ pub(super) fn rates(results: &Results) -> Table {
 
 fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
     if let Some(entry) = workload.entry(engine) {
-        // If the engine finished fewer turns than requested, the table of the workload gives the reason.
+        // If the engine finished fewer turns than requested, the workload's own table says why.
         let fewer = if entry.failure.is_some() { " (!)" } else { "" };
         let early = if results.breaks_promise(workload, engine) { " *" } else { "" };
         return rate(workload, entry) + early + fewer;
@@ -161,7 +161,7 @@ pub(super) fn audits(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of the durable 1 KiB insert, with the distribution of latencies, which a mean would hide.
+/// Builds the table of the durable 1 KiB insert. It includes the distribution of latencies, which a mean would hide.
 pub(super) fn inserts(results: &Results) -> Table {
     let measured = results.workloads.iter().filter(|workload| workload.name == INSERT);
     let entries = measured.flat_map(|workload| &workload.entries).filter(|entry| !entry.turns.is_empty());
@@ -204,7 +204,7 @@ pub(super) fn inserts(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of latencies by kind of operation, for the workloads for which `shows` returns `true`.
+/// Builds the table of latencies by kind of operation, for the workloads that `shows` selects.
 pub(super) fn operations(results: &Results, shows: impl Fn(&Measured) -> bool) -> Table {
     let has_kinds = |entry: &Entry| entry.turns.iter().any(|turn| !turn.figures.kinds.is_empty());
     let workloads: Vec<&Measured> =
@@ -304,7 +304,7 @@ fn side_by_side<'r>(
     Table { title: title.to_owned(), about: about.to_owned(), rows: rows.collect(), titles }
 }
 
-/// Builds the table of each engine's peak memory.
+/// Builds the table of peak memory by engine.
 pub(super) fn memory(results: &Results) -> Table {
     let most = |engine: &str, exceeds: bool, bytes: &dyn Fn(&crate::results::Turn) -> Option<u64>| {
         let workloads =
@@ -338,7 +338,7 @@ pub(super) fn memory(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of sizes on disk after loads, relative to the size of keys and values.
+/// Builds the table of sizes on disk after loads, relative to the size of all keys and values.
 pub(super) fn sizes(results: &Results) -> Table {
     side_by_side(
         results,
@@ -393,7 +393,7 @@ pub(super) fn detail(workload: &Measured) -> Table {
     table
 }
 
-/// Removes the columns that are empty in all rows.
+/// Removes columns that are empty in every row.
 fn drop_empty_columns(table: &mut Table) {
     for index in (1..table.titles.len()).rev() {
         if table.rows.iter().all(|row| row[index] == NOTHING || row[index].is_empty()) {
@@ -419,7 +419,7 @@ fn detail_row(workload: &Measured, entry: &Entry) -> Vec<String> {
     let (low, high) = entry.range(shown);
     let figures = &turn.figures;
     let per_unit = |amount: f64| amount / figures.units.max(1) as f64;
-    // A single operation has no distribution of latencies.
+    // A latency distribution needs more than a few operations.
     let is_timed = figures.latencies.count > 50;
     let micros = |micros: f64| if is_timed { show(Form::Micros, micros) } else { NOTHING.to_owned() };
     let bytes = |bytes: u64| match bytes {

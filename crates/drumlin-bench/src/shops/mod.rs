@@ -13,7 +13,7 @@ use crate::engine::{Result, Settings};
 /// Opens a shop in an existing folder. Creates it if the folder is empty.
 pub type Open = fn(&Path, &Settings) -> Result<Box<dyn Shop>>;
 
-/// Returns the shops of this build, by the names of their engines.
+/// Returns the shops in this build, by the names of their engines.
 #[must_use]
 pub fn all() -> Vec<(&'static str, Open)> {
     vec![
@@ -23,7 +23,7 @@ pub fn all() -> Vec<(&'static str, Open)> {
     ]
 }
 
-/// Returns the shop of the engine with this name, if the engine has a shop.
+/// Returns the shop of the engine with this name, or `None` if the engine has no shop.
 #[must_use]
 pub fn named(engine: &str) -> Option<Open> {
     all().into_iter().find(|(name, _)| *name == engine).map(|(_, open)| open)

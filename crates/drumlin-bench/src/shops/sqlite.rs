@@ -13,8 +13,7 @@ use crate::commerce::{
 };
 use crate::engine::{Durability, Failure, Result, Settings};
 
-/// The rows of a list are clustered by their cart, order or product. The index on reviews covers the query for a
-/// rating.
+/// The rows of each list are clustered by cart, order or product. The index on reviews covers the query for a rating.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS customers (
         id INTEGER PRIMARY KEY, name TEXT, email TEXT, address TEXT, city TEXT, region TEXT, country TEXT,
@@ -49,7 +48,7 @@ const RATED_BY_KEY: &str = rated!("products.id = ?1");
 const RATED_BY_NAME: &str = rated!("products.name = ?1");
 const REVIEW: &str = "INSERT INTO reviews VALUES (?1, ?2, ?3, ?4) \
                       ON CONFLICT DO UPDATE SET rating = excluded.rating, text = excluded.text";
-/// The number of prepared statements that a connection caches: more than the shop uses.
+/// The number of prepared statements that a connection caches, which is more than the shop uses.
 const STATEMENTS: usize = 64;
 
 struct SqliteShop {
@@ -58,7 +57,7 @@ struct SqliteShop {
     cache_kib: u64,
     /// The connection for loading, for reading all contents and for closing. Each session has its own connection.
     own: Mutex<Connection>,
-    /// Held by the session that is writing. Without this lock, sessions would sleep when they find the database busy.
+    /// Held by the session that is writing. Without this lock, sessions that find the database busy would sleep.
     writer: Mutex<()>,
 }
 
@@ -84,7 +83,7 @@ fn connect(path: &Path, synchronous: &str, cache_kib: u64) -> Result<Connection>
     Ok(connection)
 }
 
-/// Runs `body` between a begin and a commit statement. If `body` fails, rolls back its changes.
+/// Runs `body` between a begin statement and a commit. If `body` fails, rolls back its changes.
 fn within<T>(connection: &Connection, begin: &str, body: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
     connection.prepare_cached(begin)?.execute([])?;
     let done = body(connection);

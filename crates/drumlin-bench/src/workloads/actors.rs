@@ -20,8 +20,8 @@ pub(crate) struct Shared<'w> {
     zipf: Option<Zipf>,
     /// The number of bytes of keys and values written so far.
     written: AtomicU64,
-    /// The number of actors created so far. It tells the phases of a turn apart, so that each phase makes different
-    /// random choices.
+    /// The number of actors created so far. It determines the current phase of a turn, so that each phase makes
+    /// different random choices.
     actors: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl<'w> Shared<'w> {
 
     /// Creates the actor of a thread.
     pub(crate) fn actor<'a>(&'a self, engine: &'a dyn Engine, thread: usize) -> Result<Box<dyn Actor + 'a>> {
-        // The threads of a phase get these numbers in any order, so derive only the phase from them.
+        // The threads of a phase get these numbers in an arbitrary order, so derive only the phase from them.
         let threads = self.workload.threads as u64;
         let phase = self.actors.fetch_add(1, Ordering::Relaxed) / threads;
         let seed = Random(SEED ^ (self.turn << 32) ^ (phase << 16) ^ thread as u64).next();
@@ -174,7 +174,7 @@ impl Work<'_> {
         let first = next;
         let mut is_right = true;
         session.scan(key(first), rows, &mut |key, value| {
-            // The rows that threads have inserted follow the loaded rows.
+            // In key order, the rows inserted by threads follow the loaded rows.
             is_right &= next >= count || (*key == next.to_be_bytes() && version(value, next, bytes).is_some());
             next += 1;
         })?;

@@ -1,4 +1,4 @@
-//! Loads of rows: the measured ones, and those that prepare the data of other workloads.
+//! Loads of rows, either to measure them or to prepare the data of other workloads.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ const PREPARE_BUDGET_BYTES: u64 = 256 << 20;
 /// The number of rows per commit of the updates after a load.
 const UPDATE_BATCH_ROWS: u64 = 100;
 
-/// Creates the rows with which a workload begins. Waits until the engine is idle, then closes it.
+/// Creates the rows for a workload. Waits until the engine is idle, then closes it.
 pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Result<()> {
-    // A larger budget saves minutes on random loads and does not affect the later measurement. But engines that restore
-    // their cache from a snapshot need the same budget for the load and the measurement.
+    // A larger budget saves minutes on random loads and does not affect the later measurement. But an engine that can't
+    // recover restores its cache from a snapshot, so it needs the same budget for the load and the measurement.
     let memory_bytes =
         if peer.capabilities.recovers { PREPARE_BUDGET_BYTES.max(data.budget_bytes) } else { data.budget_bytes };
     let settings = Settings { memory_bytes, durability: Durability::Relaxed, threads: 1 };

@@ -21,7 +21,7 @@ pub(crate) use actors::Shared;
 pub(crate) use loads::prepare;
 pub(crate) use open::crash;
 
-/// The fixed rate of the steady part, as a share of the rate at full speed.
+/// The fixed rate of the steady part, as a share of the highest rate.
 const STEADY_SHARE: f64 = 0.7;
 /// The shortest warm-up.
 const WARM_UP_MIN: Duration = Duration::from_secs(3);
@@ -74,7 +74,7 @@ pub struct Figures {
     pub latencies: Latencies,
     /// The costs of all operations.
     pub costs: Costs,
-    /// Latencies at 70 % of the highest rate. The latency of an operation counts from the moment at which it was due.
+    /// Latencies at 70 % of the highest rate. An operation's latency is measured from the moment at which it was due.
     pub steady: Option<Latencies>,
     /// The rate of the steady part, in operations per second.
     pub steady_rate: f64,
@@ -174,7 +174,7 @@ fn repeated(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Reads all rows once, to fill the caches. Skipped for inserts, because they start without rows.
+/// Reads all rows once, to fill the caches. Skipped for inserts, which start without rows.
 fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
     if workload.job != Job::Insert {
         engine.session()?.scan([0; 8], u64::MAX, &mut |_, _| {})?;
@@ -192,7 +192,7 @@ fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let meter = Meter::start(turn.folder);
     let begun = std::time::Instant::now();
     let mut rows = 0;
-    // Scan in parts, so that the scan can stop if it takes too long.
+    // Scan in parts, so that a scan that takes too long can stop.
     let part_rows = (data.rows / 10).max(1);
     while rows < data.rows && begun.elapsed() < SCAN_LIMIT {
         let mut wrong = None;

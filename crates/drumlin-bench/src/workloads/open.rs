@@ -8,9 +8,9 @@ use crate::engine::{Result, Row};
 use crate::measure::{Meter, histogram, record};
 use crate::rows::{Chooser, SEED, fill, key, version};
 
-/// The number of rows updated before the kill. The updates write about 30 MB of log.
+/// The number of rows updated before the kill. Updating them writes about 30 MB of log.
 const CRASH_UPDATES: u64 = 250_000;
-/// The number of rows per commit of these updates.
+/// The number of rows per commit of the updates.
 const CRASH_BATCH_ROWS: usize = 10;
 
 /// Measures the time to open the database and get one row.

@@ -1,5 +1,4 @@
-//! Agents that serve shoppers. The engine's answers and the final contents of the shop are compared with those of the
-//! model.
+//! Agents that serve shoppers. The engine's answers and the shop's final contents are compared with the model's.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -48,10 +47,10 @@ struct Floor<'d> {
 
 /// The part of an agent's state that outlives its thread.
 struct Own {
-    /// The number of the current shopper. The agent has served all of its shoppers with smaller numbers.
+    /// The number of the current shopper. The agent has served all its shoppers with smaller numbers.
     shopper: u64,
     operations: Vec<Operation>,
-    /// The number of operations of this shopper that have been performed.
+    /// The number of operations already performed for the current shopper.
     done: usize,
     /// The latest ratings that the agent's customers gave, by customer and product.
     ratings: BTreeMap<(u32, u32), u8>,
@@ -95,7 +94,7 @@ impl<'d> Floor<'d> {
     }
 
     /// Returns the model after all operations that the agents have performed. No two agents share a cart, order or
-    /// review, so the model may perform the operations of different agents in any order.
+    /// review, so the operations of different agents may be applied in any order.
     fn model(&self) -> Model<'d> {
         let mut model = Model::new(self.shoppers.data);
         for agent in 0..self.agents.len() {
@@ -110,7 +109,7 @@ impl<'d> Floor<'d> {
     }
 }
 
-/// An agent while its thread runs.
+/// An agent, while its thread is running.
 struct Agent<'f, 'd> {
     floor: &'f Floor<'d>,
     session: Box<dyn Session + 'f>,

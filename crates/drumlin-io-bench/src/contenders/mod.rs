@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::work::{Measured, Row, Work};
 
-/// The contender that is compared with the best of the peers.
+/// The contender that is compared with the best peer.
 pub(crate) const DRUMLIN: &str = "drumlin-io";
 
 /// One column of the table.

@@ -1,4 +1,4 @@
-//! The lower bounds for the cost of these reads and writes: blocking calls, and a queue that is used without tasks.
+//! The lower bounds for the cost of the reads and writes: blocking calls, and a queue used without tasks.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -9,7 +9,7 @@ use drumlin_io::{IoBackend, OpenOptions, Queue};
 use crate::buffer::Buffer;
 use crate::work::{self, BLOCK_BYTES, Measured, RANGE_BYTES, REQUEST_BYTES, Row, Work};
 
-/// Runs one thread per request in flight, with `pread` and `pwrite`.
+/// Runs one thread per request in flight, which calls `pread` or `pwrite`.
 pub(crate) fn threads(work: &Arc<Work>) -> io::Result<Measured> {
     let file = &work::open(work, true)?;
     let bytes = if work.row.is_sequential() { REQUEST_BYTES } else { BLOCK_BYTES };
@@ -42,7 +42,7 @@ pub(crate) fn threads(work: &Arc<Work>) -> io::Result<Measured> {
     Ok(work.finish())
 }
 
-/// Fills and empties drumlin-io's own queue on this thread.
+/// Fills and drains drumlin-io's own queue on this thread.
 pub(crate) fn queue(work: &Arc<Work>) -> io::Result<Measured> {
     let backend = drumlin_io::backend(IoBackend::Uring)?;
     let options = OpenOptions { write: work.row == Row::Write, direct: true, ..OpenOptions::default() };

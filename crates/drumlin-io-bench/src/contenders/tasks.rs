@@ -1,4 +1,4 @@
-//! Runs the reads and writes as tasks of a runtime, with one request in flight per task. Used for interfaces that take
+//! Runs the reads and writes as tasks of a runtime, with one request in flight per task. For libraries whose calls take
 //! a buffer and return it.
 
 use std::io;
@@ -17,7 +17,7 @@ pub(crate) trait Disk: 'static {
     async fn sync(&self) -> io::Result<()>;
 }
 
-/// Starts the tasks of the row with `spawn`, then awaits the futures that `spawn` returned until all tasks have ended.
+/// Starts the row's tasks with `spawn`, then awaits the futures that `spawn` returned, until all tasks have ended.
 pub(crate) async fn run<D: Disk, S: Future>(
     work: &Arc<Work>,
     disk: D,

@@ -47,8 +47,8 @@ pub(crate) fn direct(work: &Arc<Work>) -> io::Result<Measured> {
     LocalSet::new().block_on(&runtime()?, tasks::run(work, file, spawn_local))
 }
 
-/// `tokio::fs::File`. Its buffers are not aligned, so it reads and writes through the page cache, which initially has
-/// no pages of the file. A file has a cursor, so each task opens its own.
+/// `tokio::fs::File`. Its buffers are not aligned, so it reads and writes through the page cache, which initially holds
+/// none of the file's pages. A file has a cursor, so each task opens its own.
 pub(crate) fn buffered(work: &Arc<Work>) -> io::Result<Measured> {
     let count = if work.row.is_sequential() { 1 } else { work.row.depth() };
     let files = (0..count).map(|_| Ok(tokio::fs::File::from_std(work::open(work, false)?)));

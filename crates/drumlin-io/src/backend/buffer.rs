@@ -42,9 +42,9 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The minimum size of a group. A smaller group would leave most of a huge page unused.
 const GROUP_BYTES_MIN: usize = HUGE_PAGE_BYTES / 2;
 
-/// From this capacity on, a buffer is allocated one block larger and with less alignment than it needs. An allocator
-/// gets zeroed memory of this size from the system without touching it, but writes the zeros itself if it has to align
-/// the memory. Without this, the two 8 MiB buffers of a log took 4 ms of every opening.
+/// A buffer of at least this capacity is allocated one block larger and with less alignment than it needs. An allocator
+/// obtains zeroed memory of this size from the system without touching it, but if it has to align the memory, it writes
+/// the zeros itself. Without this rule, the two 8 MiB buffers of a log added 4 ms to every opening.
 /// Measured: the figure above. The threshold, between 4 KiB and 8 MiB, was not measured.
 const UNTOUCHED_BYTES_MIN: usize = 256 << 10;
 
@@ -87,7 +87,7 @@ impl AlignedBuffer {
     ///
     /// A drive receives a request as a list of contiguous pieces of memory. With pages of 4 KiB, the list has one piece
     /// per page, and is full at about 1 MiB. With huge pages, a request is a single piece. On a virtual drive, huge
-    /// pages doubled the rate of streams of 512 KiB requests, at a fifth of the processor time (docs/lab).
+    /// pages doubled the throughput of streams of 512 KiB requests, for a fifth of the processor time (docs/lab).
     #[must_use]
     pub fn group(count: usize, length: usize) -> Vec<AlignedBuffer> {
         let capacity = length.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT);
@@ -153,7 +153,7 @@ impl From<Vec<u8>> for AlignedBuffer {
     }
 }
 
-/// The registration of memory with the queue of a device.
+/// Registration of memory with a device queue.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 impl AlignedBuffer {
     /// Returns the memory of `buffers` if all of them belong to one group.

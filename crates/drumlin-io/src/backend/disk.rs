@@ -42,7 +42,7 @@ pub(crate) struct DiskFile {
     /// The alignment of transfers, in bytes; 1 for a buffered file.
     alignment: usize,
     direct: bool,
-    /// A second handle of the file, without `O_DIRECT`. Used for unaligned writes.
+    /// A second handle to the file, without `O_DIRECT`. Used for unaligned writes.
     cached: OnceLock<fs::File>,
     /// Set once the kernel or file system has rejected `RWF_DSYNC` on this file. Later writes don't try it.
     durable_write_refused: AtomicBool,
@@ -71,9 +71,9 @@ impl DiskFile {
         })
     }
 
-    /// Opens a second handle of the file, which uses the page cache. The path may lead to a different file by now, so
-    /// this opens the entry in `/proc` of the first handle's descriptor. If `/proc` is not mounted, it opens the path,
-    /// and fails if that leads to a different file.
+    /// Opens a second handle to the file, which uses the page cache. The path may lead to a different file by now, so
+    /// this opens the first handle's entry in `/proc/self/fd`. If `/proc` is not mounted, this opens the path, and
+    /// fails if it leads to a different file.
     fn open_cached(&self) -> io::Result<fs::File> {
         let options = || fs::OpenOptions::new().write(true).to_owned();
         let by_descriptor = options().open(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));
@@ -95,7 +95,7 @@ impl DiskFile {
         &self.handle
     }
 
-    /// Checks invariant 1, and that the range does not exceed the system's signed 64-bit offsets.
+    /// Enforces invariant 1, and checks that the range does not exceed the system's signed 64-bit offsets.
     pub(crate) fn check_request(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         let unit = self.alignment;
         let aligned = offset.is_multiple_of(unit as u64)
@@ -200,7 +200,7 @@ impl BackendFile for DiskFile {
 
     fn len(&self) -> io::Result<u64> {
         let metadata = self.handle.metadata()?;
-        // A block device's metadata don't include its length, but seeking to its end returns the length.
+        // A block device's metadata does not include its length, but seeking to its end returns the length.
         if metadata.is_file() { Ok(metadata.len()) } else { (&self.handle).seek(SeekFrom::End(0)) }
     }
 
@@ -289,7 +289,7 @@ impl BackendFile for DiskFile {
         retry_on_intr(|| fallocate(&self.handle, flags, offset, bytes)).map_err(space_error)
     }
 
-    // The standard library retries both calls if a signal interrupts them. No report of a failed write is lost by this,
+    // The standard library retries both calls if a signal interrupts them. This loses no report of a failed write,
     // because an interrupted sync has not reported any failure. On macOS both calls are F_FULLFSYNC.
     fn sync_data(&self) -> io::Result<()> {
         self.handle.sync_data().map_err(space_error)
@@ -401,7 +401,7 @@ pub(crate) fn end_of_file() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the requested bytes")
 }
 
-/// Turns the error of an exhausted quota into that of a full disk, since the remedy is the same.
+/// Turns the error for an exhausted quota into the one for a full disk, since the remedy is the same.
 pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     if error.kind() == io::ErrorKind::QuotaExceeded {

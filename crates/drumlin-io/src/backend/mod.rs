@@ -25,7 +25,7 @@ pub use memory::in_memory;
 pub use process::{OpenIn, Process};
 pub use select::{BACKEND_VARIABLE, IoBackend, backend};
 
-/// A shared handle of an open file.
+/// A shared handle to an open file.
 pub type FileRef = Arc<dyn BackendFile>;
 
 /// Settings for opening a file.
@@ -139,7 +139,7 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// A shared handle of an open folder.
+/// A shared handle to an open folder.
 pub type FolderRef = Arc<dyn Folder>;
 
 /// An open folder. Names refer to entries directly inside the folder.
@@ -165,8 +165,8 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes all creations, renames and removals of files in this folder durable.
     fn sync(&self) -> io::Result<()>;
-    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`, so that its
-    /// callers rely on the locks of files.
+    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`. Its callers
+    /// then rely on file locks.
     fn try_lock(&self, lock: Lock) -> io::Result<bool> {
         let _ = lock;
         Ok(true)
@@ -205,8 +205,8 @@ pub struct Completion {
 pub struct QueueOptions {
     /// The maximum number of requests in flight, at least 1.
     pub depth: usize,
-    /// Set if several threads use the queue: some push requests while one waits. If `false`, only one thread at a time
-    /// does both, and detects a request that finishes while it computes only when it next waits.
+    /// Set if several threads use the queue: some push requests while one waits. If `false`, a single thread at a time
+    /// does both. If a request finishes while this thread computes, the thread detects it only when it next waits.
     pub shared: bool,
     /// Set if the device is polled for finished requests, instead of interrupting the processor
     /// (`IORING_SETUP_IOPOLL`). This works only for direct files, on a kernel driver with polled queues: NVMe with the
@@ -214,11 +214,11 @@ pub struct QueueOptions {
     pub polled: bool,
 }
 
-/// A queue of requests: many are in flight at a time, they are submitted together, and complete in any order.
+/// A queue of requests. Many can be in flight at a time. They are submitted together, and complete in any order.
 ///
 /// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait
-/// concurrently, a thread may receive a request that a different thread is waiting for. Dropping a queue submits the
-/// pushed requests and waits for those in flight.
+/// concurrently, a thread may receive a request that another thread is waiting for. Dropping a queue submits the pushed
+/// requests and waits for those in flight.
 pub trait Queue: Send + Sync {
     /// Returns the maximum number of requests in flight.
     fn depth(&self) -> usize;
@@ -234,7 +234,7 @@ pub trait Queue: Send + Sync {
     /// requests.
     fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
     /// Makes the current call of [`wait`](Queue::wait) return early, or the next call if none is running. Has no effect
-    /// on queues without this ability: their waits end when a request finishes.
+    /// on a queue that cannot be interrupted: its waits end when a request finishes.
     fn interrupt(&self) {}
     /// Returns a descriptor that becomes readable when a request has finished, or `None` if the queue has no such
     /// descriptor.
@@ -282,7 +282,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
         Ok(path.to_path_buf())
     }
-    /// Returns a handle of a folder, or `None` if the backend refers to folders only by path. See [`open_folder`].
+    /// Returns a handle to a folder, or `None` if the backend refers to folders only by path. See [`open_folder`].
     fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
         let _ = path;
         Ok(None)

@@ -19,7 +19,7 @@ impl Process {
     /// Starts counting forks. Forks before the first call are not detected.
     ///
     /// # Errors
-    /// `OutOfMemory` if the system has no memory for registering the handler of forks.
+    /// `OutOfMemory` if the system has no memory for registering the fork handler.
     pub fn watch() -> io::Result<()> {
         static WATCHED: OnceLock<i32> = OnceLock::new();
         match WATCHED.get_or_init(watch_forks) {
@@ -50,7 +50,7 @@ impl OpenIn {
     /// A fork count that no process reaches.
     const CLOSED: u64 = u64::MAX;
 
-    /// Returns the mark of a database that is open in the calling process.
+    /// Marks a database as open in the calling process.
     pub fn here() -> OpenIn {
         OpenIn(AtomicU64::new(GENERATION.load(Ordering::Relaxed)))
     }

@@ -6,9 +6,9 @@
 //! 1. A buffer and its file belong to their slot from the push until the completion has been reaped. The kernel writes
 //!    to the buffer only in between.
 //! 2. A queue frees its slots only after all its submitted requests have been reaped. If even the wait for them fails,
-//!    the slots are leaked. The leak wastes memory, but the kernel never writes to memory that has a new owner.
-//! 3. A slot has at most one entry in the submission ring, which has room for an entry of each slot and one interrupt.
-//!    So a push never finds the ring full, and the completion ring, which is twice as large, never overflows.
+//!    the slots are leaked. The leak wastes memory, but the kernel never writes to memory that has been reused.
+//! 3. A slot has at most one entry in the submission ring, which has room for one entry per slot and one interrupt. So
+//!    a push never finds the ring full, and the completion ring, which is twice as large, never overflows.
 //! 4. Both rings are changed only under the lock of `state`. The kernel is entered without the lock, so one thread can
 //!    push while a second one waits.
 //! 5. A fork of the process has a copy of the queue, but shares the rings with its parent. The fork never touches the
@@ -17,7 +17,7 @@
 //! # Rings shared by threads
 //! The kernel posts the completion of a request in the thread that submitted it. If only one thread uses the queue, the
 //! completion can wait until that thread enters the kernel (`COOP_TASKRUN`), which saves an interrupt. In a shared
-//! queue, a different thread may be waiting for the completion, so the kernel interrupts the submitting thread.
+//! queue, another thread may be waiting for the completion, so the kernel interrupts the submitting thread.
 //!
 //! # Unused features, and the time that they would save
 //! Measured on 4 KiB direct reads with 64 in flight, reaped 32 at a time, at 3.2 µs of processor time each:
@@ -544,7 +544,8 @@ mod tests {
         assert_eq!(kind(write.advance(100)), Some(Err(io::ErrorKind::WriteZero)));
     }
 
-    /// Forbids the system call `number` to the calling thread, as a container's seccomp profile does for a process.
+    /// Forbids the calling thread to make the system call `number`, as a container's seccomp profile does for a
+    /// process.
     fn forbid(number: libc::c_long) {
         let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let mut program = [

@@ -38,8 +38,8 @@ impl Driver {
         })
     }
 
-    /// Makes durable under their names all files that have been created, renamed or removed in a folder so far. A new
-    /// file survives a power cut only after both the file and its folder have been synced.
+    /// Makes all creations, renames and removals of files in a folder durable. A new file survives a power cut only
+    /// after both the file and its folder have been synced.
     ///
     /// # Errors
     /// Any error that the system reports.

@@ -2,7 +2,7 @@
 //!
 //! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). One waiting thread collects the finished
 //! requests of all threads and tasks. It is either a thread in [`Driver::block_on`], or the driver's own thread, which
-//! starts when a task of a different executor waits, and sleeps while no task or parked thread depends on it. See
+//! starts when a task of another executor waits, and sleeps while no task or parked thread depends on it. See
 //! [`reactor`] for how the threads take turns.
 
 mod calls;
@@ -37,7 +37,7 @@ const WORKER_THREADS_MAX: usize = 4;
 pub struct DriverOptions {
     /// The kind of backend.
     pub backend: IoBackend,
-    /// The maximum number of requests in flight; default 256. Requests above it wait in order of arrival.
+    /// The maximum number of requests in flight; default 256. Further requests wait in order of arrival.
     pub depth: usize,
     /// The size of the driver's buffers for reads, in bytes; default 4,096. A larger read allocates its own buffer.
     pub buffer_bytes: usize,
@@ -49,11 +49,11 @@ pub struct DriverOptions {
     pub registered: bool,
     /// Polls the device instead of waiting for interrupts. See [`QueueOptions::polled`]. Default `false`.
     pub polled: bool,
-    /// Promises that only one thread uses the driver, and waits in [`Driver::block_on`]. Then finished requests don't
-    /// interrupt that thread: it collects them when it next waits. A task of a different executor may wait longer than
-    /// necessary. Default `false`.
+    /// Promises that only one thread uses the driver, and that it waits in [`Driver::block_on`]. Finished requests then
+    /// don't interrupt that thread: it collects them when it next waits. A task of another executor may wait longer
+    /// than necessary. Default `false`.
     pub one_thread: bool,
-    /// Lets the driver start a thread when a task of a different executor waits. If `false`, the program must call
+    /// Lets the driver start a thread when a task of another executor waits. If `false`, the program must call
     /// [`Driver::turn`] itself, for instance whenever [`Driver::as_fd`] is readable. Default `true`.
     pub thread: bool,
 }
@@ -76,7 +76,7 @@ impl Default for DriverOptions {
 /// Does the I/O of [`File`](crate::File)s, for blocking threads and for tasks of any executor.
 ///
 /// Clones share one queue. A program usually has one driver. A thread-per-core program has one driver on each thread,
-/// and calls [`block_on`](Self::block_on) there, so no thread handles the I/O of a different one.
+/// and calls [`block_on`](Self::block_on) there, so each thread handles only its own I/O.
 ///
 /// # Examples
 /// ```
@@ -179,7 +179,7 @@ impl Driver {
     }
 
     /// Runs a future on the calling thread. While the future waits, the thread itself collects finished requests,
-    /// instead of receiving them from a different thread. So a read costs no more than in a runtime built on io_uring.
+    /// instead of relying on another thread. So a read costs no more than in a runtime built on io_uring.
     ///
     /// All requests that the future begins before it next waits are submitted together.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
@@ -241,7 +241,7 @@ impl Driver {
         &self.shared.workers
     }
 
-    /// Returns the driver's buffers, or `None` if a read of `bytes` is larger than one of them.
+    /// Returns the home of the driver's buffers, or `None` if a read of `bytes` bytes does not fit into one of them.
     pub(crate) fn home(&self, bytes: usize) -> Option<&Arc<BufferHome>> {
         (bytes <= self.shared.buffer_bytes).then_some(&self.shared.home)
     }

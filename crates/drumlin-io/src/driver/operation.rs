@@ -58,7 +58,7 @@ pub(crate) struct Outcome<T> {
     /// The range of the buffer that the caller requested. The rest of the buffer's blocks may lie beyond the end of the
     /// file.
     pub(crate) visible: Range<usize>,
-    /// Set if the end of the file may cut the visible bytes short. Otherwise that is an error.
+    /// Set if the file may end before the visible bytes do. Otherwise that is an error.
     pub(crate) is_up_to: bool,
     pub(crate) home: Option<Arc<BufferHome>>,
     pub(crate) finish: fn(AlignedBuffer, Range<usize>, Option<Arc<BufferHome>>) -> T,

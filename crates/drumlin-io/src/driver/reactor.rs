@@ -7,8 +7,8 @@
 //! may compute for a long time.
 //!
 //! The driver's thread is needed only for requests whose owner is a task outside of `block_on`, was dropped, or is a
-//! thread that parked because a different thread was the collector. `State::outside` counts the first two kinds of
-//! request, and `State::parked` the parked threads. All other requests are collected when their owner waits.
+//! thread that parked because another thread was the collector. `State::outside` counts the first two kinds of request,
+//! and `State::parked` the parked threads. All other requests are collected when their owner waits.
 //!
 //! # Submission
 //! Each time the collector waits, it first submits the pushed requests. So a thread can leave its requests unsubmitted
@@ -111,7 +111,7 @@ struct State {
     parked: usize,
     has_collector: bool,
     is_collector_awake: bool,
-    /// The class other than that of the last pushed request.
+    /// The class that the last pushed request did not belong to.
     other_than_last: Class,
     /// The share of background requests while foreground requests are active.
     share: f64,
@@ -185,7 +185,7 @@ enum Wait<'w> {
     OneOrWaker(&'w WaitFlags),
 }
 
-/// Counts a thread that waits while a different thread is the collector.
+/// Counts a thread that waits while another thread is the collector.
 pub(super) struct Parked<'r>(&'r Reactor);
 
 impl Drop for Parked<'_> {
@@ -380,8 +380,8 @@ impl Reactor {
         if is_active { background_max(state.share, foreground) } else { usize::MAX }
     }
 
-    /// Returns the answer if the request has been answered. Otherwise stores the waker, to be called when it is. If the
-    /// calling thread will not collect the request, ensures that a different thread will.
+    /// Returns the answer if the request has been answered. Otherwise stores the waker, which will be called when the
+    /// answer arrives. If the calling thread will not collect the request, ensures that another thread will.
     pub(crate) fn poll(self: &Arc<Self>, key: Key, waker: &Waker) -> Poll<io::Result<Answer>> {
         if let Err(error) = self.check_process() {
             return Poll::Ready(Err(error));
@@ -488,7 +488,7 @@ impl Reactor {
     }
 
     /// Collects on behalf of the thread in `block_on` to which these flags belong. Returns `false` without collecting
-    /// if the queue has no request or a different thread is the collector.
+    /// if the queue has no request or another thread is the collector.
     pub(super) fn drive(self: &Arc<Self>, flags: &WaitFlags) -> bool {
         if !self.is_here() {
             return false;
@@ -585,7 +585,7 @@ impl Reactor {
 
     fn answer(&self, state: &mut State, finished: &mut Vec<Completion>, aftermath: &mut Aftermath) {
         let has_background = state.share < 1.0;
-        // A different thread may have detected a failure of the queue while this one waited. It has then answered all
+        // Another thread may have detected a failure of the queue while this one waited. It has then answered all
         // requests.
         if state.failure.is_some() {
             aftermath.dropped.extend(finished.drain(..).map(|completion| completion.buffer));

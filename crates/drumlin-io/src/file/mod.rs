@@ -108,7 +108,7 @@ impl File {
         self.file.alignment()
     }
 
-    /// Returns the backend's handle of the file.
+    /// Returns the backend's handle to the file.
     #[must_use]
     pub fn backend_file(&self) -> &FileRef {
         &self.file
@@ -130,8 +130,8 @@ impl File {
     /// the driver.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file ends before the range does, `InvalidInput` if the range exceeds 2^63 bytes, and any
-    /// error that the system reports.
+    /// `UnexpectedEof` if the file ends before the range does, `InvalidInput` if the range ends beyond 2^63 bytes, and
+    /// any error that the system reports.
     pub fn read_at(&self, offset: u64, bytes: usize) -> Operation<ReadBuffer> {
         self.read(offset, bytes, false)
     }

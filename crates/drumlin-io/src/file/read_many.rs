@@ -39,8 +39,8 @@ impl Default for ReadManyOptions {
 }
 
 impl File {
-    /// Reads many ranges concurrently. The ranges may be in any order. Those that are close to each other are read by
-    /// one request. See [`ReadMany`].
+    /// Reads many ranges concurrently. The ranges may be in any order. A single request reads ranges that are close to
+    /// each other. See [`ReadMany`].
     pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
         ReadMany::new(self.clone(), ranges.into_iter().collect(), options)
     }
@@ -253,7 +253,7 @@ impl ReadMany {
         Ok(())
     }
 
-    /// Drops all requests and results. No later ones will begin or be returned.
+    /// Drops all requests and results. No further request will begin, and no further result will be returned.
     fn end(&mut self) {
         self.next = self.ranges.len();
         self.items.clear();

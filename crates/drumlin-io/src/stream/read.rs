@@ -97,7 +97,7 @@ impl ReadStream {
         Ok(stream)
     }
 
-    /// Begins requests until their number agrees with invariant 1.
+    /// Begins requests until invariant 1 holds.
     fn fill(&mut self) {
         while self.requests.len() < self.options.requests && !self.rest.is_empty() {
             let start = self.rest.start;
@@ -111,9 +111,9 @@ impl ReadStream {
         }
     }
 
-    /// Returns the next bytes of the range. They are those of one request, or the rest of the current buffer if part of
-    /// it was read. Returns `None` at the end of the range. If the future is dropped, no bytes are lost: the next call
-    /// returns them.
+    /// Returns the next bytes of the range: those of one request, or the rest of the current buffer if part of it was
+    /// read. Returns `None` at the end of the range. If the future is dropped, no bytes are lost: the next call returns
+    /// them.
     ///
     /// # Errors
     /// Any error that the system reports; `UnexpectedEof` if the file was truncated in the meantime. An error ends the

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Waits for a different thread to make progress: spins for increasing times, then yields.
+/// Waits for another thread to make progress: spins for increasing durations, then yields.
 #[derive(Debug, Default)]
 pub struct Backoff(Cell<u32>);
 

@@ -10,7 +10,7 @@
 //! 2. Every random draw comes from the simulation's one generator, in the order of the points. So two runs with the
 //!    same seed take the same course, provided that their other inputs don't differ: see `docs/testing.md`.
 //! 3. If no task is runnable and no waiting task has a deadline, the simulation is deadlocked. It ends with a report
-//!    that shows, for each task, the object that it waits for and the place in the code.
+//!    that shows, for each task, the object that it waits for, and where in the code it waits.
 //!
 //! A simulation fails if a task panics, if it deadlocks, or if it makes no progress for too long. Its other threads are
 //! then left waiting forever, because they hold locks on inconsistent data.
@@ -49,7 +49,7 @@ pub struct Schedule {
 /// The outcome of a simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome<T> {
-    /// The result of the first task, or the reason for which the simulation failed.
+    /// The first task's result, or the reason why the simulation failed.
     pub result: Result<T, String>,
     /// A checksum of the course: two runs with the same trace took the same course.
     pub trace: u64,
@@ -350,9 +350,9 @@ impl Scheduler {
     }
 }
 
-/// The bit that marks the numbers for joining a task. They are larger than any address.
+/// Marks a [`Wait::what`] that stands for the end of a task. The bit makes the number larger than any address.
 const JOIN: usize = 1 << 63;
-/// The bit that marks the numbers for being parked or asleep.
+/// Marks a [`Wait::what`] that stands for being parked or asleep.
 const PARKED: usize = 1 << 62;
 
 impl State {
@@ -364,7 +364,7 @@ impl State {
         self.trace = mix(self.trace ^ what).wrapping_add(0x9E37_79B9_7F4A_7C15);
     }
 
-    /// Makes all tasks runnable whose deadlines have passed.
+    /// Wakes all tasks whose deadlines have passed.
     fn pass_deadlines(&mut self) {
         while let Some(&(at, count, number)) = self.deadlines.first()
             && at <= self.now_nanos
@@ -392,7 +392,7 @@ impl State {
         Some(next)
     }
 
-    /// Makes all tasks runnable that wait for `what`.
+    /// Wakes all tasks that wait for `what`.
     fn wake(&mut self, what: usize) {
         let mut index = 0;
         while index < self.waiting.len() {
@@ -414,7 +414,7 @@ impl State {
         self.runnable.push(number);
     }
 
-    /// Describes each task's wait: the object that the task waits for, and the place in the code.
+    /// Describes each task's wait: the object that the task waits for, and where in the code it waits.
     fn tell(&self) -> String {
         let mut text = String::new();
         for (number, slot) in self.slots.iter().enumerate() {
@@ -444,7 +444,7 @@ impl Task {
         self.scheduler.start(name, body)
     }
 
-    /// Passes a point, at which a different task may take over.
+    /// Passes a point, at which another task may take over.
     #[inline]
     pub(crate) fn point(&self) {
         self.scheduler.steps.fetch_add(1, Ordering::Relaxed);
@@ -489,8 +489,8 @@ impl Task {
         }
     }
 
-    /// Waits until a different task wakes the waiters of `wait.what`, or until the deadline. Returns `true` if the
-    /// deadline passed.
+    /// Waits until another task wakes the waiters of `wait.what`, or until the deadline. Returns `true` if the deadline
+    /// passed.
     pub(crate) fn wait(&self, wait: Wait, deadline: Option<Duration>) -> bool {
         let mut state = self.scheduler.lock();
         self.wait_in(&mut state, wait, deadline);
@@ -513,14 +513,13 @@ impl Task {
         state.waiting.push((wait.what, self.number));
     }
 
-    /// Makes all tasks runnable that wait for `what`.
+    /// Wakes all tasks that wait for `what`.
     #[inline]
     pub(crate) fn wake(&self, what: usize) {
         self.scheduler.lock().wake(what);
     }
 
-    /// Makes one of the tasks that wait for `what` runnable, chosen at random. Returns `false` if no task waits for
-    /// `what`.
+    /// Wakes one of the tasks that wait for `what`, chosen at random. Returns `false` if no task waits for it.
     pub(crate) fn wake_one(&self, what: usize) -> bool {
         let mut state = self.scheduler.lock();
         let count = state.waiting.iter().filter(|(other, _)| *other == what).count() as u64;
@@ -615,7 +614,7 @@ mod tests {
         current().expect("in a simulation").scheduler.start(name, Box::new(body)).unwrap()
     }
 
-    /// Returns the order in which three tasks get a lock, which the seed determines, and the trace.
+    /// Returns the order in which three tasks get a lock, and the trace. The seed determines both.
     fn order(seed: u64) -> (Vec<usize>, u64) {
         let outcome = run(schedule(seed), || {
             let order = Arc::new(sync::Mutex::new(Vec::new()));

@@ -487,7 +487,7 @@ pub fn thread_number() -> Option<usize> {
     scheduler::current().map(|task| task.number)
 }
 
-/// Waits for a different thread to make progress: spins, or yields in a simulation.
+/// Waits for another thread to make progress: spins, or yields in a simulation.
 #[derive(Debug, Default)]
 pub struct Backoff(super::parking::Backoff);
 

@@ -1,4 +1,4 @@
-//! Disorderly completions: those that are late, out of order, or lost until a timeout.
+//! Disorderly completions: they arrive late, out of order, or only when the request times out.
 
 use std::io;
 
@@ -15,7 +15,7 @@ pub struct Disorder {
     /// The maximum number of rounds of [`Queue::wait`] by which a completion is late. Completions of the same round
     /// arrive in random order.
     pub rounds_late_max: u64,
-    /// One in this many completions is lost; with 0, none is lost.
+    /// One in this many completions is lost; with 0, no completion is lost.
     pub lost_one_in: u64,
 }
 
@@ -107,7 +107,7 @@ impl DisorderlyCompletions {
             } else if !state.lost.is_empty() {
                 self.changed.wait(&mut state);
             } else {
-                // A different thread has taken the completion that this thread was waiting for.
+                // Another thread has taken the completion that this thread was waiting for.
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! A backend for tests. It wraps a real backend, records all changes of the medium, and makes chosen requests fail or
+//! A backend for tests. It wraps a real backend, records all changes to the medium, and makes chosen requests fail or
 //! wait.
 //!
 //! # Invariants
@@ -63,7 +63,7 @@ pub enum Operation {
     Wait,
 }
 
-/// A change of the medium. Changes are recorded in the order of their requests. In a golden file, each line is the text
+/// A change to the medium. Changes are recorded in the order of their requests. In a golden file, each line is the text
 /// form of a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields repeat the arguments of the calls they record")]
@@ -202,7 +202,7 @@ struct Space {
     files: HashMap<PathBuf, Blocks>,
 }
 
-/// The first block of each range of blocks, and its end. The ranges neither overlap nor touch.
+/// Maps the first block of each range of blocks to the range's end. The ranges neither overlap nor touch.
 #[derive(Default)]
 struct Blocks(BTreeMap<u64, u64>);
 
@@ -389,8 +389,8 @@ impl FaultyBackend {
         self.shared.changed.notify_all();
     }
 
-    /// Fails to start threads whose names begin with `name`, like a backend without threads. Without its own threads,
-    /// the log prepares segments and writes records on the threads that depend on them, in a fixed order.
+    /// Makes it impossible to start threads whose names begin with `name`, as on a backend without threads. Without its
+    /// own threads, the log prepares segments and writes records on the threads that depend on them, in a fixed order.
     pub fn refuse_threads(&self, name: &'static str) {
         *self.shared.refused_threads.lock() = Some(name);
     }
@@ -784,7 +784,7 @@ mod tests {
         (backend, file)
     }
 
-    /// A trace contains every change of the medium, and nothing else. Golden tests compare traces.
+    /// A trace contains every change to the medium, and nothing else. Golden tests compare traces.
     #[test]
     fn a_trace_holds_each_change_in_order() {
         let (backend, file) = faulty();
@@ -810,7 +810,7 @@ mod tests {
         assert_eq!(backend.take_trace(), "");
     }
 
-    /// Only the nth request fails, be it through a file or a queue. A failed write does not change the file.
+    /// Only the nth request fails, whether it goes through a file or a queue. A failed write does not change the file.
     #[test]
     fn the_nth_request_fails() {
         let (backend, file) = faulty();

@@ -5,19 +5,19 @@ use drumlin::{KeyspaceInfo, Stats};
 use super::{Diagnosis, Severity, show_bytes};
 use crate::figures::Form;
 
-/// The largest data file whose bytes an extent address can refer to (docs/format.md).
+/// The maximum size of a data file, which is the range of extent addresses (docs/format.md).
 const DATA_FILE_BYTES_MAX: u64 = 64 << 40;
 
-/// The maximum number of pages in a keyspace, and of keyspaces in a database: both have 32-bit ids.
+/// The maximum number of pages in a keyspace, and of keyspaces in a database. Both have 32-bit ids.
 const NUMBERS: u64 = 1 << 32;
 
-/// The doctor reports a limit once this share of it is used.
+/// The share of a limit at which the doctor reports it.
 const SHARE_NEAR: f64 = 0.8;
 
 /// The share of the memory budget that page tables may occupy before too little is left for frames.
 const TABLE_SHARE_MAX: f64 = 0.4;
 
-/// The figures that are compared with limits.
+/// Usage figures to compare with the limits.
 #[derive(Clone, Debug, Default)]
 struct Use {
     data_file_bytes: u64,
@@ -27,11 +27,11 @@ struct Use {
     keyspace_number: u64,
     table_bytes: u64,
     memory_bytes: u64,
-    /// The length limit for files that this user writes, or `None` if there is none.
+    /// The system's limit on the size of a file that this user writes, or `None` if there is none.
     file_bytes_max: Option<u64>,
 }
 
-/// Reports each limit that the database is close to. If there is none, reports that it is far from all limits.
+/// Reports each limit that the database is close to. If it is close to none, reports that all limits are far away.
 pub(super) fn check(diagnosis: &mut Diagnosis, stats: &Stats, keyspaces: &[KeyspaceInfo]) {
     let largest = keyspaces.iter().max_by_key(|keyspace| keyspace.page_count);
     let near = near(&Use {
@@ -103,7 +103,7 @@ fn near(taken: &Use) -> Vec<(Severity, String, String)> {
 mod tests {
     use super::*;
 
-    /// A small database is far from every limit. A limit is reported when the database is close to it.
+    /// A small database is far from every limit. Once a database gets close to a limit, the limit is reported.
     #[test]
     fn near_limits_are_named() {
         let small = Use { data_file_bytes: 64 << 20, memory_bytes: 256 << 20, ..Use::default() };

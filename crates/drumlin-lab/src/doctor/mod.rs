@@ -1,7 +1,7 @@
-//! The doctor: examines the drive of a folder, the drive's claims, and the system, and derives settings from them. If
-//! the folder holds a database, the doctor also examines the database's health.
+//! The doctor: examines a folder's drive, checks the drive's claims and the system's settings, and recommends settings
+//! for Drumlin. If the folder holds a database, the doctor also examines the database's health.
 //!
-//! Sync methods are measured by [`drumlin_io::Probe`], which a new database runs too.
+//! [`drumlin_io::Probe`] measures the sync methods, as it does for a new database.
 
 mod limits;
 mod queue;
@@ -31,7 +31,8 @@ use crate::worker::{self, Measurement, Outcome};
 /// takes only a second or two.
 const FILE_BYTES: u64 = 512 << 20;
 
-/// The smallest file whose figures are meaningful. If there is no room for it, the drive is not measured.
+/// The smallest file whose figures are meaningful. If the disk has no room for a file of this size, the drive is not
+/// measured.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 
 /// The largest database whose data the doctor reads and verifies. A larger one would take too long.
@@ -80,7 +81,7 @@ pub struct Diagnosis {
     pub machine: Machine,
     /// The findings, the most severe first.
     pub findings: Vec<Finding>,
-    /// Figures of the drive, and of the database if there is one.
+    /// Figures for the drive, and for the database if there is one.
     pub tables: Vec<Table>,
     /// The settings derived from the findings.
     pub settings: Vec<Setting>,
@@ -117,10 +118,10 @@ impl Diagnosis {
 /// The length of an examination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Length {
-    /// Takes about half a minute.
+    /// About half a minute.
     #[default]
     Full,
-    /// Takes a few seconds. The figures of drives with a cache of their own are less certain.
+    /// A few seconds. The figures are less certain if the drive has its own cache.
     Quick,
 }
 
@@ -179,8 +180,8 @@ fn may_not_write(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
-/// Measures a load once, in a new worker. The closure that it receives tells if the user has interrupted the
-/// examination.
+/// A measurement of one load in a new worker. The closure that it receives returns `true` if the user has interrupted
+/// the examination.
 type Task = Box<dyn Fn(&dyn Fn() -> bool) -> io::Result<Outcome<Load>>>;
 
 fn task<M: Measurement + Clone + 'static>(measurement: M) -> Task
@@ -201,7 +202,7 @@ impl Steps<'_> {
         Timing { seconds: seconds * self.length.share(), sample_seconds: 0.0 }
     }
 
-    /// Sets the progress bar to the point that a full examination reaches after `seconds`.
+    /// Moves the progress bar to where a full examination would be after `seconds`.
     fn reach(&self, seconds: f64) {
         self.pace.reached(seconds * self.length.share());
     }
@@ -222,7 +223,7 @@ impl Steps<'_> {
     }
 }
 
-/// Logs to stderr why a measurement failed. The table will lack its row.
+/// Logs to stderr why a measurement failed. Its row will be missing from the table.
 fn log_refusal(name: &str, error: &io::Error) {
     eprintln!("doctor: {name}: {}", plain(error));
 }
@@ -344,7 +345,7 @@ fn compare_sync_methods(diagnosis: &mut Diagnosis, used: &str, chosen: SyncMetho
     );
 }
 
-/// Reports the free space of a file system that has no room for the file to measure.
+/// Reports the free space if the file system has no room for the file to measure.
 fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
     let space = rustix::fs::statvfs(folder)?;
     let [free_bytes, total_bytes] =
@@ -365,7 +366,7 @@ fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
 /// Measures reads of the file at different depths and block sizes, sequentially, and through a mapping.
 fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) -> io::Result<()> {
     let tasks = read_tasks(path, bytes, steps);
-    // The first trial brings the caches in and below the drive into the same state for all cases.
+    // The first of the three rounds brings the caches in and below the drive into the same state for all cases.
     let loads = steps.run(&tasks, 3, 0.35)?;
     let mut table = Table::new(
         "Reading",
@@ -422,7 +423,7 @@ fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)>
     tasks
 }
 
-/// Derives the page size. Pages of 4 KiB read the fewest bytes; pages of 8 KiB halve the page tables. So the choice
+/// Recommends a page size. Pages of 4 KiB read the fewest bytes; pages of 8 KiB halve the page tables. So the choice
 /// depends on how much longer a larger read takes.
 fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     if small <= 0.0 || large <= 0.0 {
@@ -493,7 +494,7 @@ fn durability(diagnosis: &mut Diagnosis, temp_folder: &TempFolder, probe: &Probe
 
 /// The shortest plausible flush of a flash drive. Without a capacitor, a drive needs longer than this to store a page.
 const FLASH_FLUSH_US_MIN: f64 = 60.0;
-/// The shortest plausible flush of a spinning disk. It waits for half a turn on average, 2 ms at 15,000 turns a minute.
+/// The shortest plausible flush of a spinning disk. A flush waits for half a turn on average: 2 ms at 15,000 rpm.
 const TURN_US_MIN: f64 = 1500.0;
 
 fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Severity, String, Option<String>) {
@@ -657,7 +658,7 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
     }
 }
 
-/// Reports the database's size, its space amplification, and the data other than live data that occupies space.
+/// Reports the database's size, its space amplification, and what else occupies space besides live data.
 fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     diagnosis.tables.push(fill_table(stats));
     // A small file consists mainly of its reserve, so compacting it would gain nothing.
@@ -744,7 +745,7 @@ fn fill_table(stats: &Stats) -> Table {
     table
 }
 
-/// Describes everything besides live data that occupies much space.
+/// Describes whatever occupies much space besides live data.
 fn pins(stats: &Stats) -> Vec<String> {
     let mut pins = Vec::new();
     if let Some(snapshot) = stats.oldest_snapshot {
@@ -781,8 +782,8 @@ mod tests {
         machine
     }
 
-    /// A volatile cache without flushes by the kernel is reported as wrong, and so is a spinning disk that flushes
-    /// faster than it turns. A flash drive whose flush is implausibly fast only gets advice.
+    /// A volatile cache that the kernel does not flush is reported as wrong, and so is a spinning disk whose flush is
+    /// faster than its rotation. A flash drive with an implausibly fast flush only gets advice.
     #[test]
     fn claims_are_weighed() {
         let severity = |machine: &Machine, us| plausible(machine, us, Some(20.0)).0;
@@ -797,7 +798,7 @@ mod tests {
         assert_eq!(severity(&unknown, 100.0), Severity::Advice);
     }
 
-    /// The doctor reports a sound database as fine, a corrupted one as wrong, and one that is in use as such. It also
+    /// The doctor reports a sound database as fine, a corrupted one as wrong, and says if a database is in use. It also
     /// reports a sync method that a new database would not choose.
     #[test]
     fn a_database_is_examined() {

@@ -2,8 +2,8 @@
 //! (S5).
 //!
 //! S5's claim is that ten threads with 1 GB each store three times as fast. This claim is judged only on persistent
-//! memory that is mapped with DAX. On tmpfs the medium is memory, but a call costs as much as on any file system; small
-//! records show that cost, a question of the lab's own. The areas of all threads together exceed the processor's cache.
+//! memory that is mapped with DAX. The lab adds small records, which show the cost of a call; it is the same on tmpfs,
+//! whose medium is memory, as on any other file system. The areas of all threads together exceed the processor's cache.
 //!
 //! A store completes before its cache lines have left the processor's cache, and reading the clock does not wait for a
 //! fence. So the clock is read once for several small records: only the last of them can still be in flight then.
@@ -59,7 +59,7 @@ impl Method {
     }
 }
 
-/// Stores records of one size with some threads.
+/// Stores records of one size, using one or more threads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -100,7 +100,7 @@ impl Measurement for Task {
             self.timing,
             |_| {},
             |thread, pace| {
-                // The thread holds the mutex of its part for the whole run. The mutex only gives it exclusive access to
+                // The thread holds its part's mutex for the whole run. The mutex merely gives it exclusive access to
                 // the part.
                 let mut part = parts[thread].lock().expect("one thread a part");
                 let record = vec![thread as u8; self.bytes];
@@ -286,7 +286,7 @@ fn show(
     chapter.tables.push(table);
 }
 
-/// The figures on which the verdicts for one place rest.
+/// The figures for one place, on which its verdicts rest.
 #[derive(Debug)]
 struct Findings {
     is_dax: bool,
@@ -315,7 +315,7 @@ impl Findings {
     }
 }
 
-/// The claims about a place. S5 measured ten threads with 1 GB each, and no small records.
+/// The claims about a place. S5 measured ten threads with 1 GB each, but no small records.
 const CLAIMS: [Claim<Findings>; 2] = [
     Claim {
         source: "S5",
@@ -405,7 +405,7 @@ mod tests {
         for (found, large, small) in [
             (found(4.0, 3.5), Holds::Yes, Holds::Yes),
             (found(2.0, 1.8), Holds::Partly, Holds::Yes),
-            // Figures of an example report: storing is faster, but by less than a third of the claimed effect.
+            // An example report's figures: storing is faster, but by less than a third of the claimed effect.
             (found(1.33, 1.28), Holds::NotInSize, Holds::Yes),
             (found(0.9, 0.8), Holds::No, Holds::No),
             (found(3.0, 0.9), Holds::Inconclusive, Holds::Inconclusive),

@@ -1,4 +1,4 @@
-//! The file systems on which writes are measured: the one that holds the folder, and those that the lab creates.
+//! The file systems on which writes are measured: that of the user's folder, and those that the lab creates.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::mount::{DeviceCache, FileSystem, Mounted};
 use crate::session::{Session, plain};
 
-/// The size of a file system that the lab creates. xfs needs at least 300 MB. Only written blocks occupy disk space.
+/// The size of a file system that the lab creates. XFS needs at least 300 MB. Only written blocks occupy disk space.
 const IMAGE_BYTES: u64 = 1 << 30;
 
 /// The approximate time, in seconds, to create and remove a file system.
@@ -109,7 +109,7 @@ fn is_journalled(disk: Option<&str>) -> bool {
     entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().starts_with(disk))
 }
 
-/// The places that were created, and for each other place its name and the reason why it could not be created.
+/// The places that could be opened. For each other place, its name and the reason why it could not be created.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) all: Vec<Place>,
@@ -117,8 +117,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Creates the file systems that the settings ask for. Creates ext4 a second time, on a device without a volatile
-    /// cache.
+    /// Creates the file systems requested in the settings. Creates a second ext4, on a device without a volatile cache.
     pub(super) fn open(session: &Session<'_>, machine: &Machine) -> Places {
         let mut places = Places { all: vec![Place::own(session, machine)], absent: Vec::new() };
         for (file_system, cache) in wanted(session) {

@@ -33,20 +33,19 @@ use crate::worker::Measurement;
 const PAGE_BYTES: usize = 4096;
 /// The size of a stored row.
 const ROW_BYTES: usize = 256;
-/// The bytes of one loader's part of the file that a prefaulting thread brings in before it turns to the next loader's
-/// part.
+/// The bytes that a prefaulting thread brings in for one loader before it turns to the next loader.
 const STEP_BYTES: usize = 8 << 20;
-/// The minimum processor time for its shares to be reported, in ticks of 1/100 s. Shares of fewer ticks would be too
-/// coarse.
+/// The minimum processor time for which its shares are reported, in ticks of 1/100 s. With fewer ticks, the shares
+/// would be too coarse.
 const TICKS_MIN: f64 = 20.0;
 
-/// The method by which pages are brought in before rows are stored there.
+/// The method of bringing in pages before rows are stored in them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
     Nothing,
     /// The mapping call itself brings the pages in, by `MAP_POPULATE`.
     Populated,
-    /// All threads bring in all pages by `MADV_POPULATE_WRITE`, and the load begins afterwards.
+    /// All threads bring in all pages by `MADV_POPULATE_WRITE` before the load begins.
     Before,
     /// Separate threads bring pages in by `MADV_POPULATE_WRITE`, ahead of the running load.
     Ahead,
@@ -78,7 +77,7 @@ pub(crate) struct Observation {
     /// The time spent on mapping and prefaulting before the load began.
     prefault_seconds: f64,
     load_seconds: f64,
-    /// The duration of a second load into the same pages, which are present by then; 0 if the load was not repeated.
+    /// The duration of a second load into the same pages, which are present by then, or 0 if the load was not repeated.
     again_seconds: f64,
     /// Page faults of the loaders.
     faults: u64,
@@ -127,7 +126,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Parses rows and stores them, each loader in its own part of the file. If `is_ahead`, prefaulting threads run
+    /// Parses rows and stores them; each loader has its own part of the file. If `is_ahead`, prefaulting threads run
     /// ahead of the loaders. Returns the duration in seconds, and the loaders' page faults.
     fn load(&self, map: &mut Map, text: &[u8], is_ahead: bool) -> io::Result<(f64, u64)> {
         let part_bytes = (self.bytes / self.loaders).next_multiple_of(PAGE_BYTES);
@@ -215,8 +214,8 @@ struct Case {
     method: Method,
 }
 
-/// The bytes of a load: 2 GiB, so that the cost of faults stands out from the noise. A load is smaller if memory is
-/// short, or on an emulated processor, on which no verdict is possible.
+/// The size of a load: 2 GiB, so that the cost of faults stands out from the noise. A load is smaller if memory is
+/// short, or if the processor is emulated, because then no verdict is possible.
 const BYTES: usize = 2 << 30;
 
 fn bytes(machine: &Machine) -> usize {
@@ -227,7 +226,7 @@ fn bytes(machine: &Machine) -> usize {
     if third >= BYTES { BYTES } else { (third >> 26 << 26).max(64 << 20) }
 }
 
-/// Returns the number of loaders and the number of prefaulting threads: half of the processors each.
+/// Returns the numbers of loaders and of prefaulting threads: half of the processors each.
 fn threads(machine: &Machine) -> (usize, usize) {
     let prefaulters = (machine.processors / 2).max(1);
     (machine.processors.saturating_sub(prefaulters).max(1), prefaulters)
@@ -310,8 +309,8 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     let mut places: Vec<(&str, &Path)> =
         folders.iter().map(|(name, temp_folder)| (*name, temp_folder.path())).collect();
     let is_dax = machine::dax_folder().is_some_and(|folder| session.temp_folder.path().starts_with(folder));
-    // First touches cost several times as much on a drive's file system. So with `--quick`, measure a drive's file
-    // system only if there is no other place.
+    // On a drive's file system, first touches cost several times as much. So with `--quick`, measure it only if there
+    // is no other place.
     let is_wanted = places.is_empty() || !session.settings.quick;
     if is_wanted
         && !machine.in_memory
@@ -409,7 +408,7 @@ fn show(
     chapter.tables.push(table);
 }
 
-/// The figures on which the verdicts for one place rest.
+/// The figures for one place, on which its verdicts rest.
 #[derive(Debug)]
 struct Findings {
     is_dax: bool,
@@ -509,8 +508,7 @@ mod tests {
         // Kernels before 5.14 do not support this advice.
         if let Ok((mut with, same)) = load(Method::Before) {
             assert!(same == rows && load(Method::Ahead).unwrap().1 == rows);
-            // If another process syncs the file system after the prefault, the pages become clean and fault a second
-            // time.
+            // If another process syncs the file system after the prefault, the pages become clean and fault once more.
             for _ in 0..20 {
                 with = with.min(load(Method::Before).unwrap().0);
                 if with < without / 2 + 100 {

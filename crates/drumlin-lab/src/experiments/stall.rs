@@ -2,10 +2,10 @@
 //!
 //! A scheduler with one thread per processor, like the schedulers of asynchronous runtimes, runs reader tasks and one
 //! heartbeat task, which only reschedules itself. The time between two beats is how long any other task of the program
-//! would have waited. The three kinds of reader differ in how much of a read the scheduler sees:
+//! would have waited. The three kinds of reader differ in how much the scheduler knows about a read:
 //!
-//! - *mapped*: a reader that touches a cold page blocks its thread in the kernel, unseen by the scheduler;
-//! - *handed over*: a reader calls read(2), which the scheduler sees; the call blocks a different thread, as in Go's
+//! - *mapped*: a reader that touches a cold page blocks its thread in the kernel without the scheduler's knowledge;
+//! - *handed over*: a reader tells the scheduler that it calls read(2); the call blocks a different thread, as in Go's
 //!   runtime or on a pool for blocking calls, and the scheduler's own thread continues;
 //! - *asynchronous*: a reader yields the thread to other tasks until its bytes arrive.
 
@@ -73,7 +73,7 @@ pub(crate) struct Observation {
     beats_per_second: f64,
     /// The times between two beats.
     gaps: Summary,
-    /// The processor time of a scheduler thread per second of the run.
+    /// The share of the time in which all of the scheduler's threads were in a fault.
     all_blocked: f64,
     /// Processor time of a scheduler thread per second of the run.
     processor_share: f64,
@@ -95,7 +95,7 @@ struct Scheduler {
     reads: AtomicU64,
     last_beat: Mutex<(Instant, Latencies)>,
     blocked: Vec<AtomicBool>,
-    /// The number of reads that were handed over but have not started.
+    /// The number of reads that were handed over but have not started yet.
     handed: Mutex<usize>,
     handing: Condvar,
 }
@@ -218,7 +218,7 @@ impl Task {
                 blocked += u64::from(scheduler.blocked.iter().all(|each| each.load(Ordering::Relaxed)));
             }
             scheduler.stop.store(true, Ordering::Relaxed);
-            // Take the lock once: afterwards, no helper is between its check of `stop` and its wait.
+            // Acquire the lock once, so that no helper is between its check of `stop` and its wait when it is notified.
             drop(scheduler.handed.lock());
             scheduler.handing.notify_all();
             for thread in threads.into_iter().chain(helpers) {
@@ -337,8 +337,8 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16)
 }
 
-/// Returns the cases. Most verdicts rest on the first case, so it is measured twice. With `is_quick`, the case of a
-/// single reader is left out, because no verdict needs it.
+/// Returns the cases. Most verdicts rest on the first case, so it is measured twice. `is_quick` omits the case of a
+/// single reader, because no verdict needs it.
 fn cases(is_quick: bool) -> Vec<Case> {
     let threads = threads();
     let mut cases =
@@ -454,8 +454,8 @@ impl Counted for Observation {
 struct Findings {
     /// The share of the time in which all threads were in a fault, with one mapped reader per thread.
     all_blocked: Option<Spread>,
-    /// The processor time of a thread per second of the run: with one mapped reader per thread, and with the heartbeat
-    /// alone.
+    /// The processor time of a thread per second of the run, with one mapped reader per thread and with only the
+    /// heartbeat.
     processor_share: Option<Spread>,
     alone_share: Option<Spread>,
     /// The bytes that the device read, per read, with one mapped reader per thread.
@@ -535,8 +535,8 @@ const CLAIMS: [Claim<Findings>; 4] = [
     },
 ];
 
-/// Judges idleness. S3 gives no figure. A processor counts as idle if it is busy for at most a quarter of the time, and
-/// as not idle if it is busy for more than half.
+/// Judges whether processors are idle. S3 gives no figure. A processor counts as idle if it is busy for at most a
+/// quarter of the time, and as not idle if it is busy for more than half.
 fn idle(found: &Findings) -> Judgement {
     let (Some(blocked), Some(share), Some(alone)) = (found.all_blocked, found.processor_share, found.alone_share)
     else {
@@ -558,7 +558,7 @@ fn idle(found: &Findings) -> Judgement {
     }
 }
 
-/// Judges the claim that waits are shorter with some other kind of reader than with mapped readers. The claim holds
+/// Judges the claim that waits are shorter with a different kind of reader than with mapped readers. The claim holds
 /// fully only if the waits are at most a tenth as long.
 fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
     let Some(ratio) = ratio else { return nothing() };
@@ -574,7 +574,7 @@ fn nothing() -> Judgement {
 mod tests {
     use super::*;
 
-    /// With each kind of reader, the scheduler completes reads and beats.
+    /// The scheduler completes reads and beats with each kind of reader.
     #[test]
     fn all_schedulers_run() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! The report as one self-contained HTML page, without scripts, fonts or any other files.
 //!
-//! A phone shows one column, a desktop two plots side by side; there are colours for light and dark mode. Wide tables
-//! scroll within their own frame, and the page itself never scrolls sideways.
+//! On a phone, plots form one column; on a desktop, two plots are side by side. There are colours for light and dark
+//! mode. Wide tables scroll within their own frame, and the page itself never scrolls sideways.
 
 use std::fmt::Write;
 
@@ -50,7 +50,7 @@ fn sources() -> String {
     html + "</dl></section>"
 }
 
-/// Lists every verdict on one screen, with links to the chapters.
+/// Lists every verdict, with links to the chapters, so that all of them fit on one screen.
 fn summary(report: &Report) -> String {
     if report.verdicts().next().is_none() {
         return String::new();
@@ -77,7 +77,7 @@ fn summary(report: &Report) -> String {
     html + "</ul></section>"
 }
 
-/// Formats a source's name. A browser shows its title while the pointer is on the name.
+/// Formats a source's name. Browsers show the source's title while the pointer is on its name.
 fn source(name: &str) -> String {
     format!("<abbr title=\"{}\">{name}</abbr>", escape(source_words(name)))
 }
@@ -160,7 +160,7 @@ fn table(table: &Table) -> String {
     let mut html = format!("<h3>{}</h3><div class=\"frame\" tabindex=\"0\"><table><thead><tr>", escape(&table.title));
     for column in &table.columns {
         let class = if column.form == Form::Text { " class=\"words\"" } else { "" };
-        // Join words that are hyphenated for narrow terminals; a page does not need the line break.
+        // Join words that were hyphenated for narrow terminals, because a page does not need the line breaks.
         html += &format!("<th scope=\"col\"{class}>{}</th>", escape(&column.label.replace("- ", "")));
     }
     if has_source {
@@ -232,8 +232,8 @@ mod tests {
         assert!(text.contains("547 k") && text.contains("S1"));
     }
 
-    /// Both forms begin with the sources and the list of all verdicts. They give advice if noise made many verdicts
-    /// inconclusive.
+    /// Both forms of the report begin with the sources and the list of all verdicts. If noise made many verdicts
+    /// inconclusive, both give advice.
     #[test]
     fn reports_begin_with_sources_and_summary() {
         let quiet = Judgement::new(Holds::Partly, "It has 3 times the rate.");

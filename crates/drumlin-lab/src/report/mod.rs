@@ -28,7 +28,7 @@ pub struct Report {
     pub machine: Machine,
     /// The memory limit and how it was enforced, in words.
     pub memory_limit: String,
-    /// The rates of cold and warm reads of the drive, in words, if an experiment read the large file.
+    /// A description of the drive's rates for cold and warm reads, if an experiment read the large file.
     pub drive_state: Option<String>,
     /// A chapter for each experiment, in the order in which they ran.
     pub chapters: Vec<Chapter>,
@@ -55,7 +55,7 @@ pub struct Chapter {
     pub verdicts: Vec<Verdict>,
     /// Notes that prevent misreading of the figures.
     pub notes: Vec<String>,
-    /// The reason why the experiment ended early, if it did so.
+    /// The reason why the experiment ended early, or `None` if it was completed.
     pub failure: Option<String>,
 }
 
@@ -188,7 +188,7 @@ impl Table {
 }
 
 impl Row {
-    /// Sets the figure of the source.
+    /// Sets the source's figure.
     pub(crate) fn source(&mut self, text: impl Into<String>) {
         self.source = Some(text.into());
     }
@@ -301,10 +301,10 @@ fn source_words(name: &str) -> &'static str {
     SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
 }
 
-/// The beginning of the text of a missing condition, if the rounds were too noisy for a verdict.
+/// The beginning of a missing condition's text if the rounds were too noisy for a verdict.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
-/// A hint that refers an operator to the doctor's advice.
+/// A hint that refers the user to the doctor's advice.
 const WHAT_FOLLOWS: &str = "What follows for a database of yours: drumlin doctor DIR.";
 
 /// The verdict on a source's finding, on this machine.
@@ -317,9 +317,9 @@ pub enum Holds {
     No,
     /// Part of the effect occurred: at least a third of it, by logarithm.
     Partly,
-    /// Less than a third of the effect occurred, or so much more that its cause must be a different one.
+    /// Less than a third of the effect occurred, or so much more that it must have a different cause.
     NotInSize,
-    /// This machine or this run is not sufficient for a verdict; [`Verdict::missing`] names the missing condition.
+    /// This machine or this run does not suffice for a verdict; [`Verdict::missing`] names the missing condition.
     Inconclusive,
 }
 
@@ -344,7 +344,7 @@ impl Holds {
 pub(crate) struct Judgement {
     pub(crate) holds: Holds,
     pub(crate) why: String,
-    /// The condition without which the claim cannot be judged.
+    /// The condition without which the claim can't be judged.
     pub(crate) missing: Option<String>,
 }
 
@@ -383,7 +383,7 @@ pub struct Verdict {
     pub holds: Holds,
     /// The figures on which the verdict rests.
     pub why: String,
-    /// The condition that is missing if the claim cannot be judged.
+    /// The missing condition if the claim can't be judged.
     pub missing: Option<String>,
 }
 
@@ -410,8 +410,8 @@ impl Report {
         self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
     }
 
-    /// Returns advice if the run was disturbed by other programs: at least two verdicts, and at least a tenth of all
-    /// verdicts, are inconclusive.
+    /// Returns advice if other programs disturbed the run: at least two verdicts, and at least a tenth of all verdicts,
+    /// are inconclusive.
     fn noise_hint(&self) -> Option<String> {
         let all = self.verdicts().count();
         let noisy = |verdict: &&Verdict| verdict.missing.as_ref().is_some_and(|missing| missing.starts_with(QUIETER));

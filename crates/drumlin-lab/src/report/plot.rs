@@ -1,6 +1,6 @@
 //! Draws plots as SVG: a few lines over two axes, in the page's own colours.
 //!
-//! A plot is 420 units wide, about the width of a phone. So its text has the size of the page's text, both on a phone
+//! A plot is 420 units wide, about the width of a phone. So its text is as large as the page's text, both on a phone
 //! and next to a second plot on a desktop.
 
 use std::fmt::Write;
@@ -98,7 +98,7 @@ impl Ruler {
         match self.scale {
             Scale::Tail => format!("{}%", ((tick * 1e6).round() / 1e4)),
             _ if tick == 0.0 => "0".to_owned(),
-            // Labels with two units would not fit next to the axis.
+            // Labels in minutes and seconds would not fit next to the axis.
             _ if axis.form == Form::Seconds && tick >= 100.0 => format!("{} s", Form::Count.show(tick)),
             _ => without_last_zeros(&axis.form.show(tick)),
         }
@@ -125,17 +125,17 @@ fn up_to(points: &[(f64, f64)], end: f64) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Rounds up to the next of the steps below, times a power of ten. The steps are such that a quarter of each has few
-/// digits. A value that exceeds a step by less than a hundredth, like the end of the last sample of four seconds, is
-/// drawn at the edge.
+/// Rounds up to the next of the steps below, times a power of ten. The steps are chosen so that a quarter of each has
+/// few digits. A value that exceeds a step by less than a hundredth, such as the end of a sample that took slightly
+/// more than four seconds, is drawn at the edge.
 fn nice_above(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 4.8, 6.0, 8.0, 10.0];
     steps.into_iter().map(|step| step * power).find(|step| *step >= value * 0.99).unwrap_or(value)
 }
 
-/// Removes trailing zeros: `3.20 GB/s` becomes `3.2 GB/s`. Three digits and a unit of four letters are too wide for the
-/// margin.
+/// Removes trailing zeros: `3.20 GB/s` becomes `3.2 GB/s`. Otherwise three digits and a unit of four letters would be
+/// too wide for the margin.
 fn without_last_zeros(shown: &str) -> String {
     match shown.split_once(' ') {
         Some((number, unit)) if number.contains('.') => {
@@ -160,7 +160,7 @@ impl Area<'_> {
         let lines: Vec<Vec<(f64, f64)>> = plot.lines.iter().map(|line| up_to(&line.points, end)).collect();
         let all = || lines.iter().flatten();
         let x = Ruler::over(&plot.x, all().map(|point| point.0));
-        // The plot does not show the fast half of a distribution, so the axis does not have to include it.
+        // The plot omits the fast half of a distribution, so the axis need not include it.
         let drawn = all().filter(|point| x.reaches(point.0));
         let y = Ruler::over(&plot.y, drawn.map(|point| point.1));
         Area { plot, x, y, lines }
@@ -294,10 +294,10 @@ fn legend(area: &Area<'_>) -> String {
     plot.lines.iter().enumerate().map(name).collect()
 }
 
-/// The maximum number of points of a line whose points are marked.
+/// The maximum number of points that a line with marks has.
 const MARKED_POINTS_MAX: usize = 16;
 
-/// Returns the outline of a line's mark centred at a point: a circle, square, triangle, diamond, inverted triangle or
+/// Returns the outline of a line's mark, centred on a point: a circle, square, triangle, diamond, inverted triangle or
 /// cross.
 fn mark(index: usize, x: f64, y: f64) -> String {
     let shape = match pattern(index) {

@@ -1,4 +1,4 @@
-//! The report for a terminal, with tables that fit its width.
+//! Formats the report for a terminal, with tables that fit its width.
 
 use anstyle::{AnsiColor, Color, Style};
 
@@ -15,7 +15,8 @@ pub(crate) const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(An
 
 /// The number of columns between two columns of a table.
 const GAP: usize = 2;
-/// The minimum space for a source's figures to the right of their row. If there is less, they are placed below the row.
+/// The minimum space for a source's figures to the right of their row. If less space is left, they are placed below the
+/// row.
 const SOURCE_COLUMNS_MIN: usize = 22;
 /// The minimum width to which a column of words may be narrowed.
 const TEXT_COLUMNS_MIN: usize = 12;
@@ -64,7 +65,7 @@ pub(super) fn report(report: &Report, columns: usize) -> String {
     lines.join("\n")
 }
 
-/// Adds all verdicts without their figures, which follow in the chapters.
+/// Adds all verdicts. Their figures follow in the chapters.
 fn summary(report: &Report, columns: usize, lines: &mut Vec<String>) {
     if report.verdicts().next().is_none() {
         return;
@@ -243,7 +244,7 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
             let label = table.columns[index].label;
             let cells = shown.iter().map(|row| length(&row[index])).max().unwrap_or(0);
             let width = cells.max(longest_word(label));
-            // Short words of a label may share a line even if this makes the column wider than its cells.
+            // Several short words of a label may share a line, even if this makes the column wider than its cells.
             wrap(label, width).iter().map(|line| length(line)).max().unwrap_or(0).max(width)
         })
         .collect();
@@ -259,14 +260,14 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
     }
 }
 
-/// Lays out multi-line cells side by side. Words are aligned left, numbers right.
+/// Lays out multi-line cells side by side. Words are left-aligned, numbers right-aligned.
 fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: bool) -> Vec<String> {
     let height = cells.iter().map(Vec::len).max().unwrap_or(0);
     (0..height)
         .map(|line| {
             let mut text = String::new();
             for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
-                // Align headers to the line directly above the first row.
+                // Align headers to the bottom, so that they end just above the first row.
                 let above = if from_below { height - cell.len() } else { 0 };
                 let part = line.checked_sub(above).and_then(|at| cell.get(at)).map_or("", String::as_str);
                 if index > 0 {

@@ -1,5 +1,5 @@
-//! Drumlin under the scripted workload: several threads, large values, keyspaces that are created and dropped, and
-//! concurrent checkpoints and compactions. The configuration is drawn from the seed.
+//! Drumlin under the scripted workload: several threads, large values, creating and dropping keyspaces, and concurrent
+//! checkpoints and compactions. The seed determines the configuration.
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -64,7 +64,7 @@ pub fn verify(folder: &Path, seed: u64, from: &[u64], acked: &[u64], report: &dy
         for (thread, next) in found.iter().flatten().enumerate().filter(|(_, next)| **next > 0) {
             report(Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
-        // Close the database, which syncs the changes that opening made; only then is the verified state certain.
+        // Close the database, which syncs the changes made by opening it; only then is the verified state durable.
         let closed = db.close().map_err(|error| format!("closing: {error}"));
         found.and_then(|next| closed.map(|()| next))
     }));

@@ -1,4 +1,4 @@
-//! Logs of numbered records. Each method has its own way of making records durable; some do not make them durable.
+//! Logs of numbered records. Each method has its own way of making records durable, which does not always work.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -80,7 +80,7 @@ impl Method {
         self.name
     }
 
-    /// Returns the name of the method in documents.
+    /// Returns the method's name in the documentation.
     pub fn title(self) -> String {
         let growth = match self.growth {
             Growth::Append => "append",

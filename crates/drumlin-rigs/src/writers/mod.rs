@@ -1,5 +1,5 @@
-//! The programs that write to the drives: Drumlin, and simple logs, each with its own way to sync. Some of those ways
-//! lose records.
+//! The programs that write to the drives: Drumlin, and simple logs, each with its own way of syncing. Some logs lose
+//! records.
 //!
 //! A writer is a separate process, on the host or in the guest. It reports each acknowledgement by a direct write of
 //! one sector to a file or device reserved for this purpose, so the rig sees acknowledgements and block requests in a
@@ -7,7 +7,7 @@
 
 mod database;
 mod log;
-// The scripted workload of the library's tests. Each step is determined by seed, thread and step number.
+// The scripted workload of the library's tests. The seed, the thread and the step number determine each step.
 #[path = "../../../drumlin/tests/support/workload.rs"]
 mod workload;
 
@@ -28,10 +28,10 @@ use crate::drive::SECTOR;
 pub use log::Method;
 use workload::Ack;
 
-/// Reported once the writer has set up everything it needs. A cut before this point may leave any state.
+/// The acknowledgement of a writer that has set up everything it needs. A cut before this point may leave any state.
 pub const PREPARED: u64 = u64::MAX;
 
-/// Reported by a guest that is waiting for its order.
+/// The acknowledgement of a guest that is waiting for its order.
 pub const WAITING: u64 = u64::MAX - 1;
 
 /// The length of the file or device for acknowledgements. It is written as a ring.
@@ -89,7 +89,7 @@ impl Writer {
         Method::ALL.into_iter().map(Writer::Log).chain([Writer::Drumlin]).collect()
     }
 
-    /// Returns the name of the writer in documents.
+    /// Returns the writer's name in the documentation.
     pub fn title(self) -> String {
         match self {
             Writer::Drumlin => "Drumlin".to_owned(),
@@ -105,7 +105,7 @@ impl Writer {
         }
     }
 
-    /// Returns `true` if the writer may acknowledge a record while the drive has none of it.
+    /// Returns `true` if the writer may acknowledge a record before any of it has reached the drive.
     pub fn is_lazy(self) -> bool {
         matches!(self, Writer::Log(method) if method.is_lazy())
     }
@@ -118,8 +118,8 @@ impl Writer {
         }
     }
 
-    /// Writes in `folder` until the process is killed. `from` has the step at which each thread continues, as the last
-    /// verification determined it.
+    /// Writes in `folder` until the process is killed. `from` is the step at which each thread continues, as determined
+    /// by the last verification.
     pub fn write(self, folder: &Path, acked: &Path, seed: u64, from: &[u64]) -> Result<()> {
         let reporter = AckReporter::open(acked)?;
         match self {
@@ -131,8 +131,9 @@ impl Writer {
         }
     }
 
-    /// Compares the contents of `folder` with the acknowledged steps: `acked` in the writer's life before the cut, and
-    /// `from` in earlier lives. Calls `report` for each step that it finds, as soon as readers may have seen that step.
+    /// Compares the contents of `folder` with the acknowledged steps: `acked` lists those of the writer's life before
+    /// the cut, and `from` covers those of earlier lives. Calls `report` for each step that it finds, as soon as
+    /// readers may have seen that step.
     pub fn verify(self, folder: &Path, seed: u64, from: &[u64], acked: &[u64], report: &dyn Fn(u64)) -> Verdict {
         match self {
             Writer::Drumlin => database::verify(folder, seed, from, acked, report),
@@ -163,11 +164,11 @@ impl FromStr for Writer {
 /// The result of verifying a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Everything acknowledged is present, and nothing that was never written. Holds the step at which each thread
-    /// continues.
+    /// Everything acknowledged is present, and there is nothing that was never written. Holds the step at which each
+    /// thread continues.
     Whole(Vec<u64>),
     /// Acknowledged commits are missing.
     Lost(String),
-    /// Data is present that must not be present.
+    /// There is data that must not be present.
     Wrong(String),
 }

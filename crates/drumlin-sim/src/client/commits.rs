@@ -239,10 +239,15 @@ impl Client {
         Ok(())
     }
 
-    /// Loads rows in bulk into a keyspace that is created and dropped at random. The load either is one commit, or
-    /// fails because the keyspace has rows or is in use.
+    /// Loads rows in bulk, in one commit, into a keyspace that is created and dropped at random or into one that has
+    /// rows of other clients.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
-        let name = PASSING[self.random.below(3) as usize];
+        // Loads into a keyspace with rows become runs above its tree.
+        let name = match self.random.below(10) {
+            0..3 => DURABLE[0].0,
+            3..5 => DURABLE[1].0,
+            _ => PASSING[self.random.below(3) as usize],
+        };
         let (db, model) = (self.session.db.clone(), self.session.model.clone());
         // The keyspace may already exist, and may be dropped before the load begins; the load then creates it.
         let operation = move |_: &Model| Operation::Create(name.to_owned());

@@ -8,10 +8,10 @@
 //!
 //! 1. Nothing is folded. A fold that is already running holds the base's lock and folds no change after C; [`floor`]
 //!    waits for it to end.
-//! 2. A page is recorded as changed before its entry starts to describe fences other than those at C, or a new page
-//!    with the same id. A reader of the capture first loads an entry and then checks if its page was recorded, so it
-//!    never uses an entry that was stored for different fences. The remaining entries are counts at the base within the
-//!    fences at C, even if they were stored later.
+//! 2. Before a page's entry starts to describe fences other than those at C, or a new page with the same id, the page
+//!    is recorded as changed. A reader of the capture first loads an entry and then checks if its page was recorded, so
+//!    it never uses an entry that was stored for different fences. The remaining entries are counts at the base within
+//!    the fences at C, even if they were stored later.
 //! 3. Changes are only appended to the list, and listed changes never move. All changes up to C were in the list when
 //!    the capture began, because all commits up to C had been applied.
 //!
@@ -104,8 +104,8 @@ impl CountCapture {
 }
 
 impl KeptCounts {
-    /// Ends counts that contradict the pages. Only counts that have already ended can do so, or counts read from a
-    /// corrupted file that passed verification.
+    /// Ends counts that contradict the pages. Counts can contradict the pages only if they have already ended, or were
+    /// read from a corrupted file that passed verification.
     pub(crate) fn mark_inconsistent(&self) {
         assert!(self.capture.is_restored || self.invalidated(), "counts contradict the pages");
         self.invalidated.store(true, Ordering::Release);

@@ -38,8 +38,8 @@ impl CountChange {
     }
 }
 
-/// Returns the first eight bytes of a key as a number, padded with zeros. The numbers sort in the order of the keys,
-/// but different keys may have the same number.
+/// Returns the first eight bytes of a key as a number, padded with zeros. The numbers sort like the keys, but different
+/// keys may have the same number.
 fn head_of(key: &[u8]) -> u64 {
     let mut head = [0; 8];
     let bytes = key.len().min(8);

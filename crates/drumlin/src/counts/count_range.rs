@@ -19,7 +19,7 @@ use crate::task::{WaitMode, turn};
 use crate::tree::node::{Inner, Leaf, Node};
 use crate::tree::{RESTARTS_MAX, Target};
 
-/// The maximum number of leaves counted during one hold of the base's lock. Counting them takes some 15 us, about one
+/// The maximum number of leaves counted without releasing the base's lock. Counting them takes some 15 us, about one
 /// turn of a task, and a fold has to wait that long.
 /// Measured: the figure above.
 const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 128 };
@@ -103,9 +103,9 @@ impl Seek {
         &self.own[index_of(lower)..upper.map_or(self.own.len(), index_of)]
     }
 
-    /// Passes an interval with `rows` rows plus `changes` net insertions, and returns `true`. If the interval has the
-    /// row sought, returns `false` instead. Returns `None` if the sum is negative, which shows that `rows` was counted
-    /// in a different interval.
+    /// Passes an interval with `rows` rows plus `changes` net insertions, and returns `true`. If the interval contains
+    /// the row sought, returns `false` instead. Returns `None` if the sum is negative, which shows that `rows` was
+    /// counted in a different interval.
     fn passes(&mut self, rows: u64, changes: i64) -> Option<bool> {
         let rows = rows.checked_add_signed(changes)?;
         let is_passed = rows <= self.remaining;
@@ -116,7 +116,7 @@ impl Seek {
     }
 }
 
-/// A step of counting, made during one hold of the base's lock.
+/// A step of counting, made without releasing the base's lock.
 struct Step<'s> {
     tree: &'s CountedTree,
     kept: &'s KeptCounts,

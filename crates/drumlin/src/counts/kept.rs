@@ -285,7 +285,7 @@ impl KeptCounts {
 
     // ── entries ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes the shared lock of the base. No change is folded while the caller holds it.
+    /// Acquires the base's lock in shared mode. No change is folded while the caller holds it.
     pub(crate) fn base(&self) -> RwLockReadGuard<'_, CountState> {
         self.base.read()
     }

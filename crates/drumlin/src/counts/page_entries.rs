@@ -213,7 +213,7 @@ mod tests {
         assert!(matches!(entries.load(page), CountEntry::Unknown(_)));
     }
 
-    /// Every page number has a cell of its own.
+    /// Every page number has its own cell.
     #[test]
     fn every_page_has_a_cell() {
         let mut before = None;

@@ -8,20 +8,21 @@
 //! # Invariants
 //! 1. Each page has a stamp, which is replaced whenever the page's fences change or a change beneath the page is
 //!    folded. A state is valid while the page's stamp is still the one that was read before the rows.
-//! 2. A state is stored only if the list has no change in its page up to the snapshot that it was made from. So it also
-//!    describes the rows at the base, and those at every other snapshot up to which the list has no change in the page.
+//! 2. A state is stored only if the list has no change in its page up to the snapshot that it was made from. So the
+//!    state also describes the rows at the base, and at every other snapshot up to which the list has no change in the
+//!    page.
 //! 3. From commit [`Reductions::since`] onwards, the list has every change of a row, including replaced values. No
 //!    state is used for an older snapshot, or made from an older snapshot.
 //!
 //! States are opaque bytes in this module; `db/reducer.rs` interprets them. No user function runs under a lock or a
 //! latch.
 //!
-//! The states of the few dozen most recently used reducers are cached. They have an account of their own, and their
-//! memory is given back when the last user drops their table. Nearly all states belong to leaves; each needs 12 bytes
-//! plus its content. If the account is full, the reducer whose states use the most memory has to drop states of leaves,
-//! one part at a time, in favour of other reducers. States of inner nodes are retained, and leaves without a state are
-//! reduced from their rows. States never deprive page tables or loads of memory: if these leave too little for the
-//! states, the excess is dropped ([`Reductions::shed`]).
+//! The states of the few dozen most recently used reducers are cached. They have a separate account, and their memory
+//! is released when the last user drops their table. Nearly all states belong to leaves; each needs 12 bytes plus its
+//! content. If the account is full, the reducer whose states use the most memory has to drop states of leaves, one part
+//! at a time, in favour of other reducers. States of inner nodes are retained, and leaves without a state are reduced
+//! from their rows. States never deprive page tables or loads of memory: if these leave too little for the states, the
+//! excess is dropped ([`Reductions::shed`]).
 
 use std::any::TypeId;
 use std::sync::Arc;
@@ -538,7 +539,7 @@ mod tests {
     fn states_give_way() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
         let limit = budget.limit_bytes(Account::States);
-        // A load alone would leave enough memory for the states, so in its case page tables use some too.
+        // A load alone would leave enough memory for the states, so let page tables use some too.
         for (account, tables_bytes) in [(Account::Tables, 0), (Account::Loads, limit * 3 / 4)] {
             budget.take(Account::Tables, tables_bytes);
             let reductions = Reductions::new(Timestamp(1), &budget);

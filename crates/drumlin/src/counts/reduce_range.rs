@@ -133,7 +133,7 @@ impl<'l> Look<'l> {
     }
 
     /// Returns the first key at or after `from` with a change that no state reflects: a listed change up to the
-    /// snapshot, or one by the reader's own transaction.
+    /// snapshot, or a change made by the reader's own transaction.
     fn next_changed<'c>(&self, cursor: &'c mut ReduceCursor, from: &[u8]) -> Option<&'c [u8]> {
         let ReduceCursor { end, snapshot, next_changed, .. } = cursor;
         let is_known = next_changed.as_ref().is_some_and(|next: &NextChanged| {

@@ -64,8 +64,8 @@ impl<R: Reducer> Guarded<'_, R> {
     }
 }
 
-/// Returns the first eight bytes of a key, padded with zeros, as a number. If one key's head is smaller than another's,
-/// so is the key.
+/// Returns the first eight bytes of a key, padded with zeros, as a number. If two keys have different heads, the keys
+/// sort like the heads.
 #[inline]
 fn head(key: &[u8]) -> u64 {
     match key.first_chunk() {
@@ -81,7 +81,7 @@ struct LeafCopy {
     key: Vec<u8>,
 }
 
-/// The way to continue after the rows of a leaf.
+/// The step that follows the rows of a leaf.
 enum Next {
     Leaf,
     /// The next rows can only be read by a scan.
@@ -99,7 +99,7 @@ struct Reducing<'a, R: Reducer> {
 
 impl<R: Reducer> Reducing<'_, R> {
     /// Calls `take` with each row from `lower` (inclusive) to `upper` (exclusive). Turns panics of `take` into errors,
-    /// like those of the reducer.
+    /// like panics of the reducer.
     async fn read(
         &self,
         lower: &[u8],
@@ -189,8 +189,8 @@ impl<R: Reducer> Reducing<'_, R> {
     }
 
     /// Copies the leaf that contains a key into `page`, so that no latch is held while the user's functions run.
-    /// Returns `false` if the leaf is not in memory, or if the reader might see other rows below `upper` than the leaf
-    /// has.
+    /// Returns `false` if the leaf is not in memory, or if the rows that the reader sees below `upper` may differ from
+    /// those in the leaf.
     fn copy_leaf(&self, key: &[u8], upper: Option<&[u8]>, page: &mut Vec<u8>) -> Result<bool> {
         let (tree, seen) = (self.rows.tree, self.snapshot.timestamp);
         self.rows.store()?;
@@ -214,7 +214,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(true)
     }
 
-    /// Combines `state` with the state of the rows that follow, from `lower` (inclusive) to `upper` (exclusive).
+    /// Combines `state` with the state of the rows from `lower` (inclusive) to `upper` (exclusive).
     async fn and_rows(&self, state: R::State, lower: &[u8], upper: Option<&[u8]>) -> Result<R::State> {
         let mut state = Some(state);
         self.read(lower, upper, |reducer, key, value| {
@@ -243,7 +243,7 @@ impl<R: Reducer> Reducing<'_, R> {
         let mut at = 0;
         let upper = pages.last().expect("there are pages").upper.as_deref();
         // Comparing the heads is enough to assign most rows to their page. Comparing the whole key of each row took a
-        // quarter of the time.
+        // quarter of the total time.
         let head_behind = |at: usize| pages[at].upper.as_deref().map_or(u64::MAX, head);
         let mut head_end = head_behind(at);
         self.read(lower, upper, |reducer, key, value| {

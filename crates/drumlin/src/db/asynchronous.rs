@@ -11,10 +11,10 @@
 //! return `Pending` at its first poll. It continues at the next poll, or when the call is repeated.
 //!
 //! A future may be dropped at any time. A commit that is dropped before it has its timestamp leaves no trace; after
-//! that, it completes even if its future is gone. A future that is neither dropped nor polled holds its resources, for
-//! which other calls may be waiting: row locks and, during a commit, memory and log space. A thread that polls futures
-//! must therefore not make blocking calls. Leaking a future (`std::mem::forget`) that owns a transaction or database,
-//! or that is a step of a range, is like leaking a handle: the folder stays locked until the process ends, even after
+//! that, it completes even if its future is gone. A future that is neither dropped nor polled keeps its row locks and,
+//! during a commit, its memory and log space. Other calls may be waiting for these. A thread that polls futures must
+//! therefore not make blocking calls. Leaking a future (`std::mem::forget`) that owns a transaction or database, or
+//! that is a step of a range, is like leaking a handle: the folder stays locked until the process ends, even after
 //! `close`, which does not wait for the future. The future's share of the memory budget is not released until the
 //! database is closed.
 
@@ -39,9 +39,9 @@ use crate::tree::Direction;
 use crate::txn::commit::Durability;
 use crate::txn::values::ForTasks;
 
-/// Defines asynchronous forms of a handle's methods, as tasks of the given store. Each entry consists of a signature,
-/// the corresponding blocking method, and the implementation: a future that waits in the given mode and returns a
-/// `Result` of the output. An entry's comments are added to its documentation.
+/// Defines asynchronous forms of a handle's methods, which run as tasks of the given store. Each entry consists of a
+/// signature, the corresponding blocking method, and the implementation: a future that waits in the given mode and
+/// returns a `Result` of the output. An entry's comments are added to its documentation.
 macro_rules! async_forms {
     ($store:expr; $(#[$attribute:meta])* impl $handle:ident { $(
         $(#[$note:meta])*
@@ -68,7 +68,7 @@ macro_rules! async_forms {
 }
 
 impl Config {
-    /// Like [`open`](Config::open). Recovery, which may take seconds, runs on a thread of its own.
+    /// Like [`open`](Config::open). Recovery, which may take seconds, runs on a separate thread.
     ///
     /// # Errors
     /// Same as [`open`](Config::open).

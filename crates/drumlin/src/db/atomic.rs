@@ -1,4 +1,4 @@
-//! Atomic changes to single rows that depend on the row's newest value. Each one is a commit of its own.
+//! Atomic changes to single rows that depend on the row's newest value. Each change is a separate commit.
 //!
 //! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
 //! lock. Calls for the same row therefore take effect one after another, and never need a retry.
@@ -225,13 +225,13 @@ impl Keyspace {
     }
 
     /// Removes and returns the first row in key order that no other caller has locked, or returns `None` if there are
-    /// no rows. O(log n), plus a step of a scan for each row that is skipped.
+    /// no rows. O(log n), plus one scan step per skipped row.
     ///
     /// Concurrent callers get different rows, and no row is lost. The call skips a row that another caller or a
-    /// transaction has locked; once it is unlocked, later calls pop it first. So consumers of a queue do not wait for
-    /// each other, and their commits share syncs. If every row is locked, the call waits for the first one. So `None`
-    /// means that the keyspace was empty at some moment during the call. If a row with a lower key is inserted during
-    /// the call, the call may still pop the later row.
+    /// transaction has locked; once it is unlocked, later calls pop it first. Consumers of a queue therefore do not
+    /// wait for each other, and their commits share syncs. If every row is locked, the call waits for the first one, so
+    /// `None` means that the keyspace was empty at some point during the call. If a row with a lower key is inserted
+    /// during the call, the call may still pop the later row.
     ///
     /// Use [`pop_first_in`](Keyspace::pop_first_in) for a queue whose consumers should skip rows that transactions have
     /// locked, or whose rows become visible at a later time. To keep a job until it is done, pop it with

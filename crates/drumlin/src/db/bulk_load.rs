@@ -138,7 +138,7 @@ impl BulkLoad {
     }
 
     /// Like [`insert`](BulkLoad::insert), but reads the value from `source`. Returns its length in bytes. A value over
-    /// 64 KiB is written while it is read, with memory for one chunk. The row is added only after the source has
+    /// 64 KiB is written while it is read, using memory for one chunk. The row is added only after the source has
     /// reached its end, so a source that fails leaves no row.
     ///
     /// ```

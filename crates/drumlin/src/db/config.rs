@@ -148,8 +148,8 @@ impl Config {
         self
     }
 
-    /// Sets the page size of keyspaces that are created without a page size of their own: a power of two from 4 to 64
-    /// KiB (down to 512 bytes in tests). Default 4 KiB, which transfers the fewest bytes for a random read of a row.
+    /// Sets the page size of keyspaces that are created without specifying one: a power of two from 4 to 64 KiB (down
+    /// to 512 bytes in tests). Default 4 KiB, which transfers the fewest bytes for a random read of a row.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Config {
         self.settings.page_bytes = bytes;
@@ -179,10 +179,10 @@ impl Config {
         self
     }
 
-    /// Sets the durability of commits that do not specify one: those of a keyspace's handle (unless it comes from
-    /// [`Keyspace::with_durability`](crate::Keyspace::with_durability)), of
-    /// [`Database::begin`](crate::Database::begin), `transact` and `batch`. Default [`Durability::Full`]. With
-    /// [`Durability::Relaxed`], [`Database::sync`](crate::Database::sync) makes earlier commits durable.
+    /// Sets the durability of commits that do not specify one: commits through a keyspace's handle (unless it comes
+    /// from [`Keyspace::with_durability`](crate::Keyspace::with_durability)) and commits of transactions and batches
+    /// created by [`Database::begin`](crate::Database::begin), `transact` and `batch`. Default [`Durability::Full`].
+    /// With [`Durability::Relaxed`], [`Database::sync`](crate::Database::sync) makes earlier commits durable.
     ///
     /// ```
     /// use drumlin::{Config, Durability};
@@ -248,7 +248,7 @@ impl Config {
         self
     }
 
-    /// Opens the readable part of a corrupted database that does not open otherwise, for [reading
+    /// Opens the readable part of a corrupted database that cannot be opened otherwise, for [reading
     /// only](Self::read_only). Corrupted parts are left out. The log is ignored, so the rows are those of the newest
     /// checkpoint. [`Opening::skipped`](crate::Opening::skipped) lists the missing parts. Default no.
     ///
@@ -294,11 +294,11 @@ impl Config {
     /// The file `resident` lists these pages, with 20 bytes for each. Closing writes it, and so do occasional
     /// checkpoints, in case the process is killed. The file is not synced; if it is corrupted or missing, only the warm
     /// start is lost. A thread reads the pages in disk order while there is free memory, and slows down while other
-    /// reads wait for the device. A database that is opened for [reading only](Config::read_only) does no warm start.
-    /// [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
+    /// reads wait for the device. There is no warm start if the database is opened for [reading
+    /// only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
     ///
     /// With `false`, the file is neither read nor written. The row counts of
-    /// [`Keyspace::count`](crate::Keyspace::count) are restored all the same.
+    /// [`Keyspace::count`](crate::Keyspace::count) are still restored.
     ///
     /// ```
     /// use drumlin::Config;

@@ -90,7 +90,7 @@ impl Rows<'_> {
         row_count: usize,
     ) -> Result<Vec<(Value, Value)>> {
         let store = self.store()?;
-        // This call may start the keyspace's counts. The snapshot must be opened after that.
+        // After this call, the keyspace may have begun to cache counts. The snapshot must be opened later.
         self.count_at(mode, bounds.clone(), None).await?;
         let snapshot = self.open_snapshot()?;
         let total = self.count_at(mode, bounds.clone(), Some(&snapshot)).await?;
@@ -121,7 +121,8 @@ impl Rows<'_> {
             return Ok(count);
         }
         // Pass the snapshot explicitly. Otherwise, if it is ended, the scan of a read-committed transaction would
-        // continue at a newer snapshot. A count must be as of one commit, so the caller starts over instead.
+        // continue at a newer snapshot. All steps of a count must see the same commit, so the caller starts over
+        // instead.
         let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
@@ -270,7 +271,7 @@ impl Rows<'_> {
     }
 
     /// Finds the leaf of the row at position `index` of the range. Returns the leaf's first key in the range, and the
-    /// row's position counted from that key. Returns `Some(None)` if the range has no such row, and `None` if the
+    /// row's position counted from that key. Returns `Some(None)` if the range has too few rows, and `None` if the
     /// counts are not valid for the snapshot.
     async fn seek_kept(
         &self,

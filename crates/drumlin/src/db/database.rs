@@ -248,7 +248,7 @@ impl Database {
     }
 
     /// Packs the data file as tightly as possible. Returns the free space at its end, and spare log segments, to the
-    /// file system. Reads and commits continue in the meantime. Afterwards, the file is no longer than before, except
+    /// file system. Reads and commits continue during the call. Afterwards, the file is no longer than before, except
     /// for one segment that the last checkpoint may occupy. O(data).
     ///
     /// # Errors

@@ -1,5 +1,5 @@
 //! Changes to a row that depend on its value, within a transaction. The corresponding calls of a keyspace, each a
-//! transaction of its own, are in `atomic.rs`.
+//! separate transaction, are in `atomic.rs`.
 
 use std::future::Future;
 use std::ops::Bound;
@@ -224,8 +224,8 @@ impl Transaction {
     /// for each leaf whose rows the transaction has removed.
     ///
     /// If two transactions want the same row, the second waits for the first to end. If the first has removed the row,
-    /// the second has a conflict, or, with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), gets the next
-    /// row. By contrast, [`pop_first_in`](Transaction::pop_first_in) skips a locked row without waiting.
+    /// the second conflicts, or, with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), gets the next row.
+    /// By contrast, [`pop_first_in`](Transaction::pop_first_in) skips a locked row without waiting.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -254,15 +254,14 @@ impl Transaction {
     }
 
     /// Removes and returns the first row of a range that no other transaction has locked, or changed since this one
-    /// began. Never waits for a row and never conflicts: returns `None` if there is no such row. O(log n), plus a step
-    /// of a scan for each row that is skipped.
+    /// began. Never waits for a row and never conflicts: returns `None` if there is no such row. O(log n), plus one
+    /// scan step per skipped row.
     ///
-    /// Like [`Keyspace::pop_first_in`], this skips locked rows. Later calls find them once they are unlocked. So many
-    /// workers can each take a job and hold it until they commit. With
+    /// Like [`Keyspace::pop_first_in`], this skips locked rows. Later calls find them once they are unlocked. This lets
+    /// many workers each take a job and hold it until they commit. With
     /// [`Isolation::Serializable`](crate::Isolation::Serializable), a skipped row counts as read: if the owner of its
-    /// lock changes it, this transaction has a conflict. With
-    /// [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), the call also finds jobs that were inserted after
-    /// the transaction began.
+    /// lock changes it, this transaction conflicts. With [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted),
+    /// the call also finds jobs that were inserted after the transaction began.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

@@ -1,4 +1,4 @@
-//! Keyspaces: named, ordered maps, each with a tree of its own.
+//! Keyspaces: named, ordered maps, each with its own tree.
 
 use std::future::Future;
 use std::io::Read;
@@ -292,8 +292,8 @@ impl Keyspace {
         ready(self.rows().contains_many(WaitMode::Blocking, &bounds::slices(keys)))
     }
 
-    /// Returns the values of many rows, with many device reads in flight. They may be as of different commits. To read
-    /// all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a snapshot.
+    /// Returns the values of many rows, with many device reads in flight. The rows may be read as of different commits.
+    /// To read all of them as of one commit, use [`Reader::get_many`](crate::Reader::get_many) of a snapshot.
     ///
     /// # Errors
     /// Same as [`get`](Keyspace::get).
@@ -350,7 +350,7 @@ impl Keyspace {
     /// bytes per page, and commits record the keys of the rows that they insert and remove. Counts and recorded keys
     /// together use at most an eighth of the memory for pages. A [bulk load](crate::BulkLoad) and a
     /// [check](crate::Database::check) also produce counts. Checkpoints and closing write the counts to a file, so even
-    /// the first count after reopening does not have to visit the leaves. If this memory fills up before the next
+    /// the first count after reopening does not have to visit the leaves. If their memory fills up before the next
     /// count, the counts are dropped. A count has to visit the leaves of its range if there is no memory for counts, or
     /// if its snapshot is older than them. The answer is always exact.
     ///

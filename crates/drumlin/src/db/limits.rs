@@ -45,9 +45,9 @@ pub struct Limits {
     /// and about 64 bytes for each. A larger commit fails with
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub replaced_bytes: u64,
-    /// The maximum size of the pages that a serializable transaction with changes has read when it commits. A quarter
-    /// of the memory that page tables, counts and loads are now using has already been subtracted. A larger commit
-    /// fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
+    /// The maximum total size of the pages that a serializable transaction may have read if it commits changes. A
+    /// quarter of the memory that page tables, counts and loads are now using has already been subtracted. A larger
+    /// commit fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge).
     pub validated_read_bytes: u64,
     /// The memory for old versions. Versions that do not fit are spilled to disk.
     pub version_bytes: u64,

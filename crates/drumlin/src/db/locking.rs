@@ -224,7 +224,7 @@ impl Transaction {
         self.remember(result).map(|is_locked| debug_assert!(is_locked, "it waited"))
     }
 
-    /// If the result is a conflict, which ends the transaction, or a shortage of memory, records it.
+    /// Records the result if it is a shortage of memory, or a conflict, which ends the transaction.
     fn remember<T>(&mut self, result: Result<T>) -> Result<T> {
         let result = self.reader.store()?.contention.noting(result);
         if let Err(Error::Conflict { reason }) = result {
@@ -268,7 +268,7 @@ impl Transaction {
             store.lock_row(mode, &request, timeout.unwrap_or_default(), interrupt.as_deref()).await?;
         }
         if is_upgrade {
-            // The row was checked when the shared lock was acquired, and has been unchanged since, because the lock
+            // The row was checked when the shared lock was acquired, and has not changed since, because the lock
             // protects it.
             locks.pending = None;
             return Ok(true);

@@ -30,7 +30,7 @@ pub struct LockedRow {
     /// The mode in which the row is locked.
     pub mode: LockMode,
     /// The [numbers](crate::Transaction::number) of the transactions that hold the lock. A write outside of a
-    /// transaction has such a number too.
+    /// transaction has a number, too.
     pub holders: Vec<u64>,
     /// The transactions that wait for the lock, in the order in which they will acquire it.
     pub waiters: Vec<LockWaiter>,

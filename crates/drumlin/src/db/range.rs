@@ -27,7 +27,7 @@ use crate::txn::write_set::SharedWrites;
 /// copies at most the rows of one leaf at a time. The first copies are limited to 16 KiB, and all copies are smaller
 /// while many scans share their sixteenth of the memory budget. If no memory is left in that share, a step fails with
 /// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields do not count towards the budget, and each
-/// of them keeps all rows in memory that were copied together with it. The iterator ends after its first error;
+/// of them keeps in memory all rows that were copied together with it. The iterator ends after its first error;
 /// [`salvage`](Range::salvage) continues past rows that can't be read. Until the iterator is dropped, it keeps the
 /// database open, like any handle, and retains the versions that its snapshot needs. If the snapshot of a
 /// read-committed transaction's range is ended, the range continues at a newer one.
@@ -507,7 +507,7 @@ impl Steps for Readers {
 /// part of a corrupted database. Created by [`Range::salvage`].
 ///
 /// Each corrupted leaf is a gap. A corrupted inner node is a single gap for all leaves beneath it. A corrupted large
-/// value is a gap for its row. Iterating costs as much as with the range, plus O(log n) for each gap. Unreadable pages
+/// value is a gap for its row. Costs as much as iterating over the range, plus O(log n) for each gap. Unreadable pages
 /// are reported as gaps, not errors. The iterator ends after its first error.
 ///
 /// ```

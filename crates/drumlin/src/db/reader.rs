@@ -323,7 +323,7 @@ impl Reader {
     ///
     /// The first write that a transaction makes while one of its ranges is open copies the changes that it has made so
     /// far. The copy counts towards the memory of open transactions, an eighth of the budget, which has room for the
-    /// largest possible transaction and one copy of it. A write to such a transaction therefore fails with
+    /// largest possible transaction and one copy of it. A write in such a large transaction therefore fails with
     /// [`MemoryInUse`](crate::Error::MemoryInUse) if open ranges already need two copies, or if they need one and other
     /// transactions use the rest of the memory. The ranges themselves continue. A range stays usable after its
     /// transaction has ended. The exception is a serializable transaction: after its commit, its ranges fail with

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-/// The reason why a reducer cannot reduce a row or combine states: any error type, or a text.
+/// The reason why a reducer cannot reduce a row or combine states: any error type, or a string.
 ///
 /// ```
 /// use drumlin::ReduceError;
@@ -91,7 +91,7 @@ pub trait Reducer: Send + Sync + 'static {
     /// below 32 MiB.
     fn name(&self) -> Cow<'_, str>;
 
-    /// Returns the state of no rows.
+    /// Returns the state of an empty range.
     fn identity(&self) -> Self::State;
 
     /// Returns the state of one row.
@@ -100,13 +100,13 @@ pub trait Reducer: Send + Sync + 'static {
     /// Fails if the row has no state, in which case the call that reduces the row also fails.
     fn row(&self, key: &[u8], value: &[u8]) -> Result<Self::State, ReduceError>;
 
-    /// Returns the length of the longest prefix of a value that [`row`](Reducer::row) needs. By default this is the
+    /// Returns the maximum number of leading bytes of a value that [`row`](Reducer::row) needs. The default is the
     /// whole value. [`row`](Reducer::row) receives no more bytes than this. If a value is stored outside of its leaf,
-    /// no more of it is read.
+    /// only these bytes are read.
     ///
     /// The memory for reading such values is part of the memory budget: aggregates and writers of values over 64 KiB
     /// share a thirty-second of it, and wait for each other. Values that are longer than this share are read one at a
-    /// time. Their excess does not count towards the budget, like a value that `get` returns.
+    /// time. Like a value that `get` returns, their excess does not count towards the budget.
     fn prefix_bytes(&self) -> usize {
         usize::MAX
     }
@@ -117,8 +117,8 @@ pub trait Reducer: Send + Sync + 'static {
     /// Fails if the combined state does not exist, for example because a number overflows.
     fn combine(&self, left: Self::State, right: Self::State) -> Result<Self::State, ReduceError>;
 
-    /// Appends the encoded state to `bytes`. The encoding should have only a few bytes, because a state is cached for
-    /// each page of the keyspace.
+    /// Appends the encoded state to `bytes`. The encoding should be only a few bytes long, because a state is cached
+    /// for each page of the keyspace.
     fn encode(&self, state: &Self::State, bytes: &mut Vec<u8>);
 
     /// Decodes a state.
@@ -264,7 +264,7 @@ pub(super) mod sealed {
     floats!(f32 f64);
 }
 
-/// The way to obtain a field's number from a row.
+/// The source of a field's number in a row.
 #[derive(Clone, Copy)]
 enum Source<T> {
     BigEndian(usize),

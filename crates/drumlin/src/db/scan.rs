@@ -92,7 +92,7 @@ fn first_leaf<'b>(direction: Direction, lower: &'b Bound<Vec<u8>>, upper: &'b Bo
     }
 }
 
-/// The state of copying one leaf's rows. It is retained across retries.
+/// The progress of copying one leaf's rows. It is retained across retries.
 struct Copying {
     direction: Direction,
     want: Want,

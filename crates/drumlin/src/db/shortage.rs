@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::{Error, Result};
 
 /// Records that a call of a transaction, or a step of one of its ranges, failed with [`Error::MemoryInUse`]. The
-/// transaction's body is then retried even if it returns an error of its own.
+/// transaction's body is then retried even if it returns its own error.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shortage(Option<Arc<AtomicBool>>);
 

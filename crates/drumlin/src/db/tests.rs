@@ -1,5 +1,5 @@
-//! White-box tests of values with extents of their own (their last readers, the memory into which they are read, and
-//! how they are moved), of memory limits, and of waiting.
+//! White-box tests of values with their own extents (when they are freed, how they are read and moved), of memory
+//! limits, and of waiting.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -117,7 +117,7 @@ fn a_transactions_own_value_stays_while_it_is_read() {
 }
 
 /// A source ends where it first reports its end, even if it could yield more bytes later. Readers of the value would
-/// not find such bytes.
+/// not find those later bytes.
 #[test]
 fn a_source_ends_once() {
     struct ShortReads(Vec<Vec<u8>>);
@@ -298,7 +298,7 @@ fn evicting_in_vain_ends() {
 }
 
 /// After a commit without changes, all readers see everything that its transaction saw, even if the log had reported
-/// those commits durable before they were published.
+/// the commits that it saw as durable before they were published.
 #[test]
 fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     let (db, keyspace) = stage();
@@ -372,8 +372,8 @@ fn an_extent_of_another_origin_is_damage() {
     );
 }
 
-/// A lost write may leave behind an extent of the same page from this many checkpoints ago. Reads detect it, because
-/// the numbers that distinguish extents do not wrap around.
+/// A lost write may leave behind an extent of the same page from many checkpoints ago. Reads detect it, because the
+/// numbers that distinguish extents do not wrap around.
 #[test]
 fn an_extent_from_long_before_is_damage() {
     for checkpoint_count in [1, 126, 127, 128, 129] {
@@ -576,7 +576,7 @@ fn commits_wait_where_changes_fill_their_memory() {
     let store = db.store().unwrap();
     let changes_max = store.engine.budget.epoch_changes_max();
     let commit = |number: u64| -> u64 {
-        // The keys are far apart, so that each is in a leaf of its own.
+        // The keys are far apart, so that each is in a separate leaf.
         let rows = (0..20u64).map(|row| (row * 1_000_003 + number * 7919).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut tx = db.begin_with(relaxed()).unwrap();
         rows.for_each(|row| tx.insert(&keyspace, row.to_be_bytes(), [7; 60]).unwrap());
@@ -727,8 +727,8 @@ fn an_idle_database_gives_its_space_back() {
     let rounds = (0..20).take_while(|_| store.reclaim(&[Goal::ShortenIdleFile]).unwrap().is_shorter).count();
     let after = usage();
     assert!(rounds > 0 && rounds < 20, "{rounds} rounds: {before:?}, then {after:?}");
-    // Some segments stay free for the next checkpoints. The number of free segments before depends on the checkpoints
-    // that were made: after one of them, cleaning may have returned some segments.
+    // Some segments stay free for the next checkpoints. Do not compare with the number of free segments before packing:
+    // it depends on the checkpoints made so far, because cleaning may have returned segments after one of them.
     let kept_count = store.engine.space.state().kept_segments();
     assert!(after.free_count <= kept_count, "{kept_count} are kept: {before:?}, then {after:?}");
     assert!(after.segment_count < before.segment_count, "{before:?}, then {after:?}");
@@ -843,7 +843,7 @@ fn a_keyspace_is_found_when_its_creation_is_durable() {
     }
 }
 
-/// A commit that changes pages which a running checkpoint has not written yet first appends images of these pages. If
+/// Before a commit changes a page that a running checkpoint has not written yet, it appends an image of the page. If
 /// the buffers for the images are full, commits wait, both on threads and in tasks.
 #[test]
 fn images_for_a_checkpoint_stay_within_their_buffers() {

@@ -306,7 +306,8 @@ impl Database {
     }
 }
 
-/// Runs an async body. It counts as running on this thread while it creates its future and while that future is polled.
+/// Runs an async body. The body counts as running on this thread while it creates its future and whenever that future
+/// is polled.
 async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output {
     let future = {
         let _running = body_of.enter();

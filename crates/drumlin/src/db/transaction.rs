@@ -79,8 +79,8 @@ pub enum Isolation {
     /// rows. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
     /// Each read sees the newest committed state and the transaction's own changes. A scan or value reader sees the
-    /// database as of its own beginning. Writes wait for each other and never conflict. Between its reads, the
-    /// transaction retains no old versions in memory.
+    /// database as of when it began. Writes wait for each other and never conflict. Between its reads, the transaction
+    /// retains no old versions in memory.
     ReadCommitted,
 }
 
@@ -108,7 +108,7 @@ pub struct TxOptions {
     /// The durability of the commit when it returns. Default: [`Durability::Full`];
     /// [`Database::tx_options`](crate::Database::tx_options) returns the database's own default instead.
     pub durability: Durability,
-    /// The time that a write waits for a row that another transaction has locked before it fails with
+    /// The maximum time that a write waits for a row locked by another transaction. Then it fails with
     /// [`Error::LockTimeout`]. Default 10 seconds. With zero, the write fails without waiting, and the transaction can
     /// try other rows. In this way, it can [skip locked rows](crate::LockHolder). A queue does not need this:
     /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows with any timeout.
@@ -154,7 +154,7 @@ pub struct Transaction {
     pub(super) id: TransactionId,
     pub(super) options: TxOptions,
     pub(super) locks: RowLocks,
-    /// The memory grant for row locks. The write set and the read set have grants of their own.
+    /// The memory grant for row locks. The write set and the read set have their own grants.
     memory: Grant,
     roll_backs: RollBacks,
     /// The reason for the conflict that has ended the transaction.
@@ -421,8 +421,8 @@ impl Transaction {
         mut source: impl Source,
     ) -> Result<u64> {
         let open = self.open(keyspace)?;
-        // Lock the row first. A call must not hold this memory while it waits for a row, because the lock's holder may
-        // be waiting for memory.
+        // Lock the row before reserving memory. A call must not hold such memory while it waits for a row, because the
+        // lock's holder may be waiting for memory.
         self.lock_large(mode, open, key).await?;
         let memory = self.source_memory(mode).await?;
         let head = super::keyspace::read_head(&mut source).await?;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 /// The bytes of a key or a value. Derefs to `[u8]`; cheap to clone.
 ///
-/// A value from a scan is a part of one allocation, of up to 64 KiB or one row, with the rows that were copied together
-/// with it. It keeps all of this allocation in memory, outside of the memory budget. A key or value of up to 22 bytes
-/// is stored in the `Value` itself. To hold only a few of many longer values, copy them with
+/// A value from a scan shares one allocation (up to 64 KiB, or one row) with the rows that were copied together with
+/// it. It keeps the whole allocation in memory, outside of the memory budget. A key or value of up to 22 bytes is
+/// stored in the `Value` itself. To hold only a few of many longer values, copy them with
 /// [`into_vec`](Value::into_vec). With the feature `bytes`, a value becomes a `bytes::Bytes` without a copy.
 ///
 /// ```
@@ -37,8 +37,8 @@ enum Repr {
         start: u32,
         end: u32,
     },
-    /// A short value, stored inline. This is cheaper than an allocation, or than a shared reference, with which a short
-    /// key would keep all copied rows in memory.
+    /// A short value, stored inline. This is cheaper than an allocation, and does not keep all copied rows in memory as
+    /// a shared reference would.
     Short {
         length: u8,
         bytes: [u8; SHORT_BYTES_MAX],
@@ -94,10 +94,10 @@ thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A value that is shown to a caller's closure, in a vector that the thread reuses for the next such call.
+/// A value that is shown to a caller's closure, in a vector that the thread reuses for the next shown value.
 ///
-/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. If such a
-/// call shows another value, it finds no vector to reuse and allocates a new one.
+/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. If the
+/// closure itself makes a call that shows a value, that call finds no vector to reuse and allocates a new one.
 pub(crate) struct ShownValue(pub(crate) Vec<u8>);
 
 impl ShownValue {

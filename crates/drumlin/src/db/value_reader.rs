@@ -22,7 +22,7 @@ use crate::txn::values::{self, LargeValue, ValuePart};
 /// The bytes of a value as a stream with `Read` and `Seek`. Keeps the database open, like any handle.
 ///
 /// Holds up to 256 KiB in memory. While many readers and scans share their sixteenth of the budget, a reader holds
-/// less, and then has to read a chunk of 256 KiB several times, a smaller piece each time. If no memory is left for a
+/// less, and has to read each chunk of 256 KiB several times to return it piece by piece. If no memory is left for a
 /// reader, a read fails with [`MemoryInUse`](Error::MemoryInUse) inside the [`std::io::Error`]. The read can be retried
 /// once other readers or scans have been dropped.
 ///

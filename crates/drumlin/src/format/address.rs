@@ -32,15 +32,15 @@ impl PartialOrd for ExtentAddress {
 
 impl ExtentAddress {
     pub(crate) const NONE: ExtentAddress = ExtentAddress(0);
-    /// Extents start at multiples of this. Rounding their length up to 64 bytes wastes 32 bytes on average, less than 1
-    /// % of a 4 KiB page.
+    /// Extents start at multiples of this number of bytes. Rounding their lengths up to 64 bytes wastes 32 bytes on
+    /// average, less than 1 % of a 4 KiB page.
     pub(crate) const UNIT_BYTES: u64 = 64;
     pub(super) const START_BITS: u32 = 40;
     pub(super) const LENGTH_BITS: u32 = 14;
     pub(super) const STAMP_BITS: u32 = 7;
     /// The number of bits that an address uses.
     pub(crate) const BITS: u32 = ExtentAddress::START_BITS + ExtentAddress::LENGTH_BITS + ExtentAddress::STAMP_BITS;
-    /// The end of the part of the file that addresses can reach: 64 TiB.
+    /// The size of the part of the file that addresses can reach: 64 TiB.
     pub(crate) const FILE_BYTES_MAX: u64 = (1 << ExtentAddress::START_BITS) * ExtentAddress::UNIT_BYTES;
     /// The length of the longest extent.
     pub(crate) const EXTENT_BYTES_MAX: u64 = ((1 << ExtentAddress::LENGTH_BITS) - 1) * ExtentAddress::UNIT_BYTES;
@@ -63,7 +63,7 @@ impl ExtentAddress {
         segment_use.0.wrapping_add(opening.wrapping_mul(37)) & ((1 << ExtentAddress::STAMP_BITS) - 1)
     }
 
-    /// Returns `true` if the stamp allows the address to have been assigned in this use of its segment.
+    /// Returns `true` if, judging by its stamp, the address may have been assigned in this use of its segment.
     pub(crate) fn is_of(self, segment_use: SegmentUse) -> bool {
         self.0 >> (ExtentAddress::START_BITS + ExtentAddress::LENGTH_BITS) == ExtentAddress::stamp_of(segment_use)
     }

@@ -253,7 +253,7 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
 }
 
 impl Header {
-    /// Fails if the extent was written in a different database or a different use of the segment.
+    /// Fails if the extent was written in another database or in another use of the segment.
     pub(crate) fn check(&self, expected: Origin) -> Result<(), ExtentError> {
         if self.origin.database.0 != expected.database.0 & DATABASE_MASK {
             return Err(ExtentError::Database);
@@ -344,7 +344,7 @@ mod tests {
         }
     }
 
-    /// An extent of a different database, or of any other use of its segment, is detected.
+    /// An extent from another database, or from any other use of its segment, is detected.
     #[test]
     fn another_origin_is_noticed() {
         let mut out = Encoder::default().encode(&[5u8; 512], WHO, Kind::Leaf).to_vec();

@@ -37,7 +37,7 @@ number! {
     /// The number of a page within its keyspace. Page 0 does not exist; page 1 is always the root of the tree.
     ///
     /// 32 bits allow for keyspaces of 16 TiB with 4 KiB pages, and of 256 TiB with 64 KiB pages. The page table then
-    /// has 32 GiB.
+    /// occupies 32 GiB.
     crate PageId(u32)
 }
 number! {

@@ -184,7 +184,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
 
-/// Decodes the operations of a body. At a malformed operation, yields `None` and ends.
+/// Decodes the operations of a body. Yields `None` for a malformed operation, then ends.
 pub(crate) fn decode(body: &[u8]) -> impl Iterator<Item = Option<(KeyspaceId, Operation<'_>)>> {
     let mut rest = body;
     std::iter::from_fn(move || {

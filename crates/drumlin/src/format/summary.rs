@@ -1,4 +1,4 @@
-//! Summaries: the page-table changes of an epoch.
+//! Summaries: the page-table changes in an epoch.
 //!
 //! The payload of an extent of kind `Summary`, after the extent's header, is a list of entries:
 //!

@@ -173,8 +173,8 @@ mod tests {
         assert_eq!(done.unwrap(), 1, "the threads go on");
     }
 
-    /// A different thread does the work while its owner continues. Once a thread has begun the work, the owner waits
-    /// for its end, even if it abandons the work.
+    /// Another thread does the work while its owner continues. Once a thread has begun the work, the owner waits for
+    /// its end, even if it abandons the work.
     #[test]
     fn work_that_was_begun_is_waited_for() {
         let db = Config::in_memory().open("").unwrap();

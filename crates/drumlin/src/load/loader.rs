@@ -281,8 +281,8 @@ pub(crate) async fn write_large(
 
 impl LoadMemory {
     /// Reserves memory for a load's buffers and for sorting: up to a quarter of the memory that other loads have left,
-    /// so that more loads can begin, but at least the minimum that a load needs. The caller makes frames give up this
-    /// memory.
+    /// so that more loads can begin, but at least the minimum that a load needs. The caller then has to shrink the
+    /// buffer pool to its new limit.
     pub(crate) fn reserve(budget: &Arc<Budget>, page_bytes: usize) -> Result<LoadMemory> {
         let [mut packing, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
         let left_bytes = packing.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));

@@ -41,7 +41,7 @@ pub(crate) struct LoadedRows {
     ahead: Option<NextLeaves>,
     /// Leaves that have been read, in order.
     leaves: VecDeque<Vec<u8>>,
-    /// The number of rows of the first of these leaves that have been returned.
+    /// The number of rows already returned from the first of these leaves.
     returned: usize,
     pages: LoadPages,
     open: Arc<OpenKeyspace>,

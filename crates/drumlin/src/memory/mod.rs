@@ -109,7 +109,7 @@ const BUDGET_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 2
 /// The amount that each additional log stream adds to the minimum budget.
 const STREAM_BYTES_MIN: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 0 };
 
-/// The number of write buffers: one for the appender of each of the two epochs, one for the mover, and the same number
+/// The number of write buffers: one for the appender of each of the two epochs, one for the mover, and as many again
 /// for writes in flight.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
 
@@ -144,7 +144,7 @@ pub(crate) struct Budget {
     pub(crate) versions: WaitQueue,
     /// The queue of writers of large values that wait for a chunk.
     pub(crate) sources: WaitQueue,
-    /// The queue of plain writes that must wait for a row, but first for the memory of a row lock.
+    /// The queue of plain writes that need memory for a row lock before they can wait for the row.
     pub(crate) locks: WaitQueue,
 }
 
@@ -233,9 +233,9 @@ impl Budget {
                 let others: u64 = others.iter().sum();
                 (bytes / 8 * 7).saturating_sub(others).min(bytes / 8)
             }
-            // A state uses a hundredth of the memory of the leaf that need not be read thanks to it. States give way to
-            // page tables, and to loads as soon as one begins. Between two checkpoints, page tables grow by less than
-            // the eighth that is left. The engine checks this limit at each checkpoint.
+            // A state uses a hundredth of the memory of the leaf that it saves reading. States give way to page tables,
+            // and to loads as soon as one begins. Between two checkpoints, page tables grow by less than the eighth
+            // that is left. The engine checks this limit at each checkpoint.
             Account::States => {
                 let bytes = self.limits[Account::Pages as usize];
                 let loads = if self.taken_bytes(Account::Loads) > 0 { bytes / 2 } else { 0 };
@@ -276,8 +276,8 @@ impl Budget {
         (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// Returns the bytes of the pages account that loads and counts have taken. States and spilled versions do not
-    /// count, because they give way to page tables.
+    /// Returns the number of bytes that loads and counts have taken from the pages account. States and spilled versions
+    /// do not count, because they give way to page tables.
     fn taken_by_others(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }
@@ -334,8 +334,8 @@ impl Budget {
         self.limit_bytes(Account::Pinned) / 2
     }
 
-    /// Returns the size of all versions above which the oldest snapshot ends. The rest of the account is for commits in
-    /// progress.
+    /// Returns the limit on the total size of versions, above which the oldest snapshot ends. The rest of the account
+    /// is for commits in progress.
     pub(crate) fn version_bytes_max(&self) -> u64 {
         self.total_bytes / 16
     }
@@ -440,7 +440,7 @@ pub(crate) struct Held<'b> {
 }
 
 impl Held<'_> {
-    /// Excludes `bytes` from those that the drop returns. Their new owner counts and returns them.
+    /// Hands `bytes` over to a new owner, which counts and returns them. Dropping this value returns only the rest.
     #[inline]
     pub(crate) fn keep(&mut self, bytes: u64) {
         assert!(bytes <= self.bytes, "{bytes} bytes are kept of {self:?}");
@@ -455,7 +455,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Returns the maximum number of bytes of the pages account for page tables, if loads and counts have taken `others`.
+/// Returns the maximum number of bytes that page tables may take from the pages account, if loads and counts have taken
+/// `others`.
 fn table_bytes_max(pages_bytes: u64, others: u64) -> u64 {
     (pages_bytes / 8 * 7).saturating_sub(others).min(pages_bytes / 4 * 3)
 }
@@ -472,7 +473,7 @@ impl Grant {
         self.budget.limit_bytes(self.of)
     }
 
-    /// Returns the bytes that the grant covers.
+    /// Returns the number of bytes that the grant covers.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -532,7 +533,7 @@ impl Drop for Grant {
     }
 }
 
-/// Returns the bytes of heap that an allocation of this size uses: a multiple of 16, including one word for the
+/// Returns the number of heap bytes that an allocation of this size uses: a multiple of 16, including one word for the
 /// allocator.
 pub(crate) fn heap_bytes(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
@@ -683,8 +684,7 @@ mod tests {
         assert_eq!(larger.needed_for_growth(bytes), None);
     }
 
-    /// The transactions account has room for the largest transaction and a copy of it, no matter in which steps their
-    /// grants grow.
+    /// The transactions account has room for the largest transaction and a copy of it, however their grants grow.
     #[test]
     fn the_largest_transaction_and_a_copy_fit() {
         for total in [Budget::bytes_min(1), 64 << 20, 1 << 40] {

@@ -14,7 +14,7 @@ use super::frames::PAGE_BYTES_MAX;
 
 /// Size of a buffer for one extent of any page size, at any offset in its block.
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
-/// Maximum bytes of a single read. Larger reads are not faster.
+/// The maximum size of a single read, in bytes. Larger reads are not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
 /// Size of a buffer with room for a chunk of a large value in two forms: as stored, at any offset in its block, and
 /// decompressed.
@@ -44,9 +44,9 @@ pub(super) struct Buffers {
 struct SpareBuffers {
     /// Idle buffers, indexed by size.
     idle: [Vec<AlignedBuffer>; SIZES.len()],
-    /// Bytes of the buffers of each size, idle or taken.
+    /// The total size of the buffers of each size, idle or taken, in bytes.
     bytes: [usize; SIZES.len()],
-    /// Number of takes so far, and its value when each size was last taken.
+    /// The number of buffers taken so far, and its value when a buffer of each size was last taken.
     take_count: u64,
     last_taken: [u64; SIZES.len()],
 }
@@ -56,8 +56,8 @@ impl Buffers {
         Buffers { limit_bytes, state: Mutex::default(), freed: Condvar::new() }
     }
 
-    /// Returns the maximum bytes of a single read. If there is memory for only a few buffers, extents are read one by
-    /// one, because a buffer for several extents would not be free until no other read is in flight.
+    /// Returns the maximum size of a single read, in bytes. If there is memory for only a few buffers, extents are read
+    /// one by one, because a buffer for several extents would not be free until no other read is in flight.
     pub(super) fn group_bytes_max(&self) -> usize {
         let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }
@@ -101,7 +101,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// Returns the bytes of all buffers.
+    /// Returns the total size of all buffers, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().all_bytes() as u64
     }
@@ -162,7 +162,7 @@ impl SpareBuffers {
 mod tests {
     use super::*;
 
-    /// The buffers of all sizes together stay within the memory, except that a first buffer is always granted.
+    /// The buffers of all sizes together stay within the memory, except that the first buffer is always granted.
     #[test]
     fn buffers_stay_within_their_memory() {
         let buffers = Buffers::new(200 << 10);

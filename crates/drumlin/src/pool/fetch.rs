@@ -232,7 +232,7 @@ impl Pool {
             let taken = reads.slots.len() - reads.slots_free.len();
             assert_eq!(queue.in_flight(), taken, "the queue has other reads in flight than the slots");
             let waited = queue.wait(1, &mut finished);
-            // A queue that fails may have completed some of its reads before.
+            // A queue may have completed some of its reads before it failed.
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let fetch = reads.slots[slot].take().expect("a completion for each request");

@@ -51,8 +51,8 @@ const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class ha
 /// holds a latch for a millisecond or longer only if it waits for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// The number of headers in a block, which takes 2 KiB. Blocks are never freed. If each page size had a larger block,
-/// headers would take too much of the little memory that large page tables leave.
+/// The number of headers in a block, which occupies 2 KiB. Blocks are never freed. If each page size had a larger
+/// block, headers would take too much of the little memory that large page tables leave.
 pub(super) const HEADER_COUNT: usize = 32;
 /// Memory of one block of headers.
 pub(super) const HEADERS_BYTES: usize = HEADER_COUNT * size_of::<FrameHeader>();
@@ -144,7 +144,7 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     pub(super) arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// The maximum bytes of frames and headers, which applies while there are no page tables.
+    /// The maximum size of frames and headers together while there are no page tables, in bytes.
     capacity_bytes: usize,
     budget: Arc<Budget>,
     pub(super) used_bytes: AtomicUsize,
@@ -237,7 +237,7 @@ impl Frames {
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// Returns the bytes of frame headers, which are part of the used bytes.
+    /// Returns the total size of the frame headers in bytes. It counts towards the used bytes.
     pub(crate) fn header_bytes(&self) -> usize {
         let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
         headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES
@@ -271,7 +271,7 @@ impl Frames {
         self.debt.count_dirty(self.page_bytes(frame) as u64, before, epoch);
     }
 
-    /// Returns the bytes of dirty pages.
+    /// Returns the total size of dirty pages, in bytes.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.debt.dirty_bytes()
     }
@@ -408,7 +408,7 @@ impl Frames {
         header.is(page_key).then_some(write)
     }
 
-    /// Returns the number of reclaim guards taken so far, which equals the number of descents of trees.
+    /// Returns the number of reclaim guards taken so far, which equals the number of tree descents.
     pub(crate) fn descent_count(&self) -> u64 {
         self.reclaimer.entered_count()
     }
@@ -421,8 +421,8 @@ impl Frames {
 }
 
 /// Access to the immutable pages of one pool. While the guard lives, no frame that was reachable when it was made is
-/// reused. It borrows the frames that it protects, and gives access to no other pool's frames. It can't be sent to a
-/// different thread.
+/// reused. It borrows the frames that it protects, and gives access to no other pool's frames. It can't be sent to
+/// another thread.
 pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
     _era: EraGuard<'p>,
@@ -431,7 +431,8 @@ pub(crate) struct ReclaimGuard<'p> {
 impl ReclaimGuard<'_> {
     /// Returns a view of the table's immutable pages.
     ///
-    /// # Panics If the table belongs to a different database, because its entries refer to frames of a different pool.
+    /// # Panics
+    /// If the table belongs to another database, because its entries refer to frames of another pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
@@ -470,7 +471,7 @@ impl<'g> ImmutablePages<'g> {
     }
 }
 
-/// A frame that is not published yet. Dropping it returns the frame to the free ones.
+/// A frame that is not published yet. Dropping it frees the frame.
 pub(crate) struct NewFrame<'p> {
     pub(super) frames: &'p Frames,
     pub(super) frame: FrameIndex,
@@ -615,7 +616,7 @@ impl FrameWrite<'_> {
     /// Returns the page of a leaf for modification.
     ///
     /// # Panics
-    /// If `table` does not show the page as a leaf in this frame, or belongs to a different database.
+    /// If `table` does not show the page as a leaf in this frame, or belongs to another database.
     #[inline]
     pub(crate) fn leaf_mut(&mut self, table: &PageTable) -> &mut [u8] {
         assert!(table.is_within(&self.frames.budget), "a leaf is changed by the page table of another database");
@@ -678,7 +679,7 @@ mod tests {
         write.leaf_mut(&table)[0] = 1;
     }
 
-    /// Returns a frame that holds a page, and a page table of a different database that shows the page in a frame of
+    /// Returns a frame that holds a page, and a page table of a different database that shows the page in a frame with
     /// the same number.
     fn foreign(entry: fn(FrameIndex) -> PageEntry) -> (Frames, FrameIndex, PageKey, PageTable) {
         let frames = Frames::new(Budget::of_pages(64 << 10), Arc::default());

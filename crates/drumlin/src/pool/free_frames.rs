@@ -9,7 +9,8 @@ use crate::format::ExtentAddress;
 use crate::space::FrameIndex;
 
 /// If no frame is free, and at least this number of frames are retired, those whose readers have left are freed before
-/// an unused frame is taken. With fewer retired frames that does not pay, because it reads the slots of all threads.
+/// an unused frame is taken. With fewer retired frames, this is not worthwhile, because it reads the slots of all
+/// threads.
 const RETIRED_FRAMES_MIN: usize = 8;
 
 impl Frames {

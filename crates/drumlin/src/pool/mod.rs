@@ -102,7 +102,7 @@ pub(crate) struct Pool {
     writing_back: Mutex<()>,
     /// Elevators by page size.
     elevators: Mutex<BTreeMap<usize, Elevator>>,
-    /// Held by the thread that gives up frames for page tables. Other threads wait until it has finished.
+    /// Held by the thread that shrinks the pool to make room for page tables. Other threads wait until it has finished.
     fitting: Mutex<()>,
     background: Background,
     /// Each scan that reads ahead holds a clone, so the reference count is 1 more than the number of scans that share
@@ -117,11 +117,11 @@ struct PageLocks {
     waiting: Mutex<Vec<(KeyspaceId, PageId, Waker)>>,
     arrived: Condvar,
     /// Held while the image of a dirty page is appended. The epoch latch and the frame's latch do not exclude a second
-    /// thread then, because they are only shared.
+    /// thread at that time, because they are held only shared.
     capturing: Mutex<()>,
 }
 
-/// A task of a different module that a thread reading ahead may run.
+/// A task of another module, which a read-ahead thread may run.
 pub(crate) trait DeferredTask: Send + Sync + std::fmt::Debug {
     /// Runs the task, unless another thread has begun it or the task was abandoned.
     fn run(&self, pool: &Pool);
@@ -222,8 +222,8 @@ impl Pool {
         }
     }
 
-    /// Calls `body` with a read buffer from the budget. Waits only for the disk. `body` must not wait for anything else
-    /// either.
+    /// Calls `body` with a read buffer from the budget. If all buffers are taken, waits for one, and thus only for the
+    /// disk. `body` too may wait only for the disk.
     pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
         let mut buffer = self.buffers.take(length);
         assert!(buffer.len() >= length, "a buffer of {} bytes is too short for {length}", buffer.len());
@@ -232,7 +232,7 @@ impl Pool {
         value
     }
 
-    /// Returns the bytes of all read buffers.
+    /// Returns the total size of all read buffers, in bytes.
     pub(crate) fn read_buffer_bytes(&self) -> u64 {
         self.buffers.bytes()
     }

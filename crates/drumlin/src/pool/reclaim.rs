@@ -17,8 +17,8 @@ use crate::sync::{CachePadded, thread_index};
 
 /// Number of slots in the first block. Each block has twice as many slots as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
-/// The number of blocks, which limits the number of threads. Fixed by the sum of their slots, of which each thread
-/// needs one: 64 times (2^16 - 1), about four million.
+/// The number of blocks, which limits the number of threads. Fixed by the number of slots: each thread needs one, and
+/// the blocks have 64 · (2^16 - 1) in total, about four million.
 const BLOCK_COUNT: usize = 16;
 
 /// A thread's part of a reclaimer.
@@ -45,7 +45,7 @@ pub(crate) struct FrameReclaimer {
 }
 
 /// A guard of this reclaimer. While it lives, no frame that was reachable when it was made is reused. It can't be sent
-/// to a different thread. Pages are accessed only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames
+/// to another thread. Pages are accessed only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames
 /// that it protects.
 #[derive(Debug)]
 pub(crate) struct EraGuard<'a> {

@@ -20,7 +20,7 @@ const NO_INNER_NODE_BIT: u64 = 1 << 63;
 
 impl Pool {
     /// Returns the number of frames that hold, or have held, a page. [`residents`](Self::residents) finds at most this
-    /// number of pages, unless more pages are brought into memory before.
+    /// number of pages, unless more pages are brought into memory in the meantime.
     pub(crate) fn resident_count_max(&self) -> usize {
         self.frames.sizes().into_iter().map(|(_, count)| count).sum()
     }

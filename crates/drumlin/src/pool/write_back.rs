@@ -241,7 +241,7 @@ impl Pool {
         }
     }
 
-    /// Records a change of a latched page. The caller has called [`prepare_change`](Self::prepare_change) under the
+    /// Records a change to a latched page. The caller has called [`prepare_change`](Self::prepare_change) under the
     /// same epoch guard.
     #[inline]
     pub(crate) fn mark_dirty(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) {

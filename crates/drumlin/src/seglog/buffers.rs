@@ -63,7 +63,7 @@ impl Buffers {
     }
 
     /// Returns the maximum size of a record. An empty buffer must hold the record, the earlier records of its first
-    /// block, and one padding.
+    /// block, and padding.
     pub(super) fn record_bytes_max(buffer_bytes: usize) -> usize {
         assert!(buffer_bytes > 2 * BLOCK_BYTES, "a buffer of {buffer_bytes} bytes holds no record");
         buffer_bytes - 2 * BLOCK_BYTES

@@ -55,7 +55,7 @@ enum Answer<'a> {
 enum Turn {
     /// Its space is reserved.
     Admitted,
-    /// A different ticket is first in the queue, or a write that will free the buffer is in flight.
+    /// Another ticket is first in the queue, or a write that will free the buffer is in flight.
     Wait,
     /// Pending records have to be written first.
     Write,

@@ -15,7 +15,7 @@ pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
 /// Called when the list of ranges that must exist changes; see [`Hooks`].
 pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
-/// Callbacks of the log. They are called without any of the log's locks, except those of the log's background work.
+/// Callbacks of the log. None of the log's locks is held during a call, except the locks of its background work.
 pub(crate) struct Hooks {
     /// Called before the log prepares a window. Durably records in the superblock that the database was opened, if that
     /// was deferred. If the hook fails, the log fails.

@@ -200,7 +200,8 @@ impl Source {
         self.windows.push((Arc::clone(&window.segment), window.index.clone()));
     }
 
-    /// Returns a reader that begins at the last index entry that can't lie past the first record above `after`.
+    /// Returns a reader for the records above `after`. It begins at the last index entry that can't lie past the first
+    /// of these records.
     fn reader_from(&self, after: Timestamp, chunk_bytes: usize) -> Result<Option<Reader>> {
         let mut first = 0;
         let mut position = StreamPosition::START;

@@ -25,7 +25,7 @@
 //! 8. Recovery applies the dense run of timestamps above the checkpoint's timestamp. A missing timestamp at or below
 //!    any horizon that is found in a header (of a record or a segment) or implied by the start of an opening is
 //!    corruption. A missing timestamp above all these horizons ends the replay, even if records follow it.
-//! 9. A segment that names a newer checkpoint than the newest superblock shows corruption: a superblock was lost.
+//! 9. A segment that names a newer checkpoint than the newest superblock indicates corruption: a superblock was lost.
 //! 10. A segment is reused only once all its records are covered and no reader holds it.
 //! 11. The superblock durably lists the windows that must exist ([`Hooks::list`]). It is updated before records are put
 //!     into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut.
@@ -292,7 +292,7 @@ impl Log {
         Ok(Some(Appended { wants_preparation: tail.preparation().is_some(), ..appended }))
     }
 
-    /// Asks for the next windows of all streams that need one.
+    /// Requests the next window of each stream that needs one.
     pub(crate) fn request_preparation(&self) {
         self.shared.request_preparation();
     }
@@ -387,13 +387,13 @@ impl Log {
         self.shared.remove_idle();
     }
 
-    /// Returns the bytes of the bodies of all records appended since the log was opened.
+    /// Returns the total length of all record bodies appended since the log was opened, in bytes.
     #[inline]
     pub(crate) fn appended_bytes(&self) -> u64 {
         self.shared.streams.iter().map(|stream| stream.appended_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes of the segments whose records have not been truncated.
+    /// Returns the total size of the segments whose records have not been truncated, in bytes.
     pub(crate) fn live_bytes(&self) -> u64 {
         let old: u64 = self.shared.old.lock().iter().map(|window| window.segment.header.window_bytes).sum();
         let streams = self.shared.streams.iter().map(|stream| {
@@ -408,7 +408,8 @@ impl Log {
         self.shared.sync_count.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes written to the log's files so far, in whole blocks: padded records, headers, and zeros.
+    /// Returns the number of bytes written to the log's files so far, in whole blocks: padded records, headers, and
+    /// zeros.
     pub(crate) fn write_bytes(&self) -> u64 {
         let bytes = self.shared.write_bytes.load(Ordering::Relaxed);
         assert!(bytes.is_multiple_of(BLOCK_BYTES as u64), "{bytes} bytes are no whole blocks");
@@ -420,7 +421,7 @@ impl Log {
         self.shared.failure()
     }
 
-    /// Makes the log fail at the request of a different module. No more records will become durable.
+    /// Makes the log fail at the request of another module. No more records will become durable.
     #[cfg_attr(not(test), expect(dead_code, reason = "for failures outside of the log"))]
     pub(crate) fn fail(&self, reason: &str) {
         self.shared.fail(reason);

@@ -13,7 +13,7 @@ use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
 
-/// The bytes of zeros written between two syncs when the rest of a segment already in use is filled.
+/// The number of zero bytes written between two syncs while the rest of a segment that is already in use is filled.
 const FILL_BYTES: u64 = 8 << 20;
 
 const _: () = assert!(FILL_BYTES.is_multiple_of(BLOCK) && FILL_BYTES > 0, "a segment is filled to within a block");
@@ -23,7 +23,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The reason for which a preparation failed.
+/// The reason why a preparation failed.
 #[derive(Debug)]
 pub(super) enum Refusal {
     /// The disk has no space for another segment.
@@ -57,8 +57,8 @@ impl SharedLog {
                 match self.prepare(index, preparation) {
                     Ok(()) => self.streams[index].announce_space(),
                     Err(Refusal::Full(error)) => {
-                        // Warn only once. Each checkpoint frees segments for reuse, but the shortage will return after
-                        // it while the disk stays full.
+                        // Warn only once. Each checkpoint frees segments for reuse, but the shortage returns as long as
+                        // the disk stays full.
                         let was_logged = self.is_shortage_logged.swap(true, Ordering::Relaxed);
                         let level = if was_logged { log::Level::Debug } else { log::Level::Warn };
                         log::log!(
@@ -272,8 +272,8 @@ impl SharedLog {
         self.remove_idle();
     }
 
-    /// Removes doomed files, and the spares beyond those that recent intervals between truncations needed. Returns
-    /// `true` if it removed any file.
+    /// Removes doomed files, and spares in excess of what recent intervals between truncations needed. Returns `true`
+    /// if it removed any file.
     fn remove_surplus(&self) -> bool {
         let window_bytes = self.options.window_bytes();
         for stream in &self.streams {

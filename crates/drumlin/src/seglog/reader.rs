@@ -16,7 +16,7 @@ use crate::io::AlignedBuffer;
 
 const STEP: u64 = RECORD_ALIGNMENT_BYTES as u64;
 
-/// Maximum bytes of one read. At 1 MiB a drive reaches its full bandwidth.
+/// The maximum size of one read. A drive reaches its full bandwidth at 1 MiB.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(CHUNK_BYTES_MAX.is_multiple_of(BLOCK as usize), "a read ends within a block");

@@ -22,8 +22,8 @@ use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 /// The facts about the log that the superblock holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SuperblockLogState<'a> {
-    /// The openings of the database and the first timestamp of each. Records of openings older than the first listed
-    /// one count if they are below its first timestamp.
+    /// The openings of the database and the first timestamp of each. A record of an opening that is too old to be
+    /// listed counts if it is below the first timestamp of the first opening listed.
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
     /// Sequence number of the newest valid superblock.
     pub(crate) checkpoint: CheckpointNumber,
@@ -35,10 +35,11 @@ pub(crate) struct SuperblockLogState<'a> {
     pub(crate) is_closed: bool,
 }
 
-/// The bytes of a window that are searched for its first record, to decide whether the previous window is still needed.
+/// The number of bytes of a window that are searched for its first record, to decide whether the previous window is
+/// still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
-/// The bytes rewritten in one step.
+/// The number of bytes rewritten in one step.
 const REWRITE_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(PROBE_BYTES.is_multiple_of(BLOCK) && PROBE_BYTES > 0, "a window is searched to within a block");
@@ -80,7 +81,7 @@ struct StreamScan {
 
 impl Scan {
     /// Reads and verifies the whole log, and makes it durable. If the log was closed, reads only its headers and writes
-    /// nothing. Fails if a record is missing that was once durable and is not in the checkpoint.
+    /// nothing. Fails if the log lacks a record that was once durable and is not in the checkpoint.
     pub(crate) fn open(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -159,10 +160,10 @@ impl Scan {
         }
     }
 
-    /// Makes all writes durable that a previous process left in caches, so that no record found here can be lost later.
+    /// Makes durable all writes that a previous process left in caches, so that no record found here can be lost later.
     /// Changes no byte. A sync alone is not enough: after a failed sync, the system may have dropped the writes but
-    /// still show them to readers. So the records that are not proven durable are rewritten. They are at most those
-    /// that were in flight when the process ended.
+    /// still show them to readers. So the records that are not proven durable are rewritten. At most, these are the
+    /// records that were in flight when the process ended.
     fn harden(&self) -> Result<()> {
         // The process that created a segment may have been killed before the segment's name was durable.
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
@@ -309,13 +310,13 @@ impl Scan {
         Ok(())
     }
 
-    /// Durably erases the records that the starts of openings void, so that the list need not keep these starts. This
-    /// needs no space and does not change the log's contents. If a power cut interrupts it, the next call finishes the
+    /// Durably erases the records that the starts of openings void, so that the list can drop these starts. This needs
+    /// no space and does not change the log's contents. If a power cut interrupts it, the next call finishes the
     /// erasure.
     ///
     /// The header of each void record is overwritten with zeros. Spares are searched too, because a later opening may
-    /// mistake a spare for a window with records. Records at or above the start of the opening
-    /// that is now in progress may stay, because its start will be listed.
+    /// mistake a spare for a window with records. Records at or above the start of the opening in progress may stay,
+    /// because its start will be listed.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
@@ -342,7 +343,7 @@ impl Scan {
         self.last
     }
 
-    /// Returns the total bytes of the record bodies that recovery must apply.
+    /// Returns the total length of the record bodies that recovery must apply, in bytes.
     pub(crate) fn record_bytes(&self) -> u64 {
         self.record_bytes
     }
@@ -464,8 +465,8 @@ impl StreamScan {
         self.windows.iter().map(|window| Arc::clone(&window.segment)).collect()
     }
 
-    /// Turns the windows without records above `covered` into spares: all windows before one whose first record is at
-    /// or below the first timestamp above `covered`.
+    /// Turns the windows without records above `covered` into spares. A window has no such records if the first record
+    /// of a later window is at or below the first timestamp above `covered`.
     fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
@@ -573,8 +574,8 @@ impl StreamScan {
         self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
     }
 
-    /// Verifies that no window is missing between the first with a record to apply and the last with any record.
-    /// `verified_ends` has the end of each window's last record.
+    /// Verifies that no window is missing between the first window with a record to apply and the last window with any
+    /// record. `verified_ends` holds the end of each window's last record.
     fn check_abutting(&self, verified_ends: &[Option<StreamPosition>]) -> Result<()> {
         let mut end = None;
         for (index, window) in self.windows.iter().enumerate() {
@@ -593,9 +594,9 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Keeps the windows that lie between two windows that recovery needs, and those between the last of these and
-    /// `position`, as long as the window before them is kept too. Recovery leaves out their records, but the listed
-    /// range of a stream must have no gaps.
+    /// Keeps windows that recovery does not need, but without which the listed range of the stream would have a gap:
+    /// those between two windows that it needs, and those that directly follow the last of these, up to `position`.
+    /// Recovery skips their records.
     fn keep_between(&mut self, position: StreamPosition) {
         let mut newest = None;
         let mut end = None;

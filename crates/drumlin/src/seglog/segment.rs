@@ -13,7 +13,7 @@ use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// The bytes of zeros written before a new segment is used. They are few, because a commit may be waiting.
+/// The number of zero bytes written before a new segment is used. It is small, because a commit may be waiting.
 pub(super) const FIRST_FILL_BYTES: u64 = 1 << 20;
 
 /// Size of a single write of zeros: large enough to use the device's bandwidth, small enough not to delay commits.

@@ -40,7 +40,7 @@ pub(super) struct SharedLog {
     pub(super) checkpoint: AtomicU64,
     pub(super) failure: OnceLock<Arc<str>>,
     pub(super) sync_count: AtomicU64,
-    /// Bytes written to the log's files: blocks of records, headers, and zeros.
+    /// The number of bytes written to the log's files: blocks of records, headers, and zeros.
     pub(super) write_bytes: AtomicU64,
     /// The tasks that wait for a timestamp, and their number, which is checked whenever the horizon advances.
     pub(super) tasks: Mutex<Vec<(Timestamp, Waker)>>,

@@ -4,7 +4,7 @@ use super::segment::{self, Spare, SpareSize};
 use crate::format::{SlotNumber, StreamId, UseNumber};
 
 /// The files of a stream that are available for reuse, the numbers for new files and uses, and the number of spares
-/// worth keeping. The numbers for files and uses only ascend.
+/// worth keeping. The numbers for files and uses always increase.
 #[derive(Debug)]
 pub(super) struct Spares {
     list: Vec<Spare>,
@@ -12,7 +12,7 @@ pub(super) struct Spares {
     slot_next: SlotNumber,
     /// The number of windows begun since the last truncation.
     begun_windows: usize,
-    /// The number of spares worth keeping: an interval between truncations needs that many.
+    /// The number of spares worth keeping: as many as an interval between truncations needs.
     wanted: usize,
 }
 

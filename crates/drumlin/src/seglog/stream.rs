@@ -70,10 +70,11 @@ pub(super) struct Tail {
 #[derive(Debug)]
 pub(super) struct Stream {
     /// The highest [`Urgency`](super::signal::Urgency) of the pending requests for the background thread to write, or 0
-    /// if there is none.
+    /// if no request is pending.
     pub(super) flush_requested: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,
-    /// Total bytes of the bodies of records appended since the log was opened. Changed only while the tail is locked.
+    /// The total length of all record bodies appended since the log was opened, in bytes. Changed only while the tail
+    /// is locked.
     pub(super) appended_bytes: AtomicU64,
     /// Signalled when space in the buffer or a window is freed, or when no more space will ever be freed.
     pub(super) space: Condvar,
@@ -181,7 +182,7 @@ impl Tail {
         self.reserved.remove(bytes);
     }
 
-    /// Returns the bytes that are reserved for records not appended yet.
+    /// Returns the number of bytes reserved for records that have not been appended yet.
     pub(super) fn reserved_bytes(&self) -> usize {
         self.reserved.bytes
     }
@@ -206,8 +207,8 @@ impl Tail {
         self.windows.preparation(self.position(), self.refusals.is_disk_full)
     }
 
-    /// Refuses the requested window. The reservations that wait for it fail with `error`, or with a full disk if it is
-    /// `None`.
+    /// Refuses the requested window. The reservations that wait for it fail with `error`, or with a disk-full error if
+    /// that is `None`.
     pub(super) fn refuse(&mut self, error: Option<Arc<io::Error>>) {
         self.windows.want_nothing();
         self.refusals.count += 1;

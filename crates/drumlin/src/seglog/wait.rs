@@ -1,4 +1,4 @@
-//! Waiting for a stream: only those threads are woken that can proceed.
+//! Waiting for a stream. Only the threads that can proceed are woken.
 
 use std::cell::RefCell;
 

@@ -135,8 +135,8 @@ impl Windows {
         &self.list[self.current]
     }
 
-    /// Makes the window that holds `position` the current one. Returns the number of windows that the stream has moved
-    /// on.
+    /// Makes the window that holds `position` the current one. Returns the number of windows by which the stream has
+    /// advanced.
     pub(super) fn advance(&mut self, position: StreamPosition) -> usize {
         assert!(position < self.end(), "a stream reached {position}, past its last window");
         let before = self.current;

@@ -214,7 +214,7 @@ impl Appender {
         self.open.as_ref().is_some_and(|open| open.position + bytes > open.buffer_end().min(open.end))
     }
 
-    /// Returns the bytes left in the open segment.
+    /// Returns the number of bytes left in the open segment.
     pub(crate) fn open_segment_bytes(&self) -> u64 {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
     }

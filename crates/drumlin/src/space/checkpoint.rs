@@ -225,7 +225,7 @@ impl PageTableStore {
     }
 
     /// Adds the chunks that bulk loads have written to the base image. Each chunk replaces the old one, and all earlier
-    /// logged changes of its pages. Returns `true` if summaries on disk contain such changes. In that case, only a new
+    /// logged changes to its pages. Returns `true` if summaries on disk contain such changes. In that case, only a new
     /// base image shows which entries are valid.
     fn take_images(
         &mut self,
@@ -365,7 +365,7 @@ impl PageTableStore {
         let mut table_changes = std::mem::take(&mut self.table_changes);
         let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
         table_changes.retain(|change| !dropped.contains(&change.keyspace));
-        // Sort in place, because the changes may fill the memory that they are allowed.
+        // Sort in place, because the changes may fill all the memory allotted to them.
         table_changes.sort_unstable_by_key(|change| (change.keyspace, change.page.0, change.sequence));
         let chunk_of = |change: &TableChange| (change.keyspace, change.page.0 as usize / CHUNK_PAGES);
         let mut unchanged = BTreeSet::new();
@@ -653,7 +653,7 @@ mod tests {
     }
 
     /// Until page-table changes are in a base image, they use little more memory than their own size: vectors grow by a
-    /// quarter, and folding allocates no copy. The newest change of each page wins, whichever epoch it belongs to.
+    /// quarter, and folding allocates no copy. The newest change to each page wins, whichever epoch it belongs to.
     #[test]
     fn changes_are_folded_in_their_memory() {
         const PAGES: u32 = 1300;
@@ -691,8 +691,8 @@ mod tests {
         }
     }
 
-    /// A superblock with a valid checksum is reported as corrupted if it states an impossible length of the catalogue,
-    /// or names any part of it but the last.
+    /// A superblock with a valid checksum is reported as corrupted if it states an impossible catalogue length, or
+    /// names any part of the catalogue but the last.
     #[test]
     fn a_misnamed_catalogue_is_damage() {
         let (space, mut page_tables) = stage();

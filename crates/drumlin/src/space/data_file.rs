@@ -21,13 +21,13 @@ use crate::io::{FileRef, Share};
 use crate::memory::Budget;
 use crate::sync::{Mutex, RwLock};
 
-/// The maximum share of background work in the requests in flight while reads or commits are active: three background
-/// requests for each foreground request. Cleaning, read-ahead, warm start, and the writes of checkpoints are background
-/// work.
+/// The maximum share of the requests in flight that background work may have while reads or commits are active: three
+/// background requests for each foreground request. Cleaning, read-ahead, warm start, and the writes of checkpoints are
+/// background work.
 /// Measured: decision 044.
 pub(crate) const BACKGROUND_SHARE: f64 = 0.75;
 
-/// Bytes and requests read and written so far.
+/// Counts the bytes and requests read and written so far.
 #[derive(Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) reads: AtomicU64,
@@ -40,7 +40,7 @@ pub(crate) struct Traffic {
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     pub(super) stopped: OnceLock<Stopped>,
-    /// Set if the database was closed, possibly after a failure. Nothing will be read any longer.
+    /// Set if the database was closed, possibly after a failure. Nothing will be read after that.
     pub(super) is_closed: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Counters of the bytes that the next checkpoint has to write from memory. Every change of a page updates them.
+//! Counters of the bytes that the next checkpoint has to write from memory. Every change to a page updates them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ pub(crate) struct CheckpointDebt {
     pub(super) unfreed_pages: AtomicU64,
 }
 
-/// The bytes of dirty pages, and the number of dirty pages by the parity of the epoch that last changed them.
+/// The total size of dirty pages in bytes, and their number by the parity of the epoch that last changed them.
 #[derive(Debug, Default)]
 struct DirtyPages {
     bytes: AtomicU64,
@@ -58,7 +58,7 @@ impl CheckpointDebt {
         self.dirty_count(epoch).load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of dirty pages.
+    /// Returns the total size of dirty pages, in bytes.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty.bytes.load(Ordering::Relaxed)
     }
@@ -74,7 +74,7 @@ impl CheckpointDebt {
         self.unfreed_pages.store(count, Ordering::Relaxed);
     }
 
-    /// Returns the bytes of the catalogue's list of orphans.
+    /// Returns the size of the catalogue's list of orphans, in bytes.
     pub(super) fn orphan_bytes(&self) -> u64 {
         self.orphan_count.load(Ordering::Relaxed) * catalogue::ORPHAN_BYTES
     }

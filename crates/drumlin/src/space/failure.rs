@@ -40,7 +40,7 @@ impl Space {
     }
 
     /// Returns the error to report for a failed read. It is `Closed` if the database was closed, because the file may
-    /// already belong to a different opening.
+    /// already belong to another opening.
     pub(crate) fn read_error(&self, error: Error) -> Error {
         self.check_open().err().unwrap_or(error)
     }

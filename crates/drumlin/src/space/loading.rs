@@ -86,8 +86,8 @@ impl PageTableStore {
         Ok(LoadedTables { page_tables: self, catalogue })
     }
 
-    /// Returns the page-table changes since the base image, by keyspace and chunk. Omits the changes of keyspaces that
-    /// were dropped afterwards.
+    /// Returns the page-table changes since the base image, by keyspace and chunk. Omits changes to keyspaces that were
+    /// dropped afterwards.
     fn changes_by_chunk(&self) -> HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> {
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
         for change in &self.table_changes {

@@ -3,13 +3,13 @@
 //! # Invariants
 //! 1. *No overwriting.* Each write of a page goes to a new address. The page's old address is released in the epoch of
 //!    the new image, and is reused only after the checkpoint that ends that epoch is durable.
-//! 2. *The epoch latch.* Every change of a page or of a page table happens under the shared epoch latch; a checkpoint
+//! 2. *The epoch latch.* Every change to a page or a page table happens under the shared epoch latch; a checkpoint
 //!    takes the latch exclusively to begin. No thread waits for I/O under it, with one exception: a thread that appends
 //!    and finds no free segment grows the file ([`take_segment`](Space::take_segment)). This is rare, because commits
 //!    reserve space before they take the latch.
-//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender, no
-//!    matter when it is written. At most two epochs exist: the current one, and the one whose checkpoint is being made.
-//! 4. *Every change of an entry is logged.* The table as of a checkpoint is the base image plus all changes up to the
+//! 3. *Images belong to the epoch of their change.* A page last changed in epoch e is appended to e's appender,
+//!    whenever it is written. At most two epochs exist: the current one, and the one whose checkpoint is being made.
+//! 4. *Every change to an entry is logged.* The table as of a checkpoint is the base image plus all changes up to the
 //!    checkpoint's epoch, in the order of (epoch, sequence). The entries in memory run ahead of the checkpoint and are
 //!    never written themselves.
 //!
@@ -81,7 +81,7 @@ impl Space {
         self.page_spaces.read().get(&id).cloned()
     }
 
-    /// Describes a page for an error message. A dropped keyspace is named by its number.
+    /// Describes a page for an error message. A dropped keyspace is identified by its id.
     pub(crate) fn quoted_page(&self, page_key: PageKey) -> String {
         match self.page_space(page_key.keyspace) {
             Some(pages) => {
@@ -130,7 +130,7 @@ impl Space {
         }
     }
 
-    /// Returns the bytes of the page tables of all keyspaces.
+    /// Returns the memory that the page tables of all keyspaces use, in bytes.
     pub(crate) fn table_bytes(&self) -> u64 {
         self.page_spaces.read().values().map(|pages| pages.table.memory_bytes()).sum()
     }
@@ -250,7 +250,7 @@ impl Space {
         self.write_jobs.enqueue(jobs);
     }
 
-    /// Returns the bytes left in the open segment for the current epoch's pages.
+    /// Returns the number of bytes left in the open segment for the current epoch's pages.
     pub(crate) fn open_segment_bytes(&self) -> u64 {
         self.appender(self.epoch_latch.newest()).lock().open_segment_bytes()
     }
@@ -365,7 +365,7 @@ impl Space {
         self.table_log.push_image(epoch_guard.epoch(), image);
     }
 
-    /// Calls `change`, and if it returns `true`, logs the change like [`record`](Self::record). No later change of the
+    /// Calls `change`, and if it returns `true`, logs the change like [`record`](Self::record). No later change to the
     /// page is logged before this one.
     pub(crate) fn record_change(
         &self,
@@ -393,7 +393,7 @@ impl Space {
         self.table_log.len()
     }
 
-    /// Returns the number of page-table changes of the newest epoch. These are the logged changes, plus one for each
+    /// Returns the number of page-table changes in the newest epoch. These are the logged changes, plus one for each
     /// dirty page, which is logged when the page is written. Zero right after a checkpoint has begun. Approximate: a
     /// page that is being written may be counted twice or not at all.
     pub(crate) fn epoch_change_count(&self) -> u64 {

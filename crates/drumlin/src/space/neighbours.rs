@@ -27,7 +27,7 @@ impl NeighbourReader<'_> {
         NeighbourReader { space, buffer: None, start: 0 }
     }
 
-    /// Returns the bytes of the first of `addresses`, which must be plausible. The same request reads those of the
+    /// Returns the bytes of the first of `addresses`, which must be plausible. The same request also reads any
     /// following extents that are nearby. If it fails, the first extent is read alone, so that a bad block does not
     /// affect its neighbours.
     pub(super) fn read(&mut self, addresses: &[ExtentAddress]) -> io::Result<&[u8]> {

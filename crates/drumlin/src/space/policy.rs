@@ -11,8 +11,8 @@
 
 use std::fmt;
 
-/// The minimum number of bytes of pages per byte of their entries in summaries. Fixed by the format: an entry has 24
-/// bytes, and a page at least 512. The ratio 24 / 512 is rounded up to 1 / 20.
+/// The minimum ratio of the size of pages to the size of their entries in summaries. Fixed by the format: an entry has
+/// 24 bytes, and a page at least 512. The ratio 24 / 512 is rounded up to 1 / 20.
 const ENTRY_SHARE: u64 = 20;
 
 /// The part of a segment that can certainly be used, in quarters. The rest may be wasted: up to a 64 KiB page at the
@@ -93,10 +93,10 @@ pub(crate) enum Admission {
 pub(crate) struct SpaceState {
     pub(crate) segment_bytes: u64,
     pub(crate) free_segments: u64,
-    /// The bytes left in the open segment of the epoch's pages.
+    /// The number of bytes left in the open segment of the epoch's pages.
     pub(crate) open_segment_bytes: u64,
     pub(crate) dirty_bytes: u64,
-    /// The bytes that are reserved now.
+    /// The number of bytes that are reserved now.
     pub(crate) reserved_bytes: u64,
     /// The maximum number of bytes that a checkpoint writes in addition to pages: summaries or a base image, the
     /// segment table, and the catalogue.

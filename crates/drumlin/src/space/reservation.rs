@@ -47,7 +47,7 @@ use crate::format::SegmentId;
 pub(crate) struct Shortage {
     /// The number of free segments that would have been enough.
     segments: u64,
-    /// The bytes that other reservations held at that time.
+    /// The number of bytes that other reservations held at that time.
     pub(crate) reserved_bytes: u64,
     /// Set if the reservation included an allowance, so it would have needed less space without one.
     is_for_allowance: bool,
@@ -232,7 +232,7 @@ impl Space {
         admit(&self.state(), purpose, bytes) == Admission::Granted
     }
 
-    /// Returns the current free space and the claims to it. Revokes the allowance.
+    /// Returns the current free space and the claims on it. Revokes the allowance.
     pub(crate) fn state(&self) -> SpaceState {
         self.settled_state(&mut self.reservations.admissions.lock())
     }
@@ -260,7 +260,7 @@ impl Space {
         }
     }
 
-    /// Returns the total bytes of the live reservations.
+    /// Returns the total number of bytes that live reservations hold.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.state().reserved_bytes
     }
@@ -279,7 +279,7 @@ fn check_admission(
     bytes: u64,
     margin: Margin,
 ) -> Result<(), Shortage> {
-    // If packing would gain nothing, fall back to the least margin: each packing takes at least one checkpoint.
+    // If packing would gain nothing, fall back to the least margin, because each packing costs at least one checkpoint.
     let is_packed = admissions.full_disk.as_ref().is_some_and(|full_disk| full_disk.is_packed(state));
     let margin = if purpose == Purpose::Remove && is_packed { Margin::Least } else { margin };
     let segments = match (admit(state, purpose, bytes), margin) {

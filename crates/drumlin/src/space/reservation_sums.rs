@@ -22,9 +22,9 @@ pub(super) struct Reservations {
 /// The allowance of commits, which take bytes from it without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Allowance {
-    /// The bytes left in the allowance.
+    /// The number of bytes left in the allowance.
     pub(super) left_bytes: AtomicU64,
-    /// The bytes of reservations that have ended since the sums were last settled.
+    /// The number of bytes whose reservations have ended since the sums were last settled.
     pub(super) ended_bytes: AtomicU64,
 }
 

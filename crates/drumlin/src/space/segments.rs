@@ -1,10 +1,10 @@
-//! The allocation of the data file's segments, and the use of each segment in which its extents were written.
+//! Allocates the data file's segments, and tracks the current use of each.
 //!
 //! # Invariants
 //! 1. A segment is free only if neither the durable tables nor those being made durable refer to it. Space released in
 //!    an epoch is subtracted only after the checkpoint that ends the epoch is durable.
 //! 2. The file system has allocated space for every segment of the file, so writing to a segment can't fail for lack of
-//!    space. A full disk shows when the file grows, before anything depends on the new segments.
+//!    space. A full disk is detected when the file grows, before anything depends on the new segments.
 //! 3. The lowest free segment is taken first, so that the end of the file empties and can be returned to the file
 //!    system.
 //! 4. Each time a segment is taken, a new *use* of it begins, with a number that was never used before. Every extent in
@@ -209,7 +209,7 @@ impl Segments {
         self.state.lock().free.len() as u64
     }
 
-    /// Returns the number of segments that have been free at all times since the last call.
+    /// Returns the lowest number of free segments since the last call.
     pub(crate) fn take_unneeded(&self) -> u64 {
         let mut state = self.state.lock();
         let free_count = state.free.len() as u64;
@@ -372,7 +372,7 @@ impl Segments {
         SegmentTableChunk::of(SegmentId(self.state.lock().segments.len() as u32 - 1)).0 + 1
     }
 
-    /// Returns the maximum number of bytes of the segment table that a checkpoint writes: the whole table.
+    /// Returns the maximum number of bytes that a checkpoint writes for the segment table: the size of the whole table.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.chunk_count()) * (SEGMENT_TABLE_ENTRIES as u64 * 8 + 64)
     }
@@ -465,7 +465,7 @@ impl Segments {
         found
     }
 
-    /// Returns `true` if the next checkpoint will free a segment: one whose bytes have all been released.
+    /// Returns `true` if all bytes of some segment have been released, so that the next checkpoint will free it.
     pub(crate) fn has_released(&self) -> bool {
         let state = self.state.lock();
         let is_released = |(index, segment): (usize, &Segment)| {

@@ -68,7 +68,7 @@ impl Superblocks {
         self.is_deferred.store(true, Ordering::Release);
     }
 
-    /// If recording this opening was deferred, records it now, by a durable superblock that follows the closed one.
+    /// If recording this opening was deferred, records it now, by durably writing a superblock after the closed one.
     /// Called before each write to any other part of the database. All calls but the first cost one atomic load.
     pub(crate) fn begin_writing(&self) -> io::Result<()> {
         if !self.is_deferred.load(Ordering::Acquire) {

@@ -23,7 +23,7 @@
 //! [`PageEntry::may_become`] lists all transitions; `store` and `exchange` assert it.
 //!
 //! # Invariants
-//! 1. Every change of an entry, except between OnDisk, Reading and resident states, happens under the epoch latch, so a
+//! 1. Every change to an entry, except between OnDisk, Reading and resident states, happens under the epoch latch, so a
 //!    checkpoint that begins sees no half-done change.
 //! 2. The page of a `Leaf` entry is read and written under its frame's latch. The page of an `Immutable` entry never
 //!    changes while it is published: its readers need no latch, only a reclaim guard that keeps the frame from being
@@ -276,7 +276,7 @@ impl PageTable {
         cell.store(entry.to_bits(), Ordering::Release);
     }
 
-    /// Replaces the entry by `new` if it is `expected`. Returns `false` otherwise.
+    /// Replaces the entry with `new` if it is `expected`. Returns `false` otherwise.
     pub(crate) fn exchange(&self, page: PageId, expected: PageEntry, new: PageEntry) -> bool {
         assert!(page != PageId::NONE, "page 0 does not exist");
         assert!(expected.may_become(new), "page {page}: {expected:?} can't become {new:?}");
@@ -320,7 +320,7 @@ impl PageTable {
         self.allocation.lock().free_counts.len()
     }
 
-    /// Returns the end of the table's page numbers. Many of the numbers below it may be free.
+    /// Returns the exclusive upper bound of the table's page numbers. Many of the numbers below it may be free.
     pub(crate) fn number_end(&self) -> u64 {
         (self.chunk_count() * CHUNK_PAGES) as u64
     }

@@ -1,4 +1,4 @@
-//! The page-table changes of both epochs that are not in any checkpoint on disk yet: see invariant 4 in the
+//! The page-table changes in both epochs that are not in any checkpoint on disk yet: see invariant 4 in the
 //! documentation of `space`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ pub(super) struct EpochChanges {
     /// The addresses of the epoch's summaries.
     pub(super) summaries: Vec<ExtentAddress>,
     /// Base-image chunks written by bulk loads, and the sequence number of the next change at that time. A chunk
-    /// supersedes the earlier changes of its pages.
+    /// supersedes the earlier changes to its pages.
     pub(super) images: Vec<(ChunkImage, u32)>,
     next_sequence: u32,
 }
@@ -48,7 +48,7 @@ impl EpochChanges {
 #[derive(Debug, Default)]
 pub(super) struct TableLog {
     changes: [Mutex<EpochChanges>; 2],
-    /// The number of changes of each epoch, readable without the locks.
+    /// The number of changes in each epoch, readable without the locks.
     counts: [CachePadded<AtomicU64>; 2],
 }
 
@@ -77,7 +77,7 @@ impl TableLog {
         self.push_if(epoch, keyspace, page, address, || true);
     }
 
-    /// Calls `change`, and if it returns `true`, logs the change. No later change of the page is logged before this
+    /// Calls `change`, and if it returns `true`, logs the change. No later change to the page is logged before this
     /// one.
     pub(super) fn push_if(
         &self,
@@ -112,12 +112,12 @@ impl TableLog {
         std::mem::take(&mut *changes)
     }
 
-    /// Returns the number of logged changes of an epoch.
+    /// Returns the number of logged changes in an epoch.
     pub(super) fn count(&self, epoch: Epoch) -> u64 {
         self.count_of(epoch).load(Ordering::Acquire)
     }
 
-    /// Returns the number of logged changes of both epochs.
+    /// Returns the number of logged changes in both epochs.
     pub(super) fn len(&self) -> usize {
         self.counts.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum()
     }

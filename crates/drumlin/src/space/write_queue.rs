@@ -7,7 +7,7 @@ use crate::format::{BLOCK_BYTES, ExtentAddress};
 use crate::memory::WRITE_BUFFER_COUNT;
 use crate::sync::{Condvar, Mutex};
 
-/// The write jobs of a data file. A thread that holds this lock takes no other.
+/// The write jobs of a data file. A thread that holds the lock of `jobs` takes no other.
 #[derive(Debug, Default)]
 pub(super) struct WriteJobs {
     pub(super) jobs: Mutex<Jobs>,

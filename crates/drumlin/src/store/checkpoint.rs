@@ -62,8 +62,8 @@ impl Store {
     fn prepare_checkpoint(&self, frees: Reclaims) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
-        // Removed large values that no reader needs become free with this checkpoint, as far as the memory for
-        // page-table changes allows.
+        // This checkpoint frees removed large values that no reader needs, as many as the memory for page-table changes
+        // allows.
         engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Reclaims::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);

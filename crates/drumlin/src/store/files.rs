@@ -22,8 +22,8 @@ const LOG_SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// The largest default size of log segments.
 const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
-/// The duration of the measurement of sync methods, long enough for a hundred syncs with each method on a slow drive.
-/// Creating a database takes longer by this time.
+/// The time spent measuring sync methods, long enough for a hundred syncs with each method on a slow drive. Creating a
+/// database takes this much longer.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Opens the files of a database. Once it holds a handle of the folder, paths no longer matter.
@@ -231,7 +231,7 @@ impl Location<'_> {
 }
 
 impl Opener<'_> {
-    /// Checks that a folder without a data file may become a database, which is the case if it has no foreign files.
+    /// Checks that a folder without a data file contains no foreign files, so that a database may be created in it.
     pub(super) fn check_creatable(&self) -> Result<()> {
         let names = self.folder.list().map_err(|error| self.io("listing", "", error))?;
         if names.iter().any(|name| name == LOG_NAME) {
@@ -325,8 +325,8 @@ impl Opener<'_> {
         probe.map(|probe| self.adopt(&probe)).map_err(|error| self.io("measuring how to sync in", "", error))
     }
 
-    /// Returns the sync method that a measurement in the database's folder chose. The measurement is made when the
-    /// database is created, and repeated if the device, the file system or its mount options have changed.
+    /// Returns the sync method that was chosen by a measurement in the database's folder. The measurement is made when
+    /// the database is created, and repeated if the device, the file system or its mount options have changed.
     fn sync_method(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;
@@ -390,9 +390,9 @@ impl Opener<'_> {
         Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
-    /// Begins a data file under a temporary name, and continues a file left by an interrupted creation. The file keeps
-    /// that name until it is complete, so an interrupted creation leaves nothing that looks like a database. Returns
-    /// the locked file, or `None` if another process has created the database since the caller looked.
+    /// Begins a data file under a temporary name, or continues one that an interrupted creation left behind. The file
+    /// keeps that name until it is complete, so an interrupted creation leaves nothing that looks like a database.
+    /// Returns the locked file, or `None` if another process has created the database since the caller looked.
     fn begin_data(&self) -> Result<Option<FileRef>> {
         self.check_creatable()?;
         let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };

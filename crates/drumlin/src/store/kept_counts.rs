@@ -14,23 +14,26 @@
 //!    record of the log. Replay inserts, removes, splits and merges in the same way as commits. So it adds its changes
 //!    to the list, and invalidates the entries of pages whose fences it changes.
 //!
-//! # Why a file is never mistaken for that of a different checkpoint Each checkpoint draws a random [`CheckpointId`],
-//! which is stored in its superblock and in its file of counts. If the two match, all pages, page tables and keyspaces
-//! are as of that checkpoint. So none of the following matters: which of the two superblocks is valid; whether an
-//! earlier opening began a checkpoint with the same number that never became durable; whether the database is one of
-//! two copies that diverged, or was restored from a backup next to a newer file. Pages keep their ids, even if the
-//! reclaimer has moved their extents. All parts of a file carry a random number drawn when the file was written. So
-//! parts from two writes are never mixed, not even for the same checkpoint. The last part of a series is written only
-//! if the whole series is valid, so the remains of a forfeited series are never used.
+//! # Why a file is never mistaken for that of a different checkpoint
+//!
+//! Each checkpoint draws a random [`CheckpointId`], which is stored in its superblock and in its file of counts. If the
+//! two match, all pages, page tables and keyspaces are as of that checkpoint. So none of the following matters: which
+//! of the two superblocks is valid; whether an earlier opening began a checkpoint with the same number that never
+//! became durable; whether the database is one of two copies that diverged, or was restored from a backup next to a
+//! newer file. Pages keep their ids, even if the reclaimer has moved their extents. All parts of a file carry a random
+//! number drawn when the file was written. So parts from two writes are never mixed, not even for the same checkpoint.
+//! The last part of a series is written only if the whole series is valid, so the remains of a forfeited series are
+//! never used.
 //!
 //! - *A database that opens without writing* begins with the same superblock, and so with the same file. Closing it may
 //!   rewrite the file if no commit has followed the checkpoint, because then no page has changed its fences.
 //! - *A program that does not know these files* makes checkpoints with a different id, or with none.
 //! - *Bulk loads and drops after the checkpoint* are replayed, and both end the counts of their keyspace.
 //! - *Keyspace ids* come from the checkpoint's catalogue, and are never reused.
-//! - *Page ids* may be reused during replay: a newly created page begins with an entry of its own.
-//! - *Timestamps in replay* are those of the last commit of a batch, and may be later than those of the changes. No
-//!   snapshot is older than the last recovered commit, and the counts begin with that commit as their horizon.
+//! - *Page ids* may be reused during replay: a newly created page begins with a new entry.
+//! - *Timestamps in replay*: each change gets the timestamp of the last commit in its batch, which may be later than
+//!   its own. No snapshot is older than the last recovered commit, and the counts begin with that commit as their
+//!   horizon.
 //! - *A salvage opening* skips unreadable pages, so it uses no counts.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Reads large values, whole or by chunks, as of a snapshot.
+//! Reads large values, whole or chunk by chunk, as of a snapshot.
 
 use super::state::Store;
 use crate::counts::CountedTree;

@@ -62,8 +62,8 @@ use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
 
-/// The length up to which the prefix of a value needs no extra memory: it fits into the copy of a leaf that every
-/// reduction has anyway.
+/// The maximum length of a value's prefix that needs no extra memory: it fits into the copy of a leaf that every
+/// reduction holds anyway.
 const REDUCED_BYTES_FREE: u64 = 4 << 10;
 
 impl Store {
@@ -368,6 +368,7 @@ impl Store {
 
     /// Performs the first part of a [commit](Self::commit): everything up to the request for its log write. The caller
     /// then waits for that write. `for_task` means that a task will wait for it, even if this call itself blocks.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one commit")]
     pub(crate) async fn apply<L>(
         &self,
         mode: WaitMode<'_>,
@@ -406,15 +407,15 @@ impl Store {
             || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
     }
 
-    /// Reserves memory for a chunk that a source will fill. Waits if there is no memory left: the sources of other
-    /// calls may be slow, and hold theirs for long.
+    /// Reserves memory for a chunk that a source will fill. Waits if no memory is left, because other calls with slow
+    /// sources may hold theirs for a long time.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         self.check_writable()?;
         self.engine.source_memory(mode).await
     }
 
     /// Reserves memory for `bytes` of a value that is passed to a reducer. A value that is larger than the whole
-    /// account of the budget reserves all of it, so that no other such value is in memory.
+    /// account of the budget reserves all of it, so that no other value is in memory for a reducer.
     pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
         let engine = &self.engine;
         if bytes <= REDUCED_BYTES_FREE {

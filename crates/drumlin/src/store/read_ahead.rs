@@ -57,8 +57,8 @@ impl ReadAhead {
         }
     }
 
-    /// Records whether the leaf after the scan's current one is in memory. While every next leaf is in memory, the scan
-    /// requests no leaves.
+    /// Records whether the leaf after the scan's current one is in memory. As long as each next leaf is in memory, the
+    /// scan requests no leaves.
     pub(crate) fn count_next(&mut self, is_in_memory: bool) {
         self.is_next_in_memory = is_in_memory;
     }

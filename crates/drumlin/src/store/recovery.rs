@@ -17,15 +17,18 @@
 //!    If a large part of the log has to be replayed, several threads share it.
 //! 8. `start_log` makes the log ready for new records. The background threads start after this step.
 //!
-//! # A closed database If the superblock says that the database was closed, step 2 reads only the headers of the log's
-//! segments, and steps 5 and 6 wait for the first write ([`Superblocks::begin_writing`]). So opening, reading and
-//! closing write nothing. If a segment of the log belongs to an opening that the superblock does not know, or if the
-//! other superblock is corrupted, a newer superblock may have been lost, and all steps run as they do for any other
-//! database.
+//! # A closed database
 //!
-//! # Salvage An opening that salvages the intact parts of a corrupted database
-//! ([`Config::salvage`](crate::Config::salvage)) is read-only. Steps 1 and 2 record each corruption and continue
-//! without the corrupted part. The rows are those of the checkpoint.
+//! If the superblock says that the database was closed, step 2 reads only the headers of the log's segments, and steps
+//! 5 and 6 wait for the first write ([`Superblocks::begin_writing`]). So opening, reading and closing write nothing. If
+//! a segment of the log belongs to an opening that the superblock does not know, or if the other superblock is
+//! corrupted, a newer superblock may have been lost, and all steps run as they do for any other database.
+//!
+//! # Salvage
+//!
+//! An opening that salvages the intact parts of a corrupted database ([`Config::salvage`](crate::Config::salvage)) is
+//! read-only. Steps 1 and 2 record each corruption and continue without the corrupted part. The rows are those of the
+//! checkpoint.
 //!
 //! A read-only opening fails if the database has anything to recover. Its log accepts no records.
 
@@ -235,7 +238,7 @@ impl<'o> LogScanned<'o> {
         let pool = opener.pool(&space, &budget);
         pool.reserve_frames(opener.settings.page_bytes)?;
         let versions = Arc::new(Versions::new(&budget, space.debt()));
-        // Extents with the value ids of earlier openings may still be in the file. Those ids are lower.
+        // Extents of earlier openings may still be in the file. Their value ids are lower than this.
         let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::new(Arc::clone(&space.share)));
         let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
@@ -497,7 +500,7 @@ fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     }
 }
 
-/// Returns the incarnation of the next opening after those that this superblock records.
+/// Returns the incarnation that follows the ones recorded in this superblock.
 fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }

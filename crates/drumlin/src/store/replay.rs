@@ -86,9 +86,9 @@ fn head_of(key: &[u8]) -> u64 {
     u64::from_be_bytes(head)
 }
 
-/// Returns the bytes of operations to sort together. The more there are, the more of them fall into the same leaf. The
-/// operations use the memory of transactions and readers, which do not exist yet, but at most half of it, because
-/// growing vectors may have twice the capacity that they need.
+/// Returns the number of bytes of operations to sort together. The larger it is, the more operations fall into the same
+/// leaf. The operations use the memory of transactions and readers, which do not exist yet, but at most half of it,
+/// because growing vectors may have twice the capacity that they need.
 fn batch_bytes(engine: &Engine<Replaying>) -> usize {
     /// The maximum size of a batch under any budget.
     const BYTES_MAX: u64 = 32 << 20;
@@ -391,7 +391,7 @@ struct Unapplied {
 }
 
 impl SortedBatch {
-    /// Applies the first part on this thread, and each other part on a thread of its own.
+    /// Applies the first part on this thread, and each other part on a separate thread.
     fn apply_parts(self: &Arc<Self>, parts: &[Range<usize>]) -> Vec<Result<(), Unapplied>> {
         let start = |part: &Range<usize>| {
             let ended = Arc::new(Mutex::new(None));

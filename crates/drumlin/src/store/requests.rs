@@ -43,14 +43,14 @@ pub(super) struct FoldRequest {
 pub(crate) struct MaintenanceState {
     /// `true` if a checkpoint is requested.
     pub(crate) checkpoint_wanted: bool,
-    /// The numbers of requested checkpoints that have begun and ended. The next field is `true` if the newest one
-    /// failed.
+    /// The number of requested checkpoints that have begun. The next two fields are the number that have ended, and
+    /// `true` if the newest one failed.
     pub(crate) checkpoints_begun: u64,
     pub(crate) checkpoints_ended: u64,
     pub(crate) is_checkpoint_refused: bool,
     /// `true` if reclaiming space is requested.
     pub(crate) space_wanted: bool,
-    /// The numbers of requested reclaims that have begun and ended.
+    /// The number of requested reclaims that have begun. The next field counts those that have ended.
     pub(crate) space_begun: u64,
     pub(crate) space_ended: u64,
     /// `true` if a checkpoint was made since the database was last idle. If so, shortening the file may pay off.

@@ -34,8 +34,8 @@ pub struct Stats {
     pub memory_budget_bytes: u64,
     /// Bytes of the budget in use: the sum of `memory`.
     pub memory_used_bytes: u64,
-    /// The accounts of the budget. Their limits add up to the budget. Counts and reducer states have no fixed limit:
-    /// their limit is shown as the memory that they use, and the pages account has the rest.
+    /// The accounts of the budget. Their limits add up to the budget. Counts and reducer states have no fixed limit, so
+    /// the limit shown for them is the memory that they use. The rest counts towards the limit of the pages account.
     pub memory: Vec<MemoryPart>,
     pub frame_bytes: u64,
     pub dirty_bytes: u64,

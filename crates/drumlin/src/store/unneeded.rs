@@ -10,12 +10,12 @@ const UNNEEDED_INTERVALS: usize = 8;
 /// For each recent checkpoint interval, the number of segments that stayed free throughout.
 #[derive(Debug, Default)]
 pub(super) struct Unneeded {
-    /// The newest number comes last. At most [`UNNEEDED_INTERVALS`] numbers.
+    /// At most [`UNNEEDED_INTERVALS`] numbers, the newest last.
     counts: VecDeque<u64>,
 }
 
 impl Unneeded {
-    /// Adds the number of one more checkpoint interval. Returns the smallest of the recent numbers, or 0 until there
+    /// Adds the number for the newest checkpoint interval. Returns the smallest of the recent numbers, or 0 until there
     /// are enough of them.
     pub(super) fn push(&mut self, count: u64) -> u64 {
         self.counts.push_back(count);

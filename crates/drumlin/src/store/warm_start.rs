@@ -11,9 +11,11 @@
 //! 4. The list is not written while it is being read, or after closing has interrupted the reading, because the pages
 //!    in memory at that moment are only a part of the list.
 //!
-//! # States If there is a list, the state is *reading* when the database is opened. It becomes *read* at the end of the
-//! list ([`Store::read_residents`]), or *stopped* if the database is closed before that. The list is written only in
-//! the state *read*: by the maintenance thread after a checkpoint, and by closing.
+//! # States
+//!
+//! If there is a list, the state is *reading* when the database is opened. It becomes *read* at the end of the list
+//! ([`Store::read_residents`]), or *stopped* if the database is closed before that. The list is written only in the
+//! state *read*: by the maintenance thread after a checkpoint, and by closing.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -91,7 +91,7 @@ impl WaitMode<'_> {
         matches!(self, WaitMode::Tasks(_))
     }
 
-    /// Charges work that is about to begin to the thread's turn. If too little of the turn is left, first yields.
+    /// Charges the thread's turn for work that is about to begin. If too little of the turn is left, first yields.
     #[inline]
     pub(crate) fn work(self, units: u32) -> Work {
         match self {
@@ -100,7 +100,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Charges finished work, whose size was not known in advance, to the thread's turn.
+    /// Charges the thread's turn for finished work whose size was not known in advance.
     #[inline]
     pub(crate) fn worked(self, units: u32) {
         if let WaitMode::Tasks(_) = self {

@@ -25,7 +25,7 @@ use std::task::{Context, Poll};
 /// Measured: decision 034.
 const TURN_UNITS: u32 = 160;
 
-/// The number of units that must be left of a turn for a call to begin in it.
+/// The number of units that a turn must have left for a call to begin in it.
 const CALL_UNITS_MAX: u32 = 40;
 
 /// The overhead of a call, in units.
@@ -57,7 +57,7 @@ pub(crate) fn units_of_bytes(bytes: usize) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX)
 }
 
-/// Charges finished work to this thread's turn.
+/// Charges this thread's turn for finished work.
 #[inline]
 pub(crate) fn count(units: u32) {
     LEFT.with(|left| left.set(left.get().saturating_sub(units)));
@@ -81,7 +81,8 @@ impl Work {
         Work { units: Some(units), left_min: units.clamp(1, TURN_UNITS), has_yielded: false }
     }
 
-    /// Returns the overhead of a call, as the work that begins it.
+    /// Returns the work of starting a call. It costs [`CALL_UNITS`], and begins only if at least [`CALL_UNITS_MAX`]
+    /// units of the turn are left.
     pub(super) fn call() -> Work {
         Work { units: Some(CALL_UNITS), left_min: CALL_UNITS_MAX, has_yielded: false }
     }

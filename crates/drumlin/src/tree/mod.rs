@@ -9,8 +9,8 @@
 //! 3. A structure change holds the epoch latch shared, and the parent and the affected nodes exclusively. Latch order
 //!    is parents before children, left before right. A structure change moves rows without changing them, and is not
 //!    logged.
-//! 4. A core operation never waits. If it lacks a page or a frame, it returns that need ([`Needs`]) and has changed
-//!    nothing.
+//! 4. A core operation never waits. If it lacks a page or a frame, it changes nothing and returns what it needs
+//!    ([`Needs`]).
 
 pub(crate) mod node;
 mod runs;
@@ -30,8 +30,8 @@ use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{Boxed, WaitMode};
 use node::{Inner, LeafMut, Node};
 
-/// Observes structure changes on behalf of data that is about pages but not stored in them: row counts and old
-/// versions. Each keyspace's tree is created with its observer. All calls are made under the shared epoch latch.
+/// Observes structure changes for data that describes pages but is stored outside of them: row counts and old versions.
+/// Each keyspace's tree is created with its observer. All calls are made under the shared epoch latch.
 pub(crate) trait RowObserver: Send + Sync {
     /// A new page is about to be published under this id, which may have belonged to an earlier page.
     fn page_created(&self, page: PageId);
@@ -45,7 +45,7 @@ pub(crate) trait RowObserver: Send + Sync {
     fn end_change(&self, pages: &[PageId]);
 
     /// The rows starting at `separator`, or all rows if it is `None`, have moved from leaf `from` to leaf `to`. Both
-    /// leaves are latched, and they are never the same.
+    /// leaves are latched, and they are different leaves.
     fn rows_moved(&self, pages: &PageSpace, from: PageId, to: PageId, separator: Option<&[u8]>);
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn check_node(page: &[u8], kind: Kind) -> Result<(), node::NodeError>
     }
 }
 
-/// Returns the first sixteen bytes of a node's lower fence as a number. These numbers sort in the order of the fences.
+/// Returns the first sixteen bytes of a node's lower fence as a number. These numbers sort like the fences.
 pub(crate) fn key_order(page: &[u8]) -> u128 {
     let mut first = [0; 16];
     if let Some(lower) = Node::new(page).lower_fence() {
@@ -370,8 +370,8 @@ impl Tree {
     }
 
     /// Latches the target's leaf shared in the frame where it was [located](Self::locate), if it is still there. The
-    /// descent's reclaim guard has ended by now, so the frame may have been reused: what the leaf is and which keys it
-    /// covers is checked under the latch.
+    /// descent's reclaim guard has ended by now, so the frame may have been reused. So this function checks under the
+    /// latch that the frame still holds the page and that the page covers the target.
     #[inline]
     pub(crate) fn read_leaf_at(
         &self,

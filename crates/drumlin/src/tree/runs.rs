@@ -77,6 +77,13 @@ pub(crate) struct RunEnd {
     pub(crate) upper: Option<Vec<u8>>,
 }
 
+/// Copies of adjacent leaves of a run.
+struct RunLeaves {
+    pages: Vec<Vec<u8>>,
+    /// The key at which the keys end that they cover.
+    end: Option<Vec<u8>>,
+}
+
 /// A row of one of several leaves.
 #[derive(Clone, Copy)]
 struct SourceRow {
@@ -388,7 +395,7 @@ impl Tree {
                 }
             }
         }
-        let (run_leaves, end) = self.run_leaves_from(run, &from, leaf.upper_fence())?;
+        let RunLeaves { pages: run_leaves, end } = self.run_leaves_from(run, &from, leaf.upper_fence())?;
         let run = run.timestamp;
         drop(list);
         let mut sources: Vec<_> = run_leaves.iter().map(|page| Leaf::new(page)).collect();
@@ -469,20 +476,15 @@ impl Tree {
 
     /// Copies the leaves of a run that cover the keys from `from` on, up to `upper` or until they have two pages of
     /// rows. Also returns the key at which they end, which is at most `upper`.
-    fn run_leaves_from(
-        &self,
-        run: &Run,
-        from: &[u8],
-        upper: Option<&[u8]>,
-    ) -> Result<(Vec<Vec<u8>>, Option<Vec<u8>>), Stop> {
+    fn run_leaves_from(&self, run: &Run, from: &[u8], upper: Option<&[u8]>) -> Result<RunLeaves, Stop> {
         let mut from = from.max(&run.freed_to).to_vec();
         let (mut leaves, mut bytes) = (Vec::new(), 0);
         loop {
             if upper.is_some_and(|upper| *upper <= from[..]) {
-                return Ok((leaves, upper.map(<[u8]>::to_vec)));
+                return Ok(RunLeaves { pages: leaves, end: upper.map(<[u8]>::to_vec) });
             }
             if bytes > 2 * self.pages.page_bytes {
-                return Ok((leaves, Some(from)));
+                return Ok(RunLeaves { pages: leaves, end: Some(from) });
             }
             let read = self.read_run_leaf(run, Target::At(&from))?;
             let leaf = Leaf::new(&read);
@@ -492,7 +494,7 @@ impl Tree {
             leaves.push(read.to_vec());
             match leaf.upper_fence() {
                 Some(fence) => from = fence.to_vec(),
-                None => return Ok((leaves, upper.map(<[u8]>::to_vec))),
+                None => return Ok(RunLeaves { pages: leaves, end: upper.map(<[u8]>::to_vec) }),
             }
         }
     }

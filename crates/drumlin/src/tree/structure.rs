@@ -682,7 +682,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if sides_fit(leaf, &separator) {
         return Some(separator);
     }
-    // One half has no room for its existing rows and such a long fence. A split planned for a single row always fits.
+    // One half has no room for its existing rows and the long new fence. A split planned for a single row always fits.
     let &(key, value_bytes) = puts.first()?;
     Some(split_around(leaf, key, value_bytes))
 }

@@ -101,8 +101,8 @@ impl Clock {
         is_published
     }
 
-    /// Load before writing: another commit has often raised the timestamp further already, and a cache line that is
-    /// only read stays in the caches of all processors.
+    /// Loads the timestamp before writing it: another commit has often raised the timestamp further already, and a
+    /// cache line that is only read stays in the caches of all processors.
     fn raise_visible(&self, timestamp: u64) {
         if self.visible.load(Ordering::SeqCst) < timestamp {
             self.visible.fetch_max(timestamp, Ordering::SeqCst);

@@ -253,7 +253,7 @@ impl LockTable {
         hash(self.seed, keyspace, key)
     }
 
-    /// Chooses the shard by the middle bits of the hash. The table uses the low bits for the position and the highest
+    /// Chooses the shard from the middle bits of the hash. The table uses the low bits for the position and the highest
     /// seven bits for the tag.
     #[inline]
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
@@ -345,8 +345,8 @@ impl LockTable {
     }
 
     /// Gives up waiting. Returns `true` if the caller has received the lock in the meantime and must release it.
-    /// Returns `false` if that lock is an exclusive one that replaced the caller's own shared lock: the caller had a
-    /// lock before, and keeps it.
+    /// Returns `false` if that lock upgraded the caller's own shared lock, because the caller keeps the lock that it
+    /// held before.
     pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
@@ -402,7 +402,7 @@ impl LockTable {
         self.shard(hash).find(hash, keyspace, key).map(|lock| lock.holders().collect()).unwrap_or_default()
     }
 
-    /// Returns all locked rows. Each row is shown as of some moment during the call, but these moments differ.
+    /// Returns all locked rows. Each row is as of some moment during the call, not necessarily the same for all rows.
     /// O(locks).
     pub(crate) fn all(&self) -> Vec<LockedRowState> {
         let mut all = Vec::new();

@@ -62,8 +62,8 @@ impl OldRows {
     }
 
     /// Adds the version of a row that was replaced by the commit at `timestamp`. Ignores it if an older version of the
-    /// row is present, or if the row lies beyond `last`. Then removes rows from the end of the scan until the remaining
-    /// rows fit in `bytes_max`.
+    /// row is present, or if the row lies beyond `last`. Then removes the rows that the scan would reach last until the
+    /// remaining rows fit in `bytes_max`.
     pub(super) fn add(
         &mut self,
         key: &[u8],
@@ -93,8 +93,8 @@ impl OldRows {
         self.fit(direction, bytes_max);
     }
 
-    /// Removes rows from the end of the scan until the remaining rows use at most `bytes_max`. Leaves one row, however
-    /// large it is.
+    /// Removes the rows that the scan would reach last until the remaining rows use at most `bytes_max`. Leaves at
+    /// least one row, however large it is.
     pub(super) fn fit(&mut self, direction: Direction, bytes_max: usize) {
         while self.bytes > bytes_max && self.rows.len() > 1 {
             let (key, (_, was)) = self.pop_farthest(direction).expect("there are two");

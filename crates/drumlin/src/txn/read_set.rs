@@ -331,8 +331,8 @@ impl Reads<'_> {
         self.snapshot.check()
     }
 
-    /// Returns an error if a version that was spilled before the commit began shows that a row has changed which lies
-    /// between two fences and which the transaction has read.
+    /// Returns an error if the transaction has read a row between two fences that has changed since, according to a
+    /// version that was spilled before the commit began.
     pub(crate) async fn validate_spilled(
         &self,
         mode: WaitMode<'_>,
@@ -403,8 +403,8 @@ mod tests {
 
     use super::*;
 
-    /// Compared with a set of keys, spans contain exactly the added keys, stay disjoint, and count their bytes
-    /// correctly.
+    /// Spans contain exactly the added keys, as a comparison with a set of keys shows. They stay disjoint, and count
+    /// their bytes correctly.
     #[test]
     fn spans_cover_what_was_added() {
         let mut state = 1u64;

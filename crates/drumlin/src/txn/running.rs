@@ -1,5 +1,5 @@
-//! The transactions whose bodies the current thread is running. Such a transaction holds its row locks until its body
-//! returns, so a call from the body that waited for one of these rows would never return.
+//! The transactions whose bodies the current thread is running. A transaction holds its row locks until its body
+//! returns. If a call from the body waited for one of these rows, it would never return.
 
 use std::cell::RefCell;
 

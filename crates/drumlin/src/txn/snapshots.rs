@@ -1,4 +1,4 @@
-//! Active snapshots: timestamps as of which readers still see the database.
+//! Active snapshots: the timestamps at which readers still see the database.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

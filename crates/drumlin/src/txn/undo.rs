@@ -1,5 +1,5 @@
-//! Undo records, and the queue of a leaf's undo records. An undo record contains the old versions of those rows of one
-//! leaf that one commit changed.
+//! Undo records, and the queue of a leaf's undo records. An undo record contains the old versions of the rows that one
+//! commit changed in one leaf.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{heap_bytes, reserve};
 use crate::tree::node::RowValue;
 
-/// The old versions of those rows of one leaf that one commit changed, packed in key order.
+/// The old versions of the rows that one commit changed in one leaf, packed in key order.
 ///
 /// The layout of each row: key length (4 bytes), value length (4; its two highest values mark an absent row and the
 /// reference of a large value), key, value.

@@ -43,8 +43,8 @@ pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES
 
 /// The maximum number of values that are prefetched together.
 const UPCOMING_VALUES_MAX: usize = 256;
-/// The fraction of the frames that values may occupy when they are prefetched together (one in this many). It is small
-/// enough that the first value is still in memory when the last one arrives.
+/// Values that are prefetched together may occupy one in this many frames. They are few enough that the first value is
+/// still in memory when the last one arrives.
 const UPCOMING_SHARE: usize = 8;
 
 /// Returns the page of a medium value, with its header left blank.
@@ -154,7 +154,7 @@ impl Drop for LargeValue {
     }
 }
 
-/// Writes a large value with the memory for one chunk. If writing fails or the future is dropped, frees the extents.
+/// Writes a large value, using memory for one chunk. If writing fails or the future is dropped, frees the extents.
 ///
 /// If the disk is full, reclaims space once and retries.
 pub(crate) async fn write_large(
@@ -358,7 +358,7 @@ fn medium_wanted(reference: &LargeRef) -> Wanted {
 /// Prefetches medium values for a reader of many values.
 #[derive(Debug, Default)]
 pub(crate) struct UpcomingValues {
-    /// The number of values that were passed for prefetching and that the reader has not yet reached.
+    /// The number of values passed for prefetching that the reader has not reached yet.
     count: usize,
 }
 

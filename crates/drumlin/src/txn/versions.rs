@@ -51,11 +51,11 @@ pub(crate) struct Versions {
     moving: AtomicU32,
 }
 
-/// Garbage is not collected while versions use less memory than this, which is that of a few thousand small rows.
+/// Garbage is collected only once versions use this much memory, which is enough for a few thousand small rows.
 const COLLECTED_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {
-    /// Creates an empty version store. It tells `debt` the number of large values to which only versions refer.
+    /// Creates an empty version store. It reports to `debt` the number of large values to which only versions refer.
     pub(crate) fn new(budget: &Arc<Budget>, debt: Arc<CheckpointDebt>) -> Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
@@ -558,7 +558,8 @@ mod tests {
 
     const KEYSPACE: KeyspaceId = KeyspaceId(1);
 
-    /// Each snapshot sees the row as of its own time; a snapshot after all changes sees the row in the page.
+    /// Each snapshot sees the row as of the snapshot's timestamp; a snapshot after all changes sees the row in the
+    /// page.
     #[test]
     fn each_snapshot_sees_its_own_version() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
@@ -574,8 +575,8 @@ mod tests {
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
     }
 
-    /// If memory is limited, only a part of a leaf's old versions is returned: the first rows in the scan's direction,
-    /// in any order of their commits, and the last key among them.
+    /// If memory is limited, a call returns only the old versions of a leaf's first rows in the scan's direction,
+    /// whatever the order of their commits, and the last of these rows' keys.
     #[test]
     fn what_rows_were_is_returned_in_parts() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());

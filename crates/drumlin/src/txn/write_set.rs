@@ -92,7 +92,8 @@ impl Index {
         found.map(|at| (part, at)).map_err(|at| (part, at))
     }
 
-    /// If `key` does not begin with the shared bytes, shortens them, and at least by half, so that this rarely happens.
+    /// If `key` does not begin with the shared bytes, shortens them to at most half their length, so that this rarely
+    /// happens.
     fn share<'k>(&mut self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) {
         let Some(first) = self.parts.first().map(|part| part[0]) else {
             self.shared_bytes = key.len();
@@ -110,7 +111,7 @@ impl Index {
         }
     }
 
-    /// Makes an entry the newest of its key. Returns the entry that it replaces.
+    /// Makes an entry the newest for its key. Returns the entry that it replaces.
     fn insert<'k>(&mut self, entry: u32, key_of: impl Fn(u32) -> &'k [u8]) -> Option<u32> {
         let key = key_of(entry);
         self.share(key, &key_of);
@@ -142,7 +143,7 @@ impl Index {
         None
     }
 
-    /// Puts `previous` in the place of an entry, or removes the key if there is no previous entry.
+    /// Replaces an entry with `previous`, or removes the key if there is no previous entry.
     fn undo<'k>(&mut self, entry: u32, previous: Option<u32>, key_of: impl Fn(u32) -> &'k [u8]) {
         let (part, at) = self.find(key_of(entry), &key_of).expect("an entry is undone that is not there");
         assert_eq!(self.parts[part][at].entry, entry, "another entry than the newest is undone");
@@ -177,7 +178,8 @@ pub(crate) struct WriteSet {
     arena: Vec<u8>,
     entries: Vec<Entry>,
     large_bytes: usize,
-    /// The size of the newest changes of all rows in the commit's record, in bytes, and the number of these rows.
+    /// The size of the commit's record, in bytes: the newest change of each row. The next field is the number of these
+    /// rows.
     record_bytes: usize,
     row_count: usize,
 }
@@ -246,8 +248,8 @@ impl WriteSet {
         self.row_count > row_count || self.record_bytes > record_bytes
     }
 
-    /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Only if the size is
-    /// near the limit, looks up the change that the new one would replace.
+    /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Looks up the change
+    /// that the new one would replace only if the size is near the limit.
     pub(crate) fn record_bytes_above(
         &self,
         limit_bytes: usize,

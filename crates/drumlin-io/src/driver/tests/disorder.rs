@@ -70,7 +70,7 @@ struct Lane<'w> {
     place: &'w TestFolder,
     file: File,
     /// A file that only this thread uses, and its expected contents by block. `None` means that a write to the block
-    /// was lost or dropped, so the block may have either contents.
+    /// was lost or dropped, so the block may hold the old or the new bytes.
     own: File,
     content: Vec<Option<u8>>,
     random: Random,

@@ -522,7 +522,7 @@ fn faulty() -> (FaultyBackend, Driver, File) {
     (backend, driver, file)
 }
 
-/// An error of the device reaches only the operation that caused it.
+/// A device error reaches only the operation that caused it.
 #[test]
 fn errors_of_the_device() {
     let (backend, driver, file) = faulty();
@@ -741,8 +741,8 @@ impl Wake for WakerThatDrives {
     }
 }
 
-/// A task that collects briefly passes the role on to a different collector, even after it has received its own answer.
-/// A thread in `block_on` may have parked because the task was collecting.
+/// A task that collects briefly passes the role on to another collector, even after it has received its own answer. A
+/// thread in `block_on` may have parked because the task was collecting.
 #[test]
 fn a_task_that_collects_hands_over() {
     let (_, driver, file) = faulty();

@@ -115,7 +115,7 @@ impl fmt::Debug for Image {
     }
 }
 
-/// A change of a file that is not durable yet.
+/// A change to a file that is not durable yet.
 #[derive(Clone, Debug)]
 struct Pending {
     number: u64,
@@ -136,7 +136,7 @@ impl Pending {
         }
     }
 
-    /// Returns the parts of a write outside of `from..to`. Returns a change of the length unchanged.
+    /// Returns the parts of a write outside of `from..to`. Returns a change of length as it is.
     fn outside(self, from: usize, to: usize) -> Vec<Pending> {
         let PendingChange::Write { offset, bytes } = &self.what else { return vec![self] };
         let (offset, end) = (*offset, *offset + bytes.len());
@@ -176,8 +176,8 @@ impl Content {
         self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
     }
 
-    /// Makes a write durable, and a file length that covers it. Earlier cached writes can no longer overwrite its
-    /// sectors.
+    /// Makes a write durable, along with a file length that covers it. Earlier cached writes can no longer overwrite
+    /// its sectors.
     fn harden(&mut self, number: u64) {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
@@ -229,7 +229,7 @@ impl Content {
     }
 
     /// Returns the contents after a power cut. `first` is the index of this file's first pending change among the
-    /// pending changes of the whole medium.
+    /// pending changes to the whole medium.
     fn after_cut(&self, loss: Loss, first: usize, random: &mut Random) -> Content {
         let mut left = self.durable.clone();
         let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
@@ -309,7 +309,7 @@ pub(super) enum Entry {
     File(usize),
 }
 
-/// A change of a medium. Applying the same changes in the same order leads to the same state.
+/// A change to a medium. Applying the same changes in the same order leads to the same state.
 #[derive(Clone)]
 pub struct Change(pub(super) ChangeKind);
 
@@ -412,7 +412,7 @@ impl Medium {
         &mut self.contents[file]
     }
 
-    /// Returns a copy of the disk in a state that a power cut at this moment may leave.
+    /// Returns a copy of the disk in a state in which a power cut at this moment may leave it.
     #[must_use]
     pub fn cut(&self, loss: Loss, random: &mut Random) -> Medium {
         let mut names = self.durable_names.clone();
@@ -452,13 +452,13 @@ impl Medium {
         Medium { contents, names: reachable.clone(), durable_names: reachable, dead: self.dead.clone() }
     }
 
-    /// Returns the maximum number of uncertain changes of any one file.
+    /// Returns the maximum number of uncertain changes to any one file.
     #[must_use]
     pub fn pending_max(&self) -> usize {
         self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
     }
 
-    /// Returns the total number of uncertain names and uncertain changes of files.
+    /// Returns the total number of uncertain names and uncertain changes to files.
     #[must_use]
     pub fn uncertain_count(&self) -> usize {
         let names: BTreeSet<&PathBuf> = self.names.keys().chain(self.durable_names.keys()).collect();
@@ -466,7 +466,7 @@ impl Medium {
         names + self.contents.iter().map(|content| content.pending.len()).sum::<usize>()
     }
 
-    /// Makes all changes of a file durable, and its name too, provided that the name of its folder is durable.
+    /// Makes all changes to a file durable, and its name too, provided that the name of its folder is durable.
     pub fn settle(&mut self, path: &Path) {
         if let Some(Entry::File(file)) = self.entry(path) {
             self.content(file).sync(u64::MAX);
@@ -514,8 +514,8 @@ impl Medium {
         files.sum()
     }
 
-    /// Flips a bit of a block at rest. The block is not all zeros, and the path of its file contains `name`. Returns
-    /// `false` if there is no such block.
+    /// Flips a bit of a block at rest, in a file whose path contains `name`. Only blocks that are not all zeros are
+    /// eligible. Returns `false` if there is no such block.
     pub fn rot(&mut self, name: &str, random: &mut Random) -> bool {
         let files = self.names.iter().filter_map(|(path, entry)| match entry {
             Entry::File(file) if path.to_string_lossy().contains(name) => Some(*file),
@@ -740,7 +740,7 @@ mod tests {
         assert_eq!(medium.cut(Loss::Nothing, &mut Random(1)).length(0), 4096);
     }
 
-    /// Any subset of the uncertain changes may survive, including those of names.
+    /// Any subset of the uncertain changes may survive, including changes to names.
     #[test]
     fn any_of_what_is_not_certain_may_be_left() {
         let mut medium = medium();
@@ -751,7 +751,7 @@ mod tests {
         assert_eq!(medium.uncertain_count(), 4);
         let left = |kept| medium.cut(Loss::Subset(kept), &mut Random(1));
         let states: BTreeSet<u64> = (0..16).map(|kept| left(kept).digest()).collect();
-        // Without its name, no change of the second file survives.
+        // Without its name, no change to the second file survives.
         assert_eq!(states.len(), 4 + 8);
         assert_eq!(left(0b0010).length(0), 512);
         assert_eq!(left(0b1001).length(1), 512);

@@ -2,10 +2,10 @@
 //!
 //! # Fault model
 //! - *A volatile write cache.* Sectors of 512 bytes are written atomically, in any order. After a power cut, each
-//!   sector independently has its last durable version or any version written since. A durable write makes its own
-//!   sectors durable when it ends, and a file length that covers them. The power may be cut while the write is in
-//!   flight. A sync makes all changes durable that were made before it began. Names become durable with a sync of their
-//!   folder, and lengths with a sync of their file.
+//!   sector independently has its last durable version or any version written since. When a durable write ends, its own
+//!   sectors are durable, and so is a file length that covers them. The power may be cut while the write is in flight.
+//!   A sync makes durable all changes that were made before it began. Names become durable with a sync of their folder,
+//!   and lengths with a sync of their file.
 //! - *Requests take time*, some a very long time ([`Faults::slow_one_in`]), and finish in any order.
 //! - *Writes get lost* although they were reported as done, or *land elsewhere* in the file.
 //! - *Reads fail*, once or permanently. *Writes fail*, and so do *opening, renaming and removing files*. *Syncs and
@@ -16,8 +16,8 @@
 //! - *The disk is full* when the files reach a given total length.
 //! - *The drive lies*: it reports changes as durable that are only in its cache.
 //!
-//! Not modelled: sectors that change without a write near them, bugs of the file system, and concurrent reads and
-//! writes of the same bytes, which the engine avoids.
+//! Not modelled: sectors that change without a write near them, file-system bugs, and concurrent reads and writes of
+//! the same bytes, which the engine avoids.
 //!
 //! A test may use a [`Disk`] without a simulation. Its requests then take no time, and it uses the system's threads and
 //! clock. With the feature `sim`, `run` runs a simulation, whose tasks call `spawn`, `join`, `sleep` and `now`.
@@ -49,7 +49,7 @@ pub use tasks::{Outcome, Schedule, Sleeper, join, note, now, park, run, sleep, s
 /// means never.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Writes that are reported as done, but have no effect.
+    /// Writes that are reported as done but have no effect.
     pub write_lost_one_in: u64,
     /// Writes that land at a different offset of their file.
     pub write_misdirected_one_in: u64,
@@ -300,10 +300,10 @@ impl Disk {
 const READ_NANOS: u64 = 15_000;
 const WRITE_NANOS: u64 = 15_000;
 const SYNC_NANOS: u64 = 60_000;
-/// The minimum duration of a change of a name or length, which is fast because it happens in memory.
+/// The minimum duration of a change to a name or length, which is fast because it happens in memory.
 const NAME_NANOS: u64 = 2_000;
 
-/// Returns `true` if `DRUMLIN_SIM_TRACE` is set, so that every change of a disk is printed.
+/// Returns `true` if `DRUMLIN_SIM_TRACE` is set, so that every change to a disk is printed.
 #[must_use]
 pub fn is_told() -> bool {
     static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
@@ -855,7 +855,7 @@ impl Queue for DiskQueue {
             if let Some(task) = &task {
                 sleep_until(task, at);
             }
-            // The request is missing only if a different waiting thread has taken it.
+            // The request is missing only if another waiting thread has taken it.
             let Some((_, request)) = self.requests().in_flight.pop_first() else { break };
             finished.push(request.run(&self.disk));
             count += 1;

@@ -10,7 +10,7 @@ pub use crate::sync::scheduler::{Outcome, Schedule, run};
 /// Starts a task of the calling thread's simulation. Outside of a simulation, starts a thread.
 ///
 /// # Errors
-/// The errors of the operating system.
+/// Any error that the operating system reports.
 pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
     match current() {
         Some(task) => task.scheduler.start(name, body),
@@ -63,8 +63,8 @@ pub fn park(timeout: Option<Duration>) {
     }
 }
 
-/// Adds a number to the simulation's trace, and may let a different task run. Does nothing outside of a simulation or
-/// while the thread panics.
+/// Adds a number to the simulation's trace, and may let another task run. Does nothing outside of a simulation or while
+/// the thread panics.
 pub fn note(number: u64) {
     if let Some(task) = current()
         && !std::thread::panicking()

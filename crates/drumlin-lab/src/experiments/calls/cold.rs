@@ -1,5 +1,5 @@
 //! Two passes over an uncached file that is smaller than memory. The cold pass reads each page once; the warm pass
-//! reads the same pages again.
+//! rereads the same pages.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -44,7 +44,7 @@ impl Method {
     }
 }
 
-/// Measures a cold and a warm pass over a file, with one of the methods.
+/// Measures a cold and a warm pass over a file, using one of the methods.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -98,8 +98,8 @@ impl Measurement for Task {
     }
 }
 
-/// Returns the index of each page once, in order or scattered. To scatter them, it multiplies by an odd factor modulo
-/// `pages`, a power of two.
+/// Returns the index of each page once, in ascending or scattered order. For a scattered order, it multiplies each
+/// index by an odd factor modulo `pages`, a power of two.
 fn places(pages: usize, is_random: bool) -> impl Iterator<Item = usize> {
     assert!(pages.is_power_of_two(), "{pages} pages");
     (0..pages).map(move |index| if is_random { index.wrapping_mul(0x9E37_79B1) % pages } else { index })
@@ -109,8 +109,8 @@ fn bytes(session: &Session<'_>) -> u64 {
     if session.settings.quick { 16 << 20 } else { 64 << 20 }
 }
 
-/// Estimates the duration of a trial. The slowest passes make 10,000 reads a second; the average of all passes is
-/// assumed to be 20,000.
+/// Estimates the duration of a trial. The slowest passes make 10,000 reads a second; the estimate assumes an average of
+/// 20,000.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     0.1 + bytes(session) as f64 / PAGE_BYTES as f64 / 2e4
 }

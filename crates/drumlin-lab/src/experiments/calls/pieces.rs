@@ -7,8 +7,8 @@
 //!
 //! S3's write column measured a new file, whose pages must be faulted in and whose blocks must be allocated. So this
 //! experiment measures four cases separately and counts the faults of each: a new file, a file whose blocks `fallocate`
-//! has allocated, the first touch of an existing file, and pages that were touched before. Each method has its own
-//! file. New files are written twice: see [`Task::time`].
+//! has allocated, the first touch of an existing file, and pages already touched. Each method has its own file. New
+//! files are written twice: see [`Task::time`].
 
 use std::fs::File;
 use std::hint::black_box;
@@ -51,7 +51,7 @@ const SOURCE: [[&str; 4]; 8] = [
     ["2.49 s", "1.65 s", "0.87 ms", "475 ms"],
 ];
 
-/// An operation on each piece, together with the state of the file.
+/// An access to each piece, and the state that the file must be in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
     /// Store into a mapping of a new file without blocks.
@@ -61,7 +61,7 @@ enum Method {
     WriteAllocatedMapped,
     /// Store into a new mapping of a cached file.
     WriteFirstMapped,
-    /// Store into a mapping of a cached file, all of whose pages were touched before.
+    /// Store into a mapping of a cached file whose pages have all been touched.
     WriteMapped,
     WriteCall,
     /// Take a slice of the mapping without reading it.
@@ -93,8 +93,8 @@ impl Method {
         matches!(self, Method::WriteNewMapped | Method::WriteNewCall | Method::WriteAllocatedMapped)
     }
 
-    /// Returns `true` if the measurement ends at the end of the file instead of starting over, because its effect
-    /// occurs only once per file.
+    /// Returns `true` if the measurement ends at the end of the file instead of starting over, because the effect that
+    /// it measures occurs only once per file.
     fn is_once(self) -> bool {
         self.is_of_new_file() || matches!(self, Method::WriteFirstMapped | Method::CopyFirstMapped)
     }
@@ -115,7 +115,7 @@ pub(crate) struct Task {
 /// The factor by which a new file may exceed [`Task::seconds`].
 const NEW_FILE_TIMES: f64 = 5.0;
 
-/// With pieces of at least this size, creating the pages of a new file costs far more than copying into them.
+/// With pieces of at least this size, creating a new file's pages costs far more than copying into them.
 const PAGES_FROM: usize = 512;
 
 /// The measured times of one method at one size.
@@ -140,8 +140,8 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Times one method. New files are written twice: on some virtual machines memory costs more at its first use, and
-    /// the first file pays for that.
+    /// Times one method. New files are written twice, because on some virtual machines the first use of memory costs
+    /// more, and the first file bears that cost.
     fn time(&self, method: Method) -> io::Result<Timed> {
         if method.is_of_new_file() {
             let first_seconds = self.pass(method)?.seconds;
@@ -166,7 +166,8 @@ impl Task {
             _ if is_new => file.set_len(FILE_BYTES as u64)?,
             _ => {}
         }
-        // Map the file for system calls too, so that the timed operation is the only difference between the methods.
+        // Map the file even if system calls access it, so that the timed operation is the only difference between the
+        // methods.
         let mut map = Map::new(&file, FILE_BYTES, Mode::Shared)?;
         match method {
             Method::WriteMapped => map.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = page[0].wrapping_add(1)),
@@ -420,7 +421,7 @@ fn plot(trials: &Rounds<Vec<Timed>>) -> Plot {
 /// The figures on which the verdicts rest. Figures that were not measured are `None`.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Seconds for 2 GB in pieces of 4 KiB, for three methods: taking slices, touching one byte, copying all bytes.
+    /// Seconds per 2 GB in pieces of 4 KiB, for three methods: taking slices, touching one byte, copying all bytes.
     reads: Option<[Spread; 3]>,
     /// The time of read(2) divided by that of a copy from the mapping, in pieces of one byte.
     read_bytes: Option<Ratio>,
@@ -429,10 +430,10 @@ struct Findings {
     /// `write_new` is for the second of two files, `write_first` for the first.
     write_new: Option<[Ratio; 2]>,
     write_first: Option<[Ratio; 2]>,
-    /// Seconds for writing 2 GB of a new file through a mapping, for each size of at least [`PAGES_FROM`].
+    /// Seconds per 2 GB of a new file written through a mapping, for each size of at least [`PAGES_FROM`].
     new_seconds: Vec<f64>,
-    /// The time of write(2) divided by that of the mapping, in pieces of 4 KiB, for an existing file whose pages were
-    /// touched before.
+    /// The time of write(2) divided by that of the mapping, in pieces of 4 KiB, for an existing file whose pages have
+    /// been touched.
     write_touched: Option<Ratio>,
     pages: Option<Pages>,
     /// The time of writing and reading through a mapping, and of doing both by calls, each divided by the time of
@@ -449,19 +450,19 @@ struct Large {
     copied: Ratio,
     /// The time of read(2) divided by that of taking slices, which S3's column shows.
     sliced: Ratio,
-    /// Seconds for 2 GB, with read(2) and with the copy.
+    /// Seconds per 2 GB, with read(2) and with the copy.
     seconds: [f64; 2],
 }
 
 /// The cost of a page when writing through a mapping in pieces of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
-    /// Seconds for 2 GB: in a new file, in a file with allocated blocks, and in pages that were touched before.
+    /// Seconds per 2 GB: in a new file, in a file with allocated blocks, and in pages already touched.
     seconds: [f64; 3],
     /// Faults per page, in the same order.
     faults: [f64; 3],
-    /// The additional time of a new file whose blocks are already allocated, as a share of the additional time of a new
-    /// file without blocks.
+    /// The extra time of a new file whose blocks are already allocated, as a share of the extra time of a new file
+    /// without blocks.
     without_allocation: Spread,
 }
 
@@ -470,7 +471,7 @@ impl Findings {
         let case = |bytes: usize| SIZES.iter().position(|each| *each == bytes).expect("listed");
         let spread = |bytes, method| trials[case(bytes)].spread(|times| times[index(method)].seconds);
         let compare = |bytes, left: &dyn Fn(&Vec<Timed>) -> f64, right: &dyn Fn(&Vec<Timed>) -> f64| {
-            // Only the case of 4 KiB is repeated, so its noise stands in for the noise of the other sizes.
+            // Only the 4 KiB case is repeated, so its noise stands in for the noise of the other sizes.
             let noise = trials.noise(left).max(trials.noise(right));
             Ratio::of(&trials[case(bytes)].each(left), &trials[case(bytes)].each(right), noise)
         };
@@ -594,8 +595,8 @@ const CLAIMS: [Claim<Findings>; 6] = [
     Claim { source: "S3", text: "It is best to write by calls and to read by mapping, as LMDB does.", judge: advice },
 ];
 
-/// Judges by the copy, the only mapped method that does the same work as read(2). S3's column matches the slices, which
-/// read nothing.
+/// Judges by the copy, because it is the only mapped method that does the same work as read(2). S3's column matches the
+/// slices, which read nothing.
 fn large_pieces(found: &Findings) -> Judgement {
     let Some(Large { copied, sliced, seconds: [call, mapped] }) = found.read_large else { return nothing() };
     let calls = SOURCE_BYTES / 8192.0;
@@ -611,8 +612,8 @@ fn large_pieces(found: &Findings) -> Judgement {
     copied.judge_at_least(Size::of(400.0), why)
 }
 
-/// If the times of new files differ by more than this factor between pieces of at least [`PAGES_FROM`] bytes, the
-/// machine changed its state during the run.
+/// If new files' times differ by more than this factor between pieces of at least [`PAGES_FROM`] bytes, the state of
+/// the machine changed during the run.
 const STATE_FACTOR: f64 = 2.0;
 
 /// The ratio of S3's times, 2.48 s by mapping and 1.74 s by calls.
@@ -662,8 +663,8 @@ fn is_opposite(judgements: [Holds; 2]) -> bool {
 /// The missing condition if the two new files lead to opposite verdicts.
 const FIRST_USE: &str = "memory that costs no more at its first use than later (a virtual machine's may)";
 
-/// Judges why a new file costs more than touched pages. The faults are the cause if most of the additional cost remains
-/// once the blocks are allocated. The allocation is the cause if little of it remains.
+/// Judges why a new file costs more than touched pages. The faults are the cause if most of the extra cost remains once
+/// the blocks are allocated. The allocation is the cause if little of it remains.
 fn faults_cost(found: &Findings) -> Judgement {
     let (Some(ratio), Some(pages)) = (found.write_touched, found.pages) else { return nothing() };
     let [new, allocated, touched] = pages.seconds;
@@ -731,8 +732,8 @@ mod tests {
         assert_eq!(SOURCE.len(), SIZES.len());
     }
 
-    /// The pages of a new file are faulted in, each fault bringing in one folio of the file system. Pages that were
-    /// touched before do not fault.
+    /// A new file's pages are faulted in, and each fault brings in one folio of the file system. Pages already touched
+    /// do not fault.
     #[test]
     fn faults_are_those_of_the_way() {
         let folder = tempfile::tempdir().unwrap();
@@ -815,8 +816,8 @@ mod tests {
         assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Findings::default()).holds == Holds::Inconclusive));
     }
 
-    /// If the times of new files depend on the piece size although their pages cost the same, the machine changed its
-    /// state during the run. The extrapolation is reported, and so is an effect far larger than S3's.
+    /// If new files' times depend on the piece size although their pages cost the same, the state of the machine
+    /// changed during the run. The extrapolation is reported, and so is an effect far larger than S3's.
     #[test]
     fn new_files_of_two_states_tell_nothing() {
         let example = Some([ratio(3.47).unwrap(), ratio(6.56).unwrap()]);
@@ -824,13 +825,13 @@ mod tests {
             new_file(&Findings { write_new, write_first, new_seconds: new_seconds.to_vec(), ..Findings::default() })
         };
         let judge = |new_seconds: &[f64]| judge_both(example, example, new_seconds);
-        // The first file pays for memory that the second file reuses, so their verdicts are opposite.
+        // The first file pays for memory that the second file reuses, so the verdicts on them are opposite.
         let faster = Some([ratio(0.6).unwrap(); 2]);
         let judgement = judge_both(faster, example, &[]);
         assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::Inconclusive, Some(FIRST_USE)));
         // If the verdict on the first file is inconclusive, it can't be opposite to that on the second.
         assert_eq!(judge_both(faster, Some([noisy(1.2).unwrap(); 2]), &[]).holds, Holds::No);
-        // Times of pieces of 512 bytes to 10 KiB from an example report.
+        // An example report's times for pieces of 512 bytes to 10 KiB.
         let judgement = judge(&[0.897, 4.09, 3.45, 3.72, 3.84, 4.60]);
         assert_eq!(judgement.holds, Holds::Inconclusive);
         assert!(judgement.missing.unwrap().contains("897 ms to 4.60 s"));

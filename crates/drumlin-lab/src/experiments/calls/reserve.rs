@@ -1,9 +1,9 @@
 //! Mappings larger than memory and swap: does the kernel permit them, with and without `MAP_NORESERVE`?
 //!
 //! The mappings are never touched, so they are harmless; `hazards` shows the consequences of touching them. In S3's
-//! other scenario, two processes each reserve a mapping smaller than memory and swap, but together exceed them. The
-//! kernel permits both. To show the consequence, both processes touch such mappings under the memory limit of a control
-//! group.
+//! other scenario, each of two processes reserves a mapping smaller than memory and swap, but together they exceed
+//! both. The kernel permits both. To show the consequence, both processes touch such mappings under the memory limit of
+//! a control group.
 
 use std::io;
 
@@ -23,7 +23,7 @@ const LIMIT_BYTES: u64 = 64 << 20;
 /// The share of the limit that each of the two processes occupies.
 const PART: f64 = 0.7;
 
-/// The kinds of mapping. A kind that the kernel did not permit has the kernel's error.
+/// The kinds of mapping, each with the kernel's error if it refused the mapping.
 type Findings = [(Reserve, Result<(), String>); 5];
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
@@ -63,13 +63,12 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Reserves memory, and touches all of it if `touch` is set.
+/// Reserves memory, and also touches all of it if `touch` is set.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     bytes: usize,
     touch: bool,
-    /// Starts a second process in the same group, which reserves and touches as much while this process holds its
-    /// memory.
+    /// Starts a second process in the same group, which does the same while this process holds its memory.
     with_other: bool,
 }
 
@@ -101,13 +100,14 @@ fn reserved(bytes: usize) -> io::Result<Vec<u8>> {
     Ok(memory)
 }
 
-/// The results for two processes that each stay below a limit, but together exceed it.
+/// The results for two processes, each of which stays below a limit that they exceed together.
 #[derive(Debug, Default)]
 struct Shared {
-    /// For each of the two processes, `true` if the kernel let it map its share of the machine's memory and swap.
+    /// For each of the two processes, `true` if the kernel let it reserve [`PART`] of the machine's memory and swap.
     permitted: [bool; 2],
-    /// Rounds in a control group. In `alone` rounds there was one process, which survived `survived` of them. In `both`
-    /// rounds there were two, one of which was killed in `killed` of them.
+    /// The number of rounds in a control group with one process (`alone`), and in how many of them it survived
+    /// (`survived`); the number of rounds with two processes (`both`), and in how many of them one was killed
+    /// (`killed`).
     alone: usize,
     survived: usize,
     both: usize,
@@ -140,7 +140,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Returns the rows of the table.
+    /// Describes both results, each with its name.
     fn end_texts(&self) -> [(String, String); 2] {
         let part = Form::Share.show(PART);
         let second = match self.permitted {
@@ -177,7 +177,7 @@ const CLAIM: Claim<Findings> = Claim {
         let kinds = found.iter().filter(|(_, result)| result.is_ok()).map(|(kind, _)| kind.name());
         let why = format!("Permitted: {}.", kinds.collect::<Vec<_>>().join("; "));
         match parts.iter().filter(|part| **part).count() {
-            // The address space is limited, so no mapping of this size is possible at all.
+            // The process's address space is limited, so no mapping of this size is possible at all.
             _ if found.iter().all(|(_, result)| result.is_err()) => {
                 Judgement::inconclusive("address space for a mapping of this size", why)
             }
@@ -218,8 +218,8 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
 mod tests {
     use super::*;
 
-    /// A killed process, a surviving process and a refused mapping each lead to the right verdict. If even the process
-    /// that runs alone dies, the verdict is inconclusive.
+    /// A killed process, a surviving process and a refused mapping each lead to the right verdict. If a process dies
+    /// even when it runs alone, the verdict is inconclusive.
     #[test]
     fn guarantees_are_judged() {
         let found =
@@ -238,7 +238,7 @@ mod tests {
     /// Reserved memory occupies no physical memory until it is touched.
     #[test]
     fn reserving_touches_nothing() {
-        // Other tests of this process allocate memory too.
+        // Other tests in this process allocate memory too.
         let before = crate::counters::resident_bytes();
         let memory = reserved(2 << 30).unwrap();
         assert!(crate::counters::resident_bytes() < before + (1 << 30));

@@ -28,7 +28,7 @@ enum Method {
     Pipe,
 }
 
-/// Repeatedly sends a word to another process and waits for its echo.
+/// Repeatedly sends a word to a second process and waits for its echo.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -36,14 +36,14 @@ pub(crate) struct Task {
     trips: u64,
 }
 
-/// The other process, which echoes each word.
+/// The second process, which echoes each word.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Echo(Task);
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Observation {
     trips: Summary,
-    /// The resident memory of this process's mapping, and this process's proportional share of it while the other
+    /// The resident memory of this process's mapping, and this process's proportional share of it while the second
     /// process maps the file too.
     resident_bytes: u64,
     share_bytes: u64,
@@ -73,11 +73,11 @@ impl Measurement for Echo {
     }
 }
 
-/// The offsets of the sent word and of the echoed word in the mapping. Each word has a cache line to itself.
+/// The offsets of the sent word and of the echoed word in the mapping. Each word has its own cache line.
 const TO: usize = 0;
 const FRO: usize = 128;
 
-/// The time without an answer after which the other process is considered dead or hung.
+/// The time without an answer after which the second process is considered dead or hung.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Task {
@@ -88,7 +88,7 @@ impl Task {
         Ok(map)
     }
 
-    /// Sends the words and times the echoes. `start` runs the other process until it ends.
+    /// Sends the words and times the echoes. `start` runs the second process until it ends.
     fn send(&self, start: impl FnOnce(Echo) -> io::Result<()> + Send) -> io::Result<Observation> {
         let map = self.map()?;
         std::thread::scope(|scope| {
@@ -111,7 +111,7 @@ impl Task {
                         wait_for(&map, FRO, trip)?;
                     }
                 }
-                // Skip the first trip, which includes starting the other process.
+                // Skip the first trip, which includes starting the second process.
                 if trip > 1 {
                     latencies.record(begun.elapsed());
                 }

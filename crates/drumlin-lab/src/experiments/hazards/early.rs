@@ -1,7 +1,7 @@
-//! Dirty pages that reach the device although the process that changed them has not asked for it yet.
+//! Dirty pages that reach the device before the process that changed them requests it.
 //!
-//! Here a sync by another process causes the write: any program may sync a file system. The kernel also writes dirty
-//! pages on its own after half a minute.
+//! Here, another process causes the write by a sync, as any program may. The kernel also writes dirty pages on its own
+//! after half a minute.
 
 use std::fs::{self, File};
 use std::io;
@@ -23,15 +23,14 @@ use crate::session::{Session, plain};
 use crate::temp_folder;
 use crate::worker::{self, Ending, Measurement};
 
-/// The number of bytes that are changed and locked in memory, below the usual limits on locked memory.
+/// The number of bytes to change and lock in memory, below the usual limits on locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
 
 /// The expected time until the kernel writes a dirty page. Every 5 seconds, the kernel looks for pages that have been
 /// dirty for 30 seconds.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
-/// The time limit for the kernel to write the page. After it, the lab concludes that the kernel does not write the
-/// page.
+/// The time limit for the kernel to write the page. After this time, the lab concludes that the kernel won't write it.
 const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
 /// The memory that holds the changed page.
@@ -81,7 +80,7 @@ impl Measurement for Task {
     }
 }
 
-/// Syncs the file system of a folder. Runs in the other process.
+/// Syncs the file system of a folder. Runs in a different process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sync {
     folder: PathBuf,
@@ -132,7 +131,7 @@ impl Task {
         let limit = if self.cause == Cause::Kernel { FLUSHER_SECONDS_MAX } else { 5.0 };
         worker::wait_until(Duration::from_secs_f64(limit), || dirty_bytes(address).is_ok_and(|bytes| bytes == 0));
         let seconds = start.elapsed().as_secs_f64();
-        // A direct read would first write back dirty pages. So it shows what was on the device only if the pages are
+        // A direct read would first write dirty pages back, so it shows the device's own content only if the pages are
         // clean.
         let is_written = dirty_bytes(address)? == 0 && is_on_device(&self.path)?;
         Ok(Observation { dirty_bytes_before, is_locked, is_written, seconds })
@@ -160,7 +159,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     for (place, cause, rounds) in [
         (Place::Mapping, Cause::OtherProcess, rounds),
         (Place::Frame, Cause::OtherProcess, rounds),
-        // The kernel writes only after half a minute, so run a single round.
+        // The kernel writes the pages only after half a minute, so run a single round.
         (Place::Mapping, Cause::Kernel, u64::from(!session.settings.quick)),
     ] {
         let seconds = if cause == Cause::Kernel { FLUSHER_SECONDS } else { 0.3 } * rounds as f64;
@@ -205,7 +204,7 @@ const CLAIM: Claim<(Endings<Observation>, Endings<Observation>)> = Claim {
     judge,
 };
 
-/// Judges the rounds of the mapping. The control is a frame in the program's own memory: if its change reached the
+/// Judges the rounds with a mapping. The control is a frame in the program's own memory: if its change reached the
 /// device too, the mapping was not the cause.
 fn judge((mapping, frame): &(Endings<Observation>, Endings<Observation>)) -> Judgement {
     let is_told = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.dirty_bytes_before > 0);
@@ -259,8 +258,8 @@ mod tests {
         assert_eq!(judged(vec![Ending::Failed(io::Error::other("no device"))], false), Holds::Inconclusive);
     }
 
-    /// A page that was changed and not synced is dirty. A sync of the file system makes it clean and writes its change
-    /// to the device. A change in a frame does not reach the device.
+    /// A page with an unsynced change is dirty. A sync of the file system makes it clean and writes the change to the
+    /// device. A change in a frame does not reach the device.
     #[test]
     fn dirty_pages_are_seen_and_written() {
         let folder = tempfile::tempdir().unwrap();

@@ -149,7 +149,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// Describes how the first round ended, and in how many rounds the end was the same.
+/// Describes how the first round ended, and how many rounds ended the same way.
 fn words(rounds: &Endings<Observation>, missing: impl Fn() -> String) -> String {
     let Some(first) = rounds.endings.first() else { return missing() };
     let text = |ending: &Ending<Observation>| match ending {
@@ -189,7 +189,7 @@ const READS_KILL: Claim<(Pair, Pair)> = Claim {
     judge: reads_kill,
 };
 
-/// Judges reads of a bad block and of a truncated file, each through the mapping and by a call.
+/// Judges reads of a bad block and of a truncated file, both through the mapping and by a call.
 fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     let is_killed = |ending: &Ending<Observation>| matches!(ending, Ending::Killed(libc::SIGBUS));
     let is_reported = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.access.is_some());
@@ -218,7 +218,7 @@ const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     judge: writes_fail_late,
 };
 
-/// Judges writes to a bad block, through the mapping and by a call.
+/// Judges writes to a bad block, both through the mapping and by a call.
 fn writes_fail_late(write: &Pair) -> Judgement {
     if write[0].endings.is_empty() {
         return Judgement::inconclusive(NO_FUSE, "");
@@ -283,8 +283,8 @@ mod tests {
         assert_eq!(WRITES_FAIL_LATE.source, "Drumlin", "S1 has the errors of reads alone");
     }
 
-    /// For a bad block and for a truncated file, a call returns an error, and the process survives. If a change through
-    /// a mapping can't be written, only the first sync reports it.
+    /// For a bad block and for a truncated file, a call returns an error, and the process survives. If the kernel can't
+    /// write a change made through a mapping, only the first sync reports it.
     #[test]
     fn calls_report_errors() {
         let folder = tempfile::tempdir().unwrap();

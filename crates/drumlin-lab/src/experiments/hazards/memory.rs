@@ -1,4 +1,4 @@
-//! Dirty pages under a memory limit. The kernel can write shared pages back; without swap, it can't evict private and
+//! Dirty pages under a memory limit. The kernel can write shared pages back. Without swap, it can't evict private or
 //! anonymous pages.
 
 use std::fs::File;
@@ -25,7 +25,7 @@ const LIMIT_BYTES: u64 = 64 << 20;
 /// The number of bytes that a process dirties under the limit.
 const DIRT_BYTES: usize = 160 << 20;
 
-/// The kind of memory that is dirtied.
+/// The kind of memory that a process dirties.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Kind {
     /// `MAP_SHARED` of a file.
@@ -133,7 +133,7 @@ const CLAIM: Claim<([Endings<()>; 4], u64)> = Claim {
     judge,
 };
 
-/// Judges the rounds of all kinds, given the free swap in bytes.
+/// Judges the rounds of all kinds, given the number of bytes of free swap.
 fn judge((all, swap_bytes): &([Endings<()>; 4], u64)) -> Judgement {
     let lived = |ending: &Ending<()>| matches!(ending, Ending::Done(()));
     let killed = |ending: &Ending<()>| matches!(ending, Ending::Killed(libc::SIGKILL));

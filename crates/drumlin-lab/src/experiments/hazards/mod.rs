@@ -34,7 +34,7 @@ const BEFORE: u8 = 0x11;
 /// The value of a file's bytes after the change.
 const CHANGED: u8 = 0xEE;
 
-/// The way in which the process of a case ended, for each round.
+/// The way in which a case's process ended in each round.
 #[derive(Debug)]
 struct Endings<T> {
     endings: Vec<Ending<T>>,
@@ -57,7 +57,7 @@ impl<T> Endings<T> {
     }
 }
 
-/// The number of rounds that showed an effect, out of all rounds of a case.
+/// A case's number of rounds, and the number of them that showed an effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Count {
     seen: usize,

@@ -1,4 +1,4 @@
-//! A store through a stray pointer: into a mapping, and into a frame in the program's own memory.
+//! A store through a stray pointer, which hits either a mapping or a frame in the program's own memory.
 
 use std::fs::File;
 use std::io;
@@ -104,7 +104,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
 const CLAIM: Claim<[Endings<Observation>; 3]> =
     Claim { source: "S1", text: "A stray pointer into a writable mapping changes the file, and nothing tells.", judge };
 
-/// Judges the rounds of a writable mapping, of a read-only mapping, and of a frame.
+/// Judges the rounds with a writable mapping, with a read-only mapping, and with a frame.
 fn judge(all: &[Endings<Observation>; 3]) -> Judgement {
     let is_in_file = |ending: &Ending<Observation>| matches!(ending, Ending::Done(seen) if seen.is_in_file);
     let is_killed = |ending: &Ending<Observation>| matches!(ending, Ending::Killed(_));

@@ -1,9 +1,9 @@
-//! Small versions of S1's three methods to update a mapped file safely, compared with updating it in place.
+//! Small versions of S1's three methods of updating a mapped file safely, compared with updating it in place.
 //!
 //! A store has [`PAGES`] pages. A transaction writes its number into [`TOUCHED`] of them. Each method is timed. Then a
 //! process commits some transactions, begins the next one, changes half of its pages, and dies. Another process (the
 //! lab's) syncs the file system, as any process may at any time, and compares the pages that recovery finds on the
-//! device with the committed pages.
+//! device with those that were committed.
 //!
 //! - *In place*: stores into a shared mapping, and commits by msync. This is the control, without a protocol.
 //! - *Copy-on-write by the system* (MongoDB's MMAPv1): changes a private mapping, logs the change, syncs the log, and
@@ -87,7 +87,7 @@ pub(crate) struct Task {
     dies: bool,
 }
 
-/// The cost of the commits of one process.
+/// The cost of all commits by one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Observation {
     latency: Summary,
@@ -155,12 +155,12 @@ struct Store {
     log_bytes: u64,
     /// The file as all processes see it.
     shared: Map,
-    /// The file with the changes of the current transaction. Used by `SystemCopies` only.
+    /// The file with the current transaction's changes. Used by `SystemCopies` only.
     private: Option<Map>,
     written_pages: u64,
     /// The pages that the current transaction has changed.
     copies: Vec<(usize, Vec<u8>)>,
-    /// The place of each page in the file. `free` lists the places without a page. Used by `ShadowPages` only.
+    /// The place of each page in the file. `free` lists the places that hold no page. Used by `ShadowPages` only.
     places: Vec<u16>,
     free: Vec<u16>,
 }
@@ -175,7 +175,7 @@ impl Store {
         let (data, log) = (open("data")?, open("log")?);
         let bytes = if method == Method::ShadowPages { PLACES * PAGE_BYTES } else { FILE_BYTES };
         data.set_len(bytes as u64)?;
-        // Write all blocks in advance, so that the times of commits include the protocol but no allocation of blocks.
+        // Write all blocks in advance, so that commit times include the protocol but no block allocation.
         for place in 0..bytes / PAGE_BYTES {
             data.write_all_at(&[0; PAGE_BYTES], (place * PAGE_BYTES) as u64)?;
         }
@@ -415,7 +415,7 @@ const CLAIM: Claim<[Vec<usize>]> = Claim {
     judge,
 };
 
-/// Judges by the number of wrong pages in each round of each method. `wrong` lists the methods in the order of
+/// Judges each method by its number of wrong pages in each round. `wrong` lists the methods in the order of
 /// `Method::ALL`.
 fn judge(wrong: &[Vec<usize>]) -> Judgement {
     let count = |is_seen: &dyn Fn(usize) -> bool, rounds: &Vec<usize>| super::Count {

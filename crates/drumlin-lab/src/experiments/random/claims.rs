@@ -20,18 +20,19 @@ pub(super) struct Figures {
     pub(super) missing: Vec<(Regime, String)>,
     is_virtual: bool,
     processors: usize,
-    /// The duration of a single random read.
+    /// The duration of one random read if no others are in flight.
     read_micros: Option<f64>,
     /// For each direct run on the raw device, the mean rate in its slowest fifth divided by the run's median rate.
     steadiness: Option<Spread>,
-    /// The phases of each round's mapped reads, by regime; `None` for a round in which memory never became full.
+    /// For each regime, the phases of the mapped reads in each round, or `None` for a round in which memory never
+    /// became full.
     pub(super) phases: Vec<(Regime, Vec<Option<Phases>>)>,
-    /// The rate of direct reads divided by that of mapped reads after memory was full, in device reads per second, by
-    /// regime.
+    /// For each regime, the rate of direct reads divided by that of mapped reads after memory was full, in device reads
+    /// per second.
     direct_over_mapped: Vec<(Regime, Ratio)>,
-    /// The processor time of a mapped read divided by that of a direct read, by regime.
+    /// For each regime, the processor time of a mapped read divided by that of a direct read.
     mapped_cpu: Vec<(Regime, Ratio)>,
-    /// The device reads per second of direct reads, by regime.
+    /// For each regime, the device reads per second of direct reads.
     direct_rates: Vec<(Regime, f64)>,
     /// The lowest rate of mapped reads in any sample divided by their rate while memory was filling, in the pressure
     /// regime.
@@ -51,7 +52,7 @@ pub(super) struct Figures {
     cached_over_direct: Option<Ratio>,
     within_over_beyond: Option<Ratio>,
     beyond_over_buffered: Option<Ratio>,
-    /// The share of buffered reads beyond memory that hit the page cache.
+    /// The hit rate of the page cache for buffered reads beyond memory.
     hits: Option<f64>,
     /// The memory that the control group used during buffered reads beyond memory, as a share of its limit.
     cache_filled: Option<f64>,
@@ -122,7 +123,7 @@ impl Figures {
         Figures { is_virtual, processors: machine.processors, ..Figures::default() }
     }
 
-    /// Adds the figures of a regime's series of samples.
+    /// Adds the figures for a regime's series of samples.
     pub(super) fn add_courses(&mut self, regime: Regime, rounds: &Rounds<Load>) {
         let phases: Vec<Option<Phases>> =
             rounds[MAPPED].samples.iter().map(|samples| condition::phases(samples, BLOCK_BYTES as f64)).collect();
@@ -160,14 +161,14 @@ impl Figures {
         self.phases.push((regime, phases));
     }
 
-    /// Adds the figures of single reads.
+    /// Adds the figures for single reads.
     pub(super) fn add_ladder(&mut self, cases: &[Case], steps: &Rounds<Load>, read_micros: Option<f64>) {
         let single = cases.iter().position(|case| case.method == Method::Direct && case.threads == 1);
         self.device_share = single.and_then(|index| steps[index].spread(device_share));
         self.read_micros = read_micros;
     }
 
-    /// Adds the figures of S4's ranges.
+    /// Adds the figures for S4's ranges.
     pub(super) fn add_ranges(&mut self, cases: &[Case], rounds: &Rounds<Load>, limit_bytes: u64) {
         let rate = |left, right| rounds.ratio(left, right, Load::operations_per_second);
         self.cached_over_direct = rate(WITHIN_BUFFERED, WITHIN_DIRECT);
@@ -180,13 +181,13 @@ impl Figures {
         self.within_memory = memory(WITHIN_BUFFERED).zip(memory(WITHIN_DIRECT)).map(|(b, d)| (b, d, range_bytes));
     }
 
-    /// Adds the figures of small rows.
+    /// Adds the figures for small rows.
     pub(super) fn add_rows(&mut self, rounds: &Rounds<Load>) {
         self.wasted = rounds[ROW_BUFFERED].spread(wasted).zip(rounds[ROW_NORMAL].spread(wasted));
         self.files_over_file = rounds.ratio(ROW_FILES, ROW_DIRECT, Load::operations_per_second);
     }
 
-    /// Adds the figures of updates.
+    /// Adds the figures for updates.
     pub(super) fn add_updates(&mut self, rounds: &Rounds<Load>) {
         let noise = compare::noise(&late_rates(&rounds[POOL]), &late_rates(&rounds.again));
         let [pool, mapped] = [POOL, UPDATED_MAPPED].map(|index: usize| late_rates(&rounds[index]));
@@ -231,13 +232,13 @@ impl Figures {
         })
     }
 
-    /// Returns the condition that S4's rates require, a fast drive, if this machine does not meet it.
+    /// Returns the condition for S4's rates, a fast drive, if this machine does not meet it.
     fn fast_drive(&self) -> Option<String> {
         self.read_micros.and_then(condition::read_micros)
     }
 }
 
-/// Returns the figure of a regime.
+/// Returns the figure for a regime.
 fn of<T: Copy>(figures: &[(Regime, T)], regime: Regime) -> Option<T> {
     figures.iter().find(|(each, _)| *each == regime).map(|(_, figure)| *figure)
 }
@@ -413,7 +414,7 @@ const CLAIMS: [Claim<Figures>; 17] = [
                     share if share >= SIGNIFICANT / 3.0 => Holds::Partly,
                     _ => Holds::NotInSize,
                 };
-                // A shootdown interrupts every other processor that runs the process.
+                // A shootdown interrupts every other processor on which the process runs.
                 Judgement::new(holds, figures_text).unless_lacking(condition::processors(figures.processors))
             })
         },
@@ -574,7 +575,7 @@ mod tests {
         Spread::of(&[figure * 0.98, figure, figure * 1.02])
     }
 
-    /// Returns the figures of a machine like the sources'. Every claim has this ratio.
+    /// Returns the figures of a machine like the sources', with this ratio for every claim.
     fn all_at(ratio: Ratio) -> Figures {
         let regimes = [Regime::Device, Regime::Memory, Regime::Pressure];
         Figures {
@@ -631,12 +632,13 @@ mod tests {
         BY_RATIO.map(|claim| judged(claim, figures).holds)
     }
 
-    /// Each claim with a ratio can hold, fail and be inconclusive. It can hold partly if it has a size.
+    /// Every claim with a ratio can hold, fail or be inconclusive. A claim that states a size can also hold partly.
     #[test]
     fn claims_with_a_ratio_come_out_each_way() {
         assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
         let same = by_ratio(&all_at(ratio(1.0)));
-        // In a control group the faulting threads evict, so an absent fall says nothing about the kernel's thread.
+        // In a control group, the faulting threads evict. So if the rate does not fall, that says nothing about eviction by
+        // the kernel's thread.
         assert_eq!(same, [Inconclusive, Inconclusive, No, No, Yes, Yes, No, Yes, Yes, No]);
         let between = by_ratio(&all_at(ratio(1.4)));
         assert_eq!(between, [Partly, Partly, Partly, Partly, Yes, No, Partly, Yes, Yes, Partly]);
@@ -708,8 +710,8 @@ mod tests {
         assert!(judged.why.contains("0.8 %") && judged.missing.unwrap().contains("64 processors"), "{}", judged.why);
     }
 
-    /// Figures measured on two processors and a drive of 104 k reads/s can't refute the claims. An older rule found the
-    /// claims partly true or false, or did not name the missing condition.
+    /// Figures measured with two processors and a drive of 104 k reads/s can't refute the claims. With an older rule,
+    /// the verdicts were partly true or false, or did not name the missing condition.
     #[test]
     fn a_small_machine_cannot_refute() {
         let report = |ratio: Ratio| Figures {
@@ -762,7 +764,7 @@ mod tests {
         assert!(missing("near stop", &figures).contains("never matched"));
     }
 
-    /// The figures of a series are computed from its samples.
+    /// The figures for a series are computed from its samples.
     #[test]
     fn courses_have_their_figures() {
         let rates = [100.0, 100.0, 100.0, 10.0, 10.0, 50.0, 50.0, 50.0, 50.0, 50.0];

@@ -45,14 +45,15 @@ use updates::Method as UpdateMethod;
 use task::SMALL_FILES;
 pub(crate) use task::{BLOCK_BYTES, Method, Task};
 
-/// The number of threads in S1: enough for a mapping to have as many requests in flight as asynchronous reads do.
+/// The number of threads in S1. It is large enough for a mapping to have as many requests in flight as asynchronous
+/// reads do.
 const THREADS: usize = 100;
 
 /// S4's number of buffers.
 const S4_DEPTH: usize = 20;
 
-/// The bytes requested by a read that measures read amplification. For such a small row, 87.5 % of a 4 KiB block is
-/// wasted.
+/// The number of bytes requested by a read that measures read amplification. For such a small row, 87.5 % of a 4 KiB
+/// block is wasted.
 const ROW_BYTES: usize = 512;
 
 /// The number of threads that update pages.
@@ -119,7 +120,7 @@ fn courses(session: &Session<'_>, regime: Regime) -> Vec<Case> {
             case(Method::Mapped(Advice::Sequential)).source("S1: worse than RANDOM"),
         ]);
     }
-    // S4's claims are judged by the ranges, so no verdict needs this case.
+    // S4's claims are judged by the ranges, so this case affects no verdict.
     if regime == Regime::Device || (regime == Regime::File && !session.settings.quick) {
         cases.push(case(Method::Buffered));
     }
@@ -142,14 +143,14 @@ fn ladder_cases(session: &Session<'_>) -> Vec<Case> {
     cases
 }
 
-/// The indexes of the cases of S4's table.
+/// The indexes of the cases in S4's table.
 const WITHIN_DIRECT: usize = 0;
 const WITHIN_BUFFERED: usize = 1;
 const BEYOND_DIRECT: usize = 2;
 const BEYOND_BUFFERED: usize = 3;
 
-/// Returns the cases of S4's table: a range that fits in memory and one that does not, each read buffered and direct,
-/// with 20 reads in flight.
+/// Returns the cases of S4's table: a range that fits in memory and one that does not, each read both buffered and
+/// direct, with 20 reads in flight.
 fn range_cases(session: &Session<'_>) -> Vec<Case> {
     let options = RingOptions { registered: true, ..RingOptions::default() };
     let direct = Method::Ring { depth: S4_DEPTH, options };
@@ -160,7 +161,7 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
             case.range_bytes = small_bytes.max(1 << 20);
         }
         if method == Method::Buffered {
-            // Fill the page cache first: in the source's 20 s beyond memory, it was full most of the time.
+            // Fill the page cache first. In S4's measurement beyond memory, it was full for most of the 20 s.
             case.warm_bytes = case.range_bytes.min(session.memory_bytes() / 4 * 5);
         }
         let kind = match (method, threads) {
@@ -202,8 +203,8 @@ fn amplification_cases(session: &Session<'_>) -> Vec<Case> {
     methods.into_iter().map(case).collect()
 }
 
-/// Returns the seconds for which a series continues after memory is full: ten in the pressure regime. A series that
-/// does not wait for memory to fill lasts twice as long, except in the pressure regime.
+/// Returns the seconds for which a series continues after memory is full, by default ten in the pressure regime. A
+/// series that does not wait for memory to fill lasts twice as long, except in the pressure regime.
 fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     let (is_quick, seconds) = (session.settings.quick, session.pacing.series.seconds);
     match (regime, is_quick) {
@@ -217,7 +218,7 @@ fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
 /// The assumed rate at which a mapping fills memory. Used to estimate the duration of a run.
 const FILL_BYTES_PER_SECOND: f64 = 3e8;
 
-/// Returns the timing of a series. A series that waits for memory to fill may last for one more series' duration.
+/// Returns the timing of a series. A series that waits for memory to fill may run for an additional series' duration.
 fn course_timing(session: &Session<'_>, regime: Regime, case: &Case) -> Timing {
     let full = full_seconds(session, regime);
     let seconds = match (case.full_seconds, regime) {
@@ -244,8 +245,8 @@ fn courses_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     (all + course_seconds(session, regime, &cases[DIRECT])) / (cases.len() + 1) as f64
 }
 
-/// Returns the memory limit of updates, small enough to fill immediately. The pool's frames occupy three quarters of
-/// it.
+/// Returns the memory limit for updates, which is small enough to fill immediately. The pool's frames occupy three
+/// quarters of it.
 fn updates_limit_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() / 4).max(64 << 20)
 }
@@ -264,7 +265,7 @@ fn updates_timing(session: &Session<'_>) -> Timing {
     Timing { seconds, sample_seconds: seconds / 20.0 }
 }
 
-/// The approximate time, in seconds, to make the last updates durable.
+/// The approximate time, in seconds, to make the final updates durable.
 const SETTLE_SECONDS: f64 = 0.3;
 
 /// Returns the timing of the cases that are not series: three quarters of a slice.
@@ -318,7 +319,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     let places = [regime::place(session, Regime::Device)?, regime::place(session, Regime::File)?];
     let larger = places.into_iter().find_map(Result::ok);
     let ladder = ladder_cases(session);
-    // Direct reads measure the drive whether the file fits in memory or not.
+    // Direct reads measure the drive, whether or not the file fits in memory.
     let any = larger.clone().unwrap_or(Place { path: session.file()?.to_owned(), limit_bytes: None });
     let steps = slices(session, &ladder, &any);
     show::ladder(chapter, &ladder, &steps);

@@ -36,7 +36,7 @@ const COST_COLUMNS: [Column; 7] = [
     ("device bytes per byte", Form::Ratio, |trials| trials.median(Load::read_amplification).into()),
 ];
 
-/// Returns the median of a count per read.
+/// Returns the median of the trials' counts, per read.
 fn each(trials: &Trials<Load>, count: fn(&Load) -> u64) -> Cell {
     trials.median(|load| count(load) as f64 / load.operations.max(1) as f64).into()
 }
@@ -85,7 +85,7 @@ pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rou
     }
 }
 
-/// Adds a table of mapped reads under `MADV_RANDOM`: the rates before and after memory became full, as medians of the
+/// Adds a table of mapped reads under `MADV_RANDOM`: the rates before and after memory became full, as medians over the
 /// rounds in which it did.
 pub(super) fn phases(chapter: &mut Chapter, figures: &Figures) {
     let mut table = Table::new(
@@ -153,7 +153,7 @@ pub(super) fn ladder(chapter: &mut Chapter, cases: &[Case], steps: &Rounds<Load>
     plot_ladder(chapter, cases, steps);
 }
 
-/// Plots rate and latency by depth, and the latency distribution of some cases.
+/// Plots rate and latency by depth, and some cases' distributions of latencies.
 fn plot_ladder(chapter: &mut Chapter, cases: &[Case], steps: &[Trials<Load>]) {
     let depth = ("in flight", Form::Count, Scale::Logarithmic);
     let latency = ("latency", Form::Micros, Scale::Logarithmic);

@@ -94,7 +94,7 @@ impl Places {
     }
 }
 
-/// Uses the bytes that were read; otherwise the compiler could remove the read.
+/// Uses the bytes that were read. Otherwise the compiler could optimise away the read.
 fn look(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
@@ -163,7 +163,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Reads each small file once, in an order different from that of the names.
+    /// Reads each small file once, in a scattered order.
     fn read_files(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         for index in 0..SMALL_FILES {
             temp_folder::forget_cached(&File::open(self.path.join(index.to_string()))?)?;
@@ -252,8 +252,8 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen));
     }
 
-    /// Returns `true` if the operations match the bytes. Totals are read while threads run, so a thread may have
-    /// counted an operation without its bytes.
+    /// Returns `true` if the number of operations matches the bytes. Totals are read while threads run, so a thread may
+    /// have counted an operation whose bytes are not counted yet.
     fn is_consistent(load: &Load, operation_bytes: u64) -> bool {
         load.bytes.abs_diff(load.operations * operation_bytes) <= THREADS as u64 * operation_bytes
     }

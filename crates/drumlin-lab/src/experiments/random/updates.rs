@@ -1,9 +1,9 @@
 //! A worker's updates at random offsets of a file larger than memory: through a shared mapping, and in the frames of a
 //! small buffer pool with direct reads and writes.
 //!
-//! In the pool, each thread has its own part of the file and its own frames, and each page has only one frame that can
-//! hold it. A miss writes the frame's page back and reads the requested page. This is the simplest possible pool, so
-//! any real pool should do at least as well.
+//! In the pool, each thread has its own part of the file and its own frames, and only one frame can hold a given page.
+//! A miss writes the frame's page back and reads the requested page. This is the simplest possible pool, so any real
+//! pool should do at least as well.
 
 use std::fs::File;
 use std::io;
@@ -74,7 +74,7 @@ impl Measurement for Task {
                 })?
             }
         };
-        // Write back now; otherwise the next trial would wait for pages that this one dirtied.
+        // Write back now. Otherwise the next trial would have to wait for pages that this one dirtied.
         file.sync_data()?;
         temp_folder::forget_cached(&file)?;
         Ok(done)

@@ -18,7 +18,7 @@ pub(super) struct Figures {
     /// The missing condition if the raw device was not measured.
     missing: Option<String>,
     processors: usize,
-    /// The duration of a single random read.
+    /// The duration of one random read if no others are in flight.
     read_micros: Option<f64>,
     /// On the raw device, the rate of buffered reads with the kernel's read-ahead divided by that of 4 KiB direct
     /// reads, one at a time.
@@ -28,13 +28,14 @@ pub(super) struct Figures {
     /// The ratio `large_over_kernel` on the plain file, with the machine's own read-ahead.
     large_over_own_window: Option<Ratio>,
     own_window_bytes: Option<u64>,
-    /// The processor time per byte with a copy divided by that without a copy.
+    /// The processor time per byte with a copy divided by that without.
     copy_cpu: Option<Ratio>,
     copy_rate: Option<Ratio>,
     /// The rate of 5 x 512 KiB into huge pages divided by that into small pages, on the plain file. (A loop device
     /// submits requests to its drive from a kernel thread, which hides their cost.)
     huge_over_small_pages: Option<Ratio>,
-    /// The memory that reads need: 5 x 512 KiB into small pages, 5 x 512 KiB into huge pages, and 4 KiB, one at a time.
+    /// The memory required by reads: 5 x 512 KiB into small pages, 5 x 512 KiB into huge pages, and 4 KiB, one at a
+    /// time.
     memory: Option<[f64; 3]>,
     /// The rate at which 20 threads read a mapping while memory fills, divided by their rate after it is full.
     mapped_fall: Option<Ratio>,
@@ -87,13 +88,13 @@ impl Figures {
         }
     }
 
-    /// Returns the condition that S4's rates require, a fast drive, if this machine does not meet it.
+    /// Returns the condition for S4's rates, a fast drive, if this machine does not meet it.
     fn fast_drive(&self) -> Option<String> {
         self.read_micros.and_then(condition::read_micros)
     }
 
-    /// Returns the conditions that S1's scans of one drive require, processors and a fast drive, if this machine does
-    /// not meet one of them.
+    /// Returns the conditions for S1's scans of one drive, processors and a fast drive, if this machine does not meet
+    /// both of them.
     fn large_machine(&self) -> Option<String> {
         let drive = self.fio_rate.and_then(|rate| condition::bandwidth(rate.median));
         condition::all([condition::processors(self.processors), drive])
@@ -111,11 +112,12 @@ fn fall(trials: &Trials<Load>, noise: f64) -> Option<Ratio> {
     Ratio::of(&filling, &full, noise)
 }
 
-/// A rate that only several drives can deliver. S1's ten deliver 70 GB/s; a mapping's own limit is far below this rate.
+/// A rate that only several drives together can deliver. S1's ten deliver 70 GB/s. A mapping can't reach this rate,
+/// whatever the number of drives.
 const SEVERAL_DRIVES: f64 = 20e9;
 
-/// S4's factor: 945 MB/s divided by 463 MB/s. The claim is one half, so it fails for a factor that is too large as well
-/// as for one that is too small.
+/// S4's factor: 945 MB/s divided by 463 MB/s. The source claims one half, so the claim fails if the factor is too large
+/// as well as if it is too small.
 const HALF: Size = Size::of(2.04).from(1.6);
 
 const CLAIMS: [Claim<Figures>; 9] = [
@@ -263,7 +265,7 @@ mod tests {
         Some(Ratio { noise: 10.0, ..ratio(median).unwrap() })
     }
 
-    /// Returns the figures of a machine like the sources'. Every claim has this ratio.
+    /// Returns the figures of a machine like the sources', with this ratio for every claim.
     fn all_at(median: Option<Ratio>, rate: f64) -> Figures {
         Figures {
             missing: None,
@@ -320,8 +322,8 @@ mod tests {
         assert!(judged.missing.unwrap().contains("several drives"));
     }
 
-    /// Figures measured on two processors and a drive of 1.31 GB/s can't refute the claims. An older rule accepted 19.8
-    /// times as a half. It found a fall by 6 %, and 0.968 times the mapping's rate, to be partly true.
+    /// Figures measured with two processors and a drive of 1.31 GB/s can't refute the claims. An older rule accepted
+    /// 19.8 times as a half. It judged a fall by 6 %, and 0.968 times the mapping's rate, to be partly true.
     #[test]
     fn a_small_machine_cannot_refute() {
         let range = |median, least, most| Some(Ratio { median, least, most, noise: 1.01 });
@@ -344,7 +346,7 @@ mod tests {
             assert!(judged.missing.as_ref().unwrap().contains(part), "{judged:?}");
         }
         assert!((CLAIMS[0].judge)(&report).why.ends_with("That is far more than claimed."));
-        // The fall may be due to a lack of processor time.
+        // The fall may be due to the lack of processors.
         let fallen = Figures { mapped_fall: ratio(1.98), ..report.clone() };
         assert_eq!((CLAIMS[5].judge)(&fallen).holds, Inconclusive);
         // On a machine like the sources', the same figures refute the claims.

@@ -78,15 +78,15 @@ const COPIED: usize = 5;
 const FIO: usize = 6;
 const MAPPED: usize = 7;
 const MAPPED_ONE: usize = 8;
-/// This case exists on the raw device only.
+/// This case is measured only on the raw device.
 const MAPPED_RANDOM: usize = 9;
 
 /// The request size of S4's streams, which have fifty requests in flight (`examples/storage.rs` of Glommio).
 const S4_REQUEST_BYTES: usize = 4 << 10;
 const S4_REQUESTS: usize = 50;
 
-/// Returns the cases of the plain file. All of them are measured on the raw device too. `is_quick` leaves out cases
-/// that no verdict needs.
+/// Returns the cases for the plain file. All of them are measured on the raw device too. `is_quick` omits cases that no
+/// verdict needs.
 fn file_cases(is_quick: bool) -> Vec<Case> {
     let mut cases = shared_cases();
     cases.truncate(if is_quick { STREAM + 1 } else { cases.len() });
@@ -116,7 +116,7 @@ fn shared_cases() -> Vec<Case> {
     ]
 }
 
-/// Returns the cases of the raw device. The additional cases explain the rates; `is_quick` leaves out some of them.
+/// Returns the cases for the raw device. The additional cases explain the rates; `is_quick` omits some of them.
 fn device_cases(is_quick: bool) -> Vec<Case> {
     let ring = |depth, huge| Method::Ring { depth, options: RingOptions { huge, ..RingOptions::default() } };
     let polled = RingOptions { registered: true, huge: true, polled: true };
@@ -138,7 +138,7 @@ fn device_cases(is_quick: bool) -> Vec<Case> {
     cases
 }
 
-/// Returns the cases of the raw device and the cases of the plain file.
+/// Returns the cases for the raw device and the cases for the plain file.
 fn cases(session: &Session<'_>) -> [(Regime, Vec<Case>); 2] {
     let is_quick = session.settings.quick;
     [(Regime::Device, device_cases(is_quick)), (Regime::File, file_cases(is_quick))]

@@ -203,8 +203,7 @@ mod tests {
             match (Task { path: path.clone(), method, request_bytes: 128 << 10, threads, timing }).perform(|_| {}) {
                 Ok(load) => {
                     assert_eq!(load.bytes, 4 << 20, "{method:?}");
-                    // Several threads add up their checksums, so their sum differs from the checksum of a single
-                    // thread.
+                    // Several threads' checksums are added up, so the sum differs from the checksum of a single thread.
                     if threads == 1 {
                         checks.push(load.check);
                     }

@@ -5,7 +5,7 @@ use crate::compare::{Claim, Ratio, Size};
 use crate::figures;
 use crate::report::{Chapter, Holds, Judgement};
 
-/// The figures of one file system on which the verdicts rest. The figures of a store that is not built in are `None`.
+/// The figures for one file system, on which its verdicts rest. A store that is not built in has no figures (`None`).
 #[derive(Clone, Debug, Default)]
 struct Figures {
     place: String,
@@ -136,8 +136,8 @@ fn sled_flushes_nothing(figures: &Figures) -> Judgement {
     Judgement::new(holds, format!("Counted for each commit: {}.", calls.show()))
 }
 
-/// Judges the rate and the calls. The rate has to grow, and there have to be fewer calls than commits; otherwise the
-/// rate has grown for some other reason.
+/// Judges the rate and the calls. The rate must grow, and there must be fewer calls than commits; otherwise the rate
+/// has grown for some other reason.
 fn shared_syncs(figures: &Figures) -> Judgement {
     let Some(gain) = figures.drumlin_gain else {
         return Judgement::inconclusive("commits by eight writers", "");
@@ -165,7 +165,8 @@ mod tests {
         Some(Ratio { median, least, most, noise: 1.05 })
     }
 
-    /// Writers queue, queue partly, or do not queue. Without Nebari, or with too much noise, the claim is inconclusive.
+    /// Commits of several writers queue, queue partly, or do not queue. Without Nebari, or with too much noise, the
+    /// claim is inconclusive.
     #[test]
     fn queueing_comes_out_each_way() {
         let judge = |nebari_gain| queue(&Figures { nebari_gain, ..Figures::default() }).holds;
@@ -210,8 +211,7 @@ mod tests {
         assert_eq!(judge(None), Inconclusive);
     }
 
-    /// With shared syncs and a higher rate the claim holds, with only one of them it holds partly, and with neither it
-    /// fails.
+    /// The claim holds with shared syncs and a higher rate, holds partly with only one of them, and fails with neither.
     #[test]
     fn sharing_comes_out_each_way() {
         let judge = |drumlin_gain, syncs| {

@@ -1,7 +1,7 @@
 //! Commits of 1 KiB by store (S2's first table): Drumlin, and other stores if they are built in.
 //!
-//! Each trial opens a new store in its own folder. The calls that ask for durability are counted in a separate run,
-//! because counting slows them down. Flushes are counted at the device while commits are timed.
+//! Each trial opens a new store in its own folder. Calls that request durability are counted in a separate run, because
+//! counting slows them down. Flushes are counted at the device while commits are timed.
 
 mod claims;
 #[cfg(feature = "peers")]
@@ -26,16 +26,16 @@ use crate::worker::Measurement;
 
 const VALUE: [u8; 1024] = [0xA5; 1024];
 
-/// The number of commits that each writer makes before its commits are counted. They create files and tables.
+/// The number of commits that each writer makes first, which are not counted because they create files and tables.
 const WARM_COMMITS: u64 = 20;
 
 /// The number of commits that each writer makes while calls are counted.
 const COUNTED_COMMITS: u64 = 200;
 
-/// The numbers of writers. Comparing the two rates shows if commits queue.
+/// The numbers of writers. A comparison of the two rates shows whether commits queue.
 const WRITERS: [usize; 2] = [1, 8];
 
-/// A measured store, which its writers share.
+/// A store under test, shared by its writers.
 trait Store: Sync {
     /// Returns a writer: a function that commits one new row, which is durable when the function returns.
     fn writer(&self) -> Result<Commit<'_>, String>;
@@ -113,7 +113,7 @@ pub(crate) struct Task {
     timing: Timing,
     commits_max: u64,
     disk: Option<String>,
-    /// `true` if the run counts calls instead of timing commits.
+    /// `true` if the run counts calls; `false` if it times commits.
     counts_calls: bool,
 }
 
@@ -205,7 +205,7 @@ impl Task {
     }
 }
 
-/// Returns keys that ascend for each writer and differ between writers.
+/// Returns a key. The keys of each writer ascend, and differ from those of other writers.
 fn key(writer: usize, number: u64) -> [u8; 8] {
     ((writer as u64) << 48 | number).to_be_bytes()
 }
@@ -234,7 +234,7 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
 /// The approximate time, in seconds, to count the calls of one store.
 const COUNT_SECONDS: f64 = 0.3;
 
-/// The measurements of commits on one file system.
+/// The measurements of commits to one file system.
 pub(super) struct Measured {
     place: String,
     rounds: Rounds<Committed>,
@@ -382,8 +382,8 @@ mod tests {
     fn every_store_commits() {
         let folder = tempfile::tempdir().unwrap();
         for (store, candidate) in STORES.iter().enumerate() {
-            // sled's threads outlive the store. Threads left over from an earlier case would run without the filter,
-            // and the threads of this case remain under it, so test sled only with the filter.
+            // sled's threads outlive the store. Any threads left over from an earlier case would run without the
+            // filter, and this case's threads would remain under it, so test sled only with the filter.
             let is_sled = candidate.name.starts_with("sled");
             for (writers, counts_calls) in [(1, false), (3, false), (2, true)] {
                 if is_sled && !counts_calls {
@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    /// Calls are described by kind. A kind that did not occur is left out.
+    /// Calls are described by kind. A kind without calls is left out.
     #[test]
     fn calls_are_counted_by_kind() {
         let counts = SyncCounts { syncs: 400, durable_writes: 25, ranges: 0, rings: 0 };

@@ -31,7 +31,7 @@ impl Store for Redb {
     }
 }
 
-/// A SQLite database, to which each writer has its own connection.
+/// An SQLite database. Each writer has its own connection to it.
 struct Sqlite {
     path: PathBuf,
     settings: &'static str,

@@ -9,7 +9,7 @@ use crate::figures;
 use crate::mount::FileSystem;
 use crate::report::{Chapter, Holds, Judgement};
 
-/// The figures of one place.
+/// The figures for one place.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PlaceFigures {
     name: String,
@@ -185,7 +185,7 @@ fn range_is_fast(figures: &Figures) -> Judgement {
     ratio.judge(compare::all([ratio.at_least(Size::of(6.6).from(2.0)), cause]), sentence)
 }
 
-/// Judges the advantage with the cache off. S2's factor fell from 6.6 to 1.4, so a sixth of the effect remained. An
+/// Judges the advantage when the cache is off. S2's factor fell from 6.6 to 1.4, so a sixth of the effect remained. An
 /// advantage counts as diminished if it is certainly smaller, by at least a third of the effect.
 fn cache_off(figures: &Figures) -> Judgement {
     let off = figures.places.iter().find(|place| place.is_cacheless).and_then(|place| place.sync_to_range);
@@ -280,12 +280,12 @@ fn btrfs_loses(figures: &Figures) -> Judgement {
     Judgement::new(compare::all(parts), sentence)
 }
 
-/// The minimum number of writes for a 99.9th percentile, which shows one slow sync in a thousand.
+/// The minimum number of writes for a 99.9th percentile, so that one slow sync in a thousand shows up.
 const WRITES_MIN: u64 = 5000;
 
 /// Judges the claim that the mean hides slow writes. S2's slowest sync_file_range took 15 times the mean. A slow write
-/// counts as hidden if it takes at least five times the mean and the slowest batch shows less than half of that. All
-/// rounds must agree.
+/// counts as hidden if it takes at least five times the mean of all writes and more than twice the mean of the slowest
+/// batch. All rounds must agree.
 fn means_hide(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some(place) = place.filter(|place| !place.rounds.is_empty()) else {
@@ -387,7 +387,8 @@ mod tests {
         assert_eq!(cache_off(&with(vec![ext4()])).holds, Inconclusive);
     }
 
-    /// Returns the shares of records that remain: on zeros, the same for all runs, and on new blocks, for each run.
+    /// Returns the shares of records that remain: on zeros, the same share for all runs; on new blocks, a share for
+    /// each run.
     fn left(file_system: FileSystem, filled: f64, new: [f64; 3]) -> Left {
         let of_run = |new| {
             METHODS.map(|method| match method {
@@ -404,9 +405,9 @@ mod tests {
         Figures { places: Vec::new(), left: vec![left] }
     }
 
-    /// Zeros keep records and new blocks lose them; only one of these is true; or the reverse is. If a power-off loses
-    /// synced records, the claim is inconclusive. A file system that was not available is reported, whatever the other
-    /// file system showed.
+    /// Zeros keep records and new blocks lose them, which confirms the claim; only one of the two is the case, which
+    /// confirms it partly; or the opposite of both is. If a power-off loses synced records, the claim is inconclusive.
+    /// A file system that was not available is reported, whatever the other file system showed.
     #[test]
     fn zeros_come_out_each_way() {
         for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
@@ -422,8 +423,8 @@ mod tests {
         assert!(missing.len() == 2 && missing.iter().all(|missing| missing.contains("xfsprogs")), "{missing:?}");
     }
 
-    /// All later runs keep records, only the run after the metadata were written back does, or no run does. If the
-    /// first run loses no records, there is nothing to compare. Later power-offs must be sound too.
+    /// All later runs keep records, only the run after a write-back of the metadata does, or no run does. If the first
+    /// run loses no records, there is nothing to compare. Later power-offs must be sound too.
     #[test]
     fn later_runs_come_out_each_way() {
         let judge = |new| later_runs(&after(left(FileSystem::Ext4, 1.0, new)), FileSystem::Ext4).holds;

@@ -18,7 +18,7 @@ pub(crate) enum Method {
     DirectDurableOpen,
     Linked,
     NoSync,
-    /// A write to the page cache only. It is the control of the power-off experiment, which must lose it.
+    /// A write to the page cache only. It is the control of the power-off experiment, which must lose such writes.
     Buffered,
 }
 
@@ -115,7 +115,7 @@ impl Method {
         }
     }
 
-    /// Returns what happens in a power cut to a write by this method, on this file system and cache, and the reason.
+    /// Returns what a power cut does to a write by this method, on this file system and cache, and the reason.
     pub(crate) fn durable(self, file_system: &str, cache: Cache) -> (Durable, &'static str) {
         let writes_elsewhere = matches!(file_system, "btrfs" | "zfs" | "bcachefs" | "f2fs" | "overlay");
         if matches!(file_system, "tmpfs" | "ramfs") {

@@ -90,7 +90,7 @@ impl Measured {
     }
 }
 
-/// Cases in which more and more writers share a file.
+/// Cases with an increasing number of writers to one file.
 #[derive(Debug)]
 struct Writers(Rounds<Written>);
 
@@ -182,7 +182,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Measures the cases on one file system. Each has its own files.
+/// Measures the cases on one file system. Each case has its own files.
 fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Written> {
     let timing = timing(session);
     let number = AtomicU64::new(0);
@@ -206,8 +206,8 @@ fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Writt
     rounds
 }
 
-/// Measures commits for each store on the folder's file system and, if the lab created a file system with a journal, on
-/// that file system too. The verdicts rest on the file system with a journal, so with `--quick` only that is measured.
+/// Measures each store's commits on the folder's file system and, if the lab created a file system with a journal, on
+/// that one too. The verdicts rest on the file system with a journal, so `--quick` measures no other if there is one.
 fn measure_stores(session: &Session<'_>, places: &[Place], chapter: &mut Chapter) -> Vec<stores::Measured> {
     let journalled = places.iter().skip(1).find(|place| place.has_journal());
     let is_own_wanted = !session.settings.quick || journalled.is_none();

@@ -1,10 +1,10 @@
 //! Counts, for each method, how many of the records that it considered durable survive a power cut.
 //!
-//! Right after the last record was written, the device's content is copied and mounted elsewhere. Bytes that were only
-//! in the page cache are lost, and bytes that reached the device are kept. The same happens when a virtual machine is
-//! powered off, which is how S2 tested. A drive with a volatile cache may lose more.
+//! Right after the last record is written, the lab copies the device's content and mounts the copy. Bytes that were
+//! only in the page cache are lost, and bytes that reached the device survive. The same happens when a virtual machine
+//! is powered off, which is how S2 tested. A drive with a volatile cache may lose more.
 //!
-//! S2 repeated its test over the same file, and lost records in the first runs only. The lab repeats it too: see
+//! S2 repeated its test over the same file, and lost records only in the first runs. The lab repeats it too: see
 //! [`Run`].
 
 use std::fs::File;
@@ -20,7 +20,7 @@ use crate::experiments::places::Place;
 use crate::mount::FileSystem;
 use crate::session::{Session, plain};
 
-/// The approximate duration of the test of one file system.
+/// The approximate duration, in seconds, of the test of one file system.
 pub(super) const SECONDS: f64 = 2.0;
 
 const RECORDS: u64 = if cfg!(test) { 20 } else { 200 };
@@ -46,7 +46,7 @@ pub(super) enum Run {
     First,
     /// A run over the files left by the first power-off.
     Second,
-    /// A run over the same files, after the file system has written back the metadata of the records in these places. A
+    /// A run over the same files, made after the file system has written back the metadata of the records in them. A
     /// file system usually does so every few seconds, but the lab mounts its file systems with a longer interval.
     Settled,
 }
@@ -167,7 +167,7 @@ mod tests {
     use crate::run::tests::{Unwatched, settings};
 
     /// On each file system that can be created here, each run loses records that were never synced and keeps synced
-    /// ones. On file systems that overwrite in place, records on blocks of real zeros remain too.
+    /// ones. On file systems that overwrite in place, records on real zeros remain too.
     #[test]
     fn each_run_ends_with_the_power() {
         let folder = tempfile::tempdir().unwrap();

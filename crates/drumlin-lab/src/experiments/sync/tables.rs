@@ -10,7 +10,7 @@ use crate::measure::{Latencies, Load, Summary};
 use crate::report::{ALL_ROUNDS, Cell, Chapter, Plot, Scale, Table};
 use crate::session::Trials;
 
-/// The minimum number of writes for which a 99.9th percentile is shown: five writes then lie beyond it.
+/// The minimum number of writes for which a 99.9th percentile is shown, so that five writes lie beyond it.
 const P999_WRITES_MIN: u64 = 5000;
 
 /// Summarises the latencies of single writes over all rounds.
@@ -83,7 +83,7 @@ pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
     chapter.tables.push(batch_table(place, measured));
 }
 
-/// Compares the figures that a harness would report if it timed batches with the times of single writes.
+/// Compares two sets of figures: those that a harness would report if it timed batches, and the times of single writes.
 fn batch_table(place: &Place, measured: &Measured) -> Table {
     let mut table = Table::new(
         format!("The same on {}, timed by {BATCH_WRITES} writes, beside single ones", place.name),
@@ -153,7 +153,7 @@ fn label(place: &Place) -> &'static str {
     }
 }
 
-/// Adds a table of the rates at which several writers write to one file.
+/// Adds a table of the rates at which several writers write to the same file.
 pub(super) fn show_writers(chapter: &mut Chapter, place: &Place, writers: &Writers) {
     let mut table = Table::new(
         format!("Writers of one file on {}, 4 KiB at a time", place.name),

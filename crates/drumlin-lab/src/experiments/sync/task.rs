@@ -21,7 +21,7 @@ use crate::sys;
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The number of bytes by which a file is grown in advance. Every 1,024th write of 1 KiB pays for this.
+/// The number of bytes by which a file is grown in advance. Every 1,024th write of 1 KiB bears this cost.
 const GROWTH_BYTES: u64 = 1 << 20;
 
 /// The size of zero-filled files, which are overwritten repeatedly.
@@ -30,7 +30,7 @@ pub(super) const FILLED_BYTES: u64 = 16 << 20;
 /// The maximum number of bytes that a case writes.
 const WRITTEN_BYTES_MAX: u64 = 256 << 20;
 
-/// The number of writes in a batch. A harness that times batches would report the batch's mean.
+/// The number of writes in a batch. A harness that times batches reports only their means.
 pub(super) const BATCH_WRITES: u32 = 100;
 
 /// Makes durable writes, with one or more writers.
@@ -86,7 +86,7 @@ pub(super) struct Target {
     method: Method,
     file: File,
     /// The offset up to which the file has been extended. The mutex is held while the file grows, so other writers wait
-    /// for the space that they need.
+    /// until it has space for them.
     extended: Mutex<u64>,
 }
 
@@ -258,7 +258,7 @@ mod tests {
 
     const TIMING: Timing = Timing { seconds: 0.02, sample_seconds: 0.0 };
 
-    /// Every method writes, in a file that it creates itself.
+    /// Every method can write to the file that it creates. It is an error if the file already exists.
     #[test]
     fn every_method_writes() {
         let folder = tempfile::tempdir().unwrap();

@@ -80,7 +80,7 @@ impl Disk {
         Disk::with(after, self.has_threads)
     }
 
-    /// Returns the disk as the end of the process leaves it: nothing is lost.
+    /// Returns the disk as it is if the process ends without a power cut: nothing is lost.
     fn copy(&self) -> Arc<Disk> {
         Disk::with(self.disk.medium(), self.has_threads)
     }

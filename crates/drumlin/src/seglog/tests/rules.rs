@@ -44,8 +44,8 @@ fn every_body_length_comes_back() {
     assert!(matches!(log.reserve(0, log.body_bytes_max() + 1), Err(Error::TransactionTooLarge { .. })));
 }
 
-/// Incarnations: a timestamp missing in one stream ends the replay. The records after it in a different stream verify,
-/// but this opening and all later ones ignore them.
+/// Incarnations: a timestamp missing in one stream ends the replay. The records after it in another stream verify, but
+/// this opening and all later ones ignore them.
 #[test]
 fn a_gap_between_streams_ends_the_replay_for_ever() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -160,8 +160,8 @@ fn a_record_from_before_an_opening_must_be_there() {
     assert!(damage(rig.scan()).1.contains("timestamp 3 "));
 }
 
-/// Recovery makes records durable that a previous process left in caches. Readers may have seen them, so a power cut
-/// must not lose them.
+/// Recovery makes durable the records that a previous process left in caches. Readers may have seen them, so a power
+/// cut must not lose them.
 #[test]
 fn what_was_recovered_from_a_cache_stays() {
     for seed in 0..20 {
@@ -201,7 +201,7 @@ fn what_a_failed_write_left_in_a_cache_stays() {
     }
 }
 
-/// Recovery makes the names of all segments that it finds durable. A process that was killed may have left the name of
+/// Recovery makes durable the names of all segments that it finds. A process that was killed may have left the name of
 /// a new segment in caches only, and the next process reuses the segment without creating the name.
 #[test]
 fn what_was_recovered_keeps_its_name() {
@@ -589,7 +589,7 @@ fn a_record_without_a_reservation_overtakes_none() {
     assert_eq!(rig.recovered(), expect(1, 6, 100));
 }
 
-/// A different module can make the log fail, which wakes all waiters. A write in flight still counts if it completes
+/// Another module can make the log fail, which wakes all waiters. A write in flight still counts if it completes
 /// afterwards.
 #[test]
 fn the_log_can_be_failed_from_outside() {
@@ -754,7 +754,7 @@ fn poll<F: Future>(future: &mut Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
 }
 
 /// Tasks wait for space in the same queue as threads. They are served in order, woken when it is their turn, skipped
-/// when dropped, and refused when the log fails. They need not perform the writes for which they wait.
+/// when dropped, and refused when the log fails. They don't have to perform the writes that they wait for.
 #[test]
 fn a_task_can_wait_for_space() {
     for threads in [false, true] {
@@ -1136,8 +1136,8 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// A full disk is logged only once, no matter how often segments are reused on it. It is logged again if a segment
-/// could be created in between.
+/// A full disk is logged only once, however often segments are reused on it. It is logged again only after a segment
+/// could be created.
 #[test]
 fn a_full_disk_is_reported_once() {
     log::set_logger(&Warnings).expect("no other test of the library has a logger");
@@ -1159,7 +1159,7 @@ fn a_full_disk_is_reported_once() {
 }
 
 /// While the disk has no space for a segment of the current size, segments of an earlier size are reused. They are
-/// removed once it has.
+/// removed once the disk has space.
 #[test]
 fn a_full_disk_keeps_segments_of_another_size() {
     for other_bytes in [5 * 4096, 33 * 4096] {
@@ -1195,7 +1195,7 @@ fn a_full_disk_keeps_segments_of_another_size() {
     }
 }
 
-/// A stream that finds no space for a segment of the current size takes no segments of an earlier size from other
+/// If the disk has no space for a segment of the current size, a stream takes no segments of an earlier size from other
 /// streams.
 #[test]
 fn a_full_disk_leaves_each_stream_a_segment() {

@@ -36,7 +36,7 @@ fn the_policy_admits_by_a_table() {
         ((10, 0, MB, 0, 0), Purpose::Put, MB, granted),
         ((8, 0, 2 * MB, 0, 0), Purpose::Put, NONE, alike(9)),
         ((8, 0, MB, MB, 0), Purpose::Put, NONE, alike(9)),
-        // Tables need space for their own bytes. Four times their bytes beyond one segment must be spare.
+        // Tables need space for their own bytes. In addition, four times the bytes beyond one segment must be spare.
         ((8, 0, 0, 0, MB), Purpose::Put, NONE, granted),
         ((10, 0, 0, 0, MB + 1), Purpose::Put, NONE, granted),
         ((9, 0, 0, 0, MB + 1), Purpose::Put, NONE, alike(10)),

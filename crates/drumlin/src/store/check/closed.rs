@@ -382,8 +382,8 @@ mod tests {
         backend
     }
 
-    /// Returns the files of a database twice: while it is open, and after it was closed. It has a base image, a
-    /// summary, nodes and values of all kinds, and a log of several segments.
+    /// Returns the files of a database, once from before and once from after it was closed. The database has a base
+    /// image, a summary, nodes and values of all kinds, and a log of several segments.
     fn sample() -> (Files, Files) {
         let backend = crate::io::in_memory();
         let db = config(&backend).open(FOLDER).unwrap();
@@ -509,8 +509,8 @@ mod tests {
         assert_found(&examine(&all), &data(), "an extent");
     }
 
-    /// If one superblock is corrupted, the examination reports it and still reads the pages. If both are, it reports
-    /// them together.
+    /// If one superblock is corrupted, the examination reports it and still reads the pages. If both are corrupted, it
+    /// reports them together.
     #[test]
     fn damaged_superblocks_are_found() {
         let (killed, _) = sample();
@@ -534,7 +534,7 @@ mod tests {
             files
         };
         let segments = killed.keys().filter(|path| path.starts_with(log("")));
-        // Segments that can be missing without a finding are spares.
+        // A segment whose absence causes no finding is a spare.
         let needed: Vec<_> = segments.filter(|path| !examine(&without(path)).corruption.is_empty()).cloned().collect();
         assert!(needed.len() >= 3, "{needed:?}");
         for segment in &needed {

@@ -44,12 +44,14 @@ pub struct CheckReport {
     pub repaired: Vec<Corruption>,
 }
 
-/// One finding of a check: a part of a file that is not as it was written.
+/// One finding of a check: a part of a file that differs from what was written.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
-/// for corruption in db.check()?.corruption { println!("{} of {}: {}. Lost: {}", corruption.what,
-/// corruption.file.display(), corruption.reason, corruption.cost); }
+/// for corruption in db.check()?.corruption {
+///     let file = corruption.file.display();
+///     println!("{} of {file}: {}. Lost: {}", corruption.what, corruption.reason, corruption.cost);
+/// }
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -44,7 +44,7 @@ pub struct CompactReport {
     pub duration: Duration,
 }
 
-/// A goal of reclaiming space: the state that is to be reached.
+/// A goal of the reclaimer: the state to be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// At most [`WASTE_SHARE_MAX`] of the used space is waste.
@@ -57,8 +57,9 @@ pub(crate) enum Goal {
     ShortenIdleFile,
     /// No sparse segment is left.
     PackSparse,
-    /// A full disk has enough free space for commits. To get there, the reclaimer first frees the space of extents
-    /// replaced since the last checkpoint, and then packs the sparsest segments into the little space left.
+    /// There is enough free space for commits on a disk that was full. To get there, the reclaimer first frees the
+    /// space of extents replaced since the last checkpoint, and then packs the sparsest segments into the little space
+    /// left.
     MakeSpace,
 }
 
@@ -76,7 +77,8 @@ const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
 /// The share of waste above which segments are emptied with their own checkpoints: twice [`WASTE_SHARE_MAX`].
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const URGENT_SHARE_MIN: f64 = 0.45;
-/// The bytes in use, in segments, below which waste is not limited: a single open segment would be 1/16 of them.
+/// Waste is not limited while fewer bytes are in use than this many segments hold: a single open segment would be 1/16
+/// of them.
 const WASTEFUL_SEGMENTS_MIN: u64 = 16;
 /// The share of live bytes above which a segment is not emptied, because extents of up to 256 KiB cannot be packed more
 /// tightly.
@@ -86,7 +88,7 @@ const LIVE_SHARE_MAX: f64 = 0.80;
 const TABLES_SHARE_MAX: f64 = 0.25;
 /// The minimum number of free segments for which giving them back is worth the moves.
 const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
-/// Giving segments back is worth the moves if the free ones are at least one in this many of the file's segments.
+/// Giving segments back is worth the moves if at least one in this many of the file's segments is free.
 const GIVEN_BACK_SHARE_MIN: u64 = 16;
 /// The maximum number of segments emptied in one pass. A single scan of the page tables finds the live extents of all
 /// of them.
@@ -103,7 +105,7 @@ pub(crate) struct Reclaimer<'s> {
     unneeded: MutexGuard<'s, Unneeded>,
 }
 
-/// The segments to be emptied, and the way to do it.
+/// The kind of pass, with the segments to be emptied.
 #[derive(Debug)]
 enum Pass {
     /// Move the live extents out of these segments, and leave it to the next checkpoint to free the segments.
@@ -111,7 +113,7 @@ enum Pass {
     /// Move the live extents, and make the checkpoint that frees the segments.
     MoveAndFree(Vec<SegmentId>),
     /// Move the live extents into segments that the checkpoint writes to anyway, and make that checkpoint, which frees
-    /// the victims. On a full disk, moves and checkpoint cannot each begin a segment of their own.
+    /// the victims. On a full disk, the moves and the checkpoint cannot each begin a segment.
     Pack(HashSet<SegmentId>),
 }
 
@@ -168,7 +170,7 @@ impl Store {
 
     /// Gives the free segments of a failed load back to the file system, except for as many segments as were free
     /// before the load. If the disk was full and the load had to wait, checkpoints may have written segments after
-    /// those of the load. Then this moves the extents at the end of the file to its front.
+    /// those of the load. In that case, this function moves the extents at the end of the file to its front.
     pub(crate) fn give_back_load(&self, free_segments_before: u64) {
         let space = &self.engine.space;
         let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {
@@ -222,7 +224,7 @@ impl<'s> Reclaimer<'s> {
         for &goal in goals {
             let pursued = self.pursue(goal, &mut reclaimed);
             if goal == Goal::MakeSpace {
-                // Even if it failed, another attempt would gain no space.
+                // Even if this attempt failed, another one would gain no space.
                 self.store.engine.space.set_packed();
             }
             pursued?;
@@ -299,7 +301,7 @@ impl<'s> Reclaimer<'s> {
         let segments = &space.segments;
         let usage = segments.usage();
         let unneeded_count = self.unneeded.push(segments.take_unneeded()).min(usage.free_count);
-        // These segments have been free for long, so half the usual gain justifies the moves.
+        // These segments have been free for a long time, so half the usual gain justifies the moves.
         if !self.store.is_worth_giving_back(2 * unneeded_count) || unneeded_count < GIVEN_BACK_SEGMENTS_MIN {
             return Ok(None);
         }
@@ -315,7 +317,7 @@ impl<'s> Reclaimer<'s> {
     }
 
     /// Gives back the free end of the file. Returns a pass over the used segments after its *front*, which is just long
-    /// enough for the segments in use and those that must stay free.
+    /// enough for the segments in use and the segments that must stay free.
     fn end_of_file(
         &self,
         progress: &mut Progress<'s>,

@@ -109,9 +109,9 @@ impl<'a> Inner<'a> {
         SLOT_BYTES + CHILD_BYTES + separator_bytes.saturating_sub(self.prefix_bytes()) <= self.free_bytes()
     }
 
-    /// Returns the child at which to split the node. It becomes the right node's first child. The split is near the
-    /// middle, by bytes, at a short separator, or at one end during a sorted load. The node must have at least two
-    /// children.
+    /// Returns the child at which to split the node. It becomes the right node's first child. The split point is near
+    /// the middle, measured in bytes, and has a short separator. During a sorted load, it is at one end instead. The
+    /// node must have at least two children.
     pub(crate) fn split_index(&self) -> usize {
         let last = self.len() - 1;
         assert!(last > 0, "an inner node with one child can't be split");
@@ -120,7 +120,7 @@ impl<'a> Inner<'a> {
         let right_cost = |at: usize, left_cost: usize| self.rows_cost() - left_cost - self.key_suffix(at).len();
         let fits = |at: usize, left_cost: usize| {
             let separator = self.key_suffix(at);
-            // The child without a separator saves nothing if the prefix becomes longer. Each half has one.
+            // Each half has a child without a separator, which saves nothing if the prefix becomes longer.
             let left = self.side_bytes(self.lower_fence(), separator, at - 1, left_cost);
             let right = self.side_bytes(self.upper_fence(), separator, last - at, right_cost(at, left_cost));
             left <= self.page_bytes() && right <= self.page_bytes()
@@ -199,7 +199,7 @@ impl<'a> InnerMut<'a> {
         Inner(self.0.view())
     }
 
-    /// Inserts a child at `index`. It takes over the keys from `separator` upwards from child `index - 1`.
+    /// Inserts a child at `index`. The child takes over the keys at and above `separator` from child `index - 1`.
     pub(crate) fn insert_child(&mut self, index: usize, separator: &[u8], child: PageId) -> Result<(), PageFull> {
         let inner = self.as_inner();
         debug_assert!(inner.covers(separator) && inner.lower_fence() != Some(separator));

@@ -186,10 +186,10 @@ impl<'a> Leaf<'a> {
 
     /// Plans the split of a leaf that has no room for `change`.
     ///
-    /// The split is near the middle, by bytes, at a short separator, or at one end during a sorted load. After
-    /// [`LeafMut::split_to`], the change is retried in the leaf that now covers its key. If rows are so long that the
-    /// change still does not fit, that leaf is split too. The leaf has fewer rows each time, and a row always fits into
-    /// a leaf of its own.
+    /// The split point is near the middle, measured in bytes, and has a short separator. During a sorted load, it is at
+    /// one end instead. After [`LeafMut::split_to`], the change is retried in the leaf that now covers its key. If rows
+    /// are so long that the change still does not fit, that leaf is split too. The leaf has fewer rows each time, and a
+    /// row always fits if it is alone in its leaf.
     pub(crate) fn split_for(&self, change: &LeafChange<'_>) -> Split {
         let plan = SplitPlan::new(self, change);
         let boundary = plan.choose();
@@ -234,7 +234,7 @@ impl<'l> SplitPlan<'l> {
         SplitPlan { leaf: *leaf, index, inserted, old_cost, new_cost, rows, rows_cost }
     }
 
-    /// Returns the index that row `index` has in the leaf, or `None` if it is the inserted row.
+    /// Converts row `index` of this plan to its index in the leaf. Returns `None` for the inserted row.
     fn leaf_row(&self, index: usize) -> Option<usize> {
         match self.inserted {
             Some(_) if index == self.index => None,

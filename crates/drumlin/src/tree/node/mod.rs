@@ -118,8 +118,8 @@ fn slot_offset(index: usize) -> usize {
 /// Fixed by the format of a slot.
 const HEAD_BYTES: usize = 4;
 
-/// Returns the first four bytes as a number, padded with zeros. Heads sort in the order of their strings, but different
-/// strings may have equal heads.
+/// Returns the first four bytes as a number, padded with zeros. Heads sort like their strings, but different strings
+/// may have equal heads.
 #[inline]
 fn head_of(suffix: &[u8]) -> u32 {
     match suffix.first_chunk::<HEAD_BYTES>() {

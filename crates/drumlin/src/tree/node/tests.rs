@@ -711,8 +711,8 @@ fn inner_nodes_always_split_in_time() {
     }
 }
 
-/// Returns the numbers of children of full 4 KiB inner nodes. The leaves beneath them have 28 rows each and arrive in
-/// random order. Omits nodes without both fences: the first and the last of each level.
+/// Returns the number of children of each full 4 KiB inner node. The leaves beneath them have 28 rows each and arrive
+/// in random order. Omits nodes without both fences: the first and the last of each level.
 fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<usize> {
     let mut random = Random(9);
     let mut keys: Vec<Vec<u8>> = (0..leaves * 28).map(key).collect();
@@ -897,7 +897,7 @@ fn damaged_pages_are_recognised() {
     }
 }
 
-/// Each kind of damage has an error of its own.
+/// Each kind of damage has its own error.
 #[test]
 fn node_errors_are_named() {
     let mut page = new_leaf(512, Some(b"kb"), Some(b"kx"));

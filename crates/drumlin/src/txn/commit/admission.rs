@@ -158,14 +158,14 @@ impl Engine {
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
     }
 
-    /// Reserves memory of an account if the memory is free and no other caller is waiting for it.
+    /// Reserves memory from an account if the memory is free and no other caller is waiting for it.
     pub(crate) fn reserve_at_once(&self, of: Account, bytes: u64) -> Option<Grant> {
         let queue = self.budget.queue(of).expect("a part that is waited for");
         let mut grant = self.budget.grant(of);
         (!queue.are_awaited() && grant.resize(bytes)).then_some(grant)
     }
 
-    /// Reserves memory of an account whose callers are served in the order of their requests. Returns `None` after
+    /// Reserves memory from an account that serves its callers in the order of their requests. Returns `None` after
     /// `timeout`.
     pub(crate) async fn reserve_in_turn(
         &self,
@@ -284,8 +284,8 @@ impl<L> Engine<L> {
 }
 
 impl Engine<Replaying> {
-    /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is already in the log. When that commit was
-    /// made, it had its space, page numbers and tables. So a full disk is no reason to refuse it.
+    /// Like [`reserve_pages`](Engine::reserve_pages), for the rows of a commit that is already in the log. The commit
+    /// had its space, page numbers and tables when it was made, so a full disk is no reason to refuse it.
     pub(super) fn reserve_replayed_pages(&self, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.space.check_failure()?;
         let growth = pages_per_keyspace(rows).map(|(_, page_count)| certain_growth_bytes(page_count)).sum();
@@ -342,9 +342,9 @@ impl Engine {
         Ok(growth)
     }
 
-    /// Reserves memory for the page table entries of the pages that a commit adds. Shrinks the pool by the memory by
-    /// which page tables have grown since the last commit, and by the memory that this commit is certain to add. The
-    /// commit may occasionally add one more chunk of 8 KiB; the next commit shrinks the pool by that chunk.
+    /// Reserves memory for the page table entries of the pages that a commit adds. Shrinks the pool by the growth of
+    /// page tables since the last commit, and by the growth that this commit is certain to cause. The commit may
+    /// occasionally add one more chunk of 8 KiB; the next commit shrinks the pool by that chunk.
     async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
         let growth = self.check_tables(rows)?;
         if !self.pool.frames.is_over_limit(growth) {
@@ -410,9 +410,9 @@ impl Engine {
                 Ok(()) => {}
                 // Another commit's reservation was released or granted in the meantime.
                 Err(Error::DiskFull { .. }) if self.space.reserved_bytes() != shortage.reserved_bytes => {}
-                // Reclaiming may help: segments that were freed since the last checkpoint, and sparse segments. While
-                // an extent is being moved, it occupies space twice. Other commits release their reservations when they
-                // end, so these are no reason to refuse a removal.
+                // Reclaiming may make space available: that of segments freed since the last checkpoint, and of sparse
+                // segments. While an extent is being moved, it occupies space twice. Other commits release their
+                // reservations when they end, so retry a removal as long as there are such reservations.
                 Err(Error::DiskFull { .. })
                     if reclaims == 0
                         || reclaims < RECLAIMS_MAX && self.space.is_packing()

@@ -15,8 +15,8 @@
 //!
 //! 1. Before its timestamp, it reserves the same resources as `apply`, each in the maximum amount that the commit may
 //!    need. The same code changes the rows. No leaf is pinned: the commit reads no leaf from disk, so its leaves need
-//!    no protection from eviction. A single row with a short record needs no memory of [commits](Account::Commits),
-//!    because the record is in a vector that the thread reuses.
+//!    no protection from eviction. A single row with a short record needs no memory from the [account of
+//!    commits](Account::Commits), because the record is in a vector that the thread reuses.
 //! 2. It overtakes no other commit: it reserves no memory or log space for which other commits are queued.
 //! 3. The order in which commits reserve does not apply to it, because it never waits while it holds a resource.
 //! 4. It adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is visible by then
@@ -82,8 +82,8 @@ fn give_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, vector: Vec<u8>) {
     }
 }
 
-/// Returns the maximum sizes of the record of these rows and of their versions. Returns `None` if a value needs its own
-/// extent, because the commit may then have to wait for a buffer.
+/// Returns the maximum sizes of these rows' record and versions. Returns `None` if a value needs its own extent,
+/// because the commit may then have to wait for a buffer.
 fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
     let (mut body_bytes, mut version_bytes) = (0, 0);
     for row in rows {

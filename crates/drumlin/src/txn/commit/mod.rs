@@ -105,18 +105,19 @@ pub(crate) struct Applied<'e> {
 impl Engine {
     /// Applies a commit if nothing in its read set has changed. The rows must be in ascending order of (keyspace, key),
     /// without duplicates. The caller holds the row locks and has [admitted](Self::admit) the rows. After this function
-    /// returns, the caller releases the row locks, drops the memory of *Admit*, and [settles](Self::settle) the commit.
+    /// returns, the caller releases the row locks, releases the memory that *Admit* reserved, and
+    /// [settles](Self::settle) the commit.
     ///
     /// If the future is dropped before the commit is applied, the commit leaves no trace. Once it is applied, this
     /// function does not wait, and `settle` waits only after it has done all work that must follow a commit, so the
     /// work does not depend on the future being polled.
     ///
     /// A commit that succeeds releases what it holds in this order:
-    /// - in `Latched::apply`: the latches of leaves that were only read, those of changed leaves, the epoch latch and
-    ///   the reclaim guard;
+    /// - in `Latched::apply`: the latches of leaves that were only read, the latches of changed leaves, the epoch latch
+    ///   and the reclaim guard;
     /// - at the end of `apply_when_ready`: the pins of reads and of rows; by then, medium values belong to their rows;
     /// - then, in this function: the record's bytes and the memory for versions;
-    /// - in the caller, once the commit is published: the row locks, then the memory of *Admit*;
+    /// - in the caller, once the commit is published: the row locks, then the memory that *Admit* reserved;
     /// - in `settle`, before it waits for the record to be durable: the reservation of disk space.
     pub(crate) fn apply<'a>(
         &'a self,

@@ -334,7 +334,8 @@ impl<L> Engine<L> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, reads) as usize;
         let pinned = PinnedLeaves::new(&self.pool);
-        // Few enough, compared with the number of frames, that no leaf is evicted before it is pinned.
+        // Read few enough leaves together, compared with the number of frames, that none is evicted before it is
+        // pinned.
         let frame_count = self.pool.frames.limit_bytes() / page_bytes;
         let at_once = (frame_count / 16).clamp(LEAVES_AT_ONCE_MIN, LEAVES_AT_ONCE_MAX);
         let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new(), at_once };

@@ -52,8 +52,8 @@ impl Engine {
     }
 
     /// Requests the write that the commit's durability calls for. Makes a relaxed commit visible now. Merges the leaves
-    /// that the commit emptied, then releases its disk space. Also drops versions that no snapshot needs, but not the
-    /// commit's own: a later commit drops those once this one is durable.
+    /// that the commit emptied, then releases its disk space. Also drops versions that no snapshot needs, except the
+    /// versions of this commit: a later commit drops them once this one is durable.
     pub(crate) fn request_write(
         &self,
         for_task: bool,

@@ -1,4 +1,4 @@
-//! Commits that change no rows: those that create or drop a keyspace, or attach a bulk load.
+//! Commits that change no rows: they create or drop a keyspace, or attach a bulk load.
 
 use std::sync::atomic::Ordering;
 

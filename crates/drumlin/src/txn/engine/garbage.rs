@@ -7,8 +7,8 @@ use crate::format::node::LargeRef;
 use crate::txn::values;
 
 /// A spill begins when the versions in memory exceed this size or three quarters of the memory for versions, whichever
-/// is less. It leaves half of this size or half of that memory, whichever is less. Simulated databases have few
-/// versions, so they spill earlier.
+/// is less. It stops at half of this size or half of the memory for versions, whichever is less. Simulated databases
+/// have few versions, so they spill earlier.
 const UNSPILLED_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { u64::MAX };
 
 /// Values are freed only while the epoch has at most this many page table changes, or fewer if the memory for changes
@@ -71,7 +71,7 @@ impl Engine {
         self.free_values(unfreed, self.changes_max_of_frees());
     }
 
-    /// Returns the maximum number of page table changes that an epoch may have for values to be freed.
+    /// Returns the number of page table changes in an epoch beyond which no more values are freed.
     #[allow(clippy::unnecessary_min_or_max, reason = "the limit exists only in simulations")]
     fn changes_max_of_frees(&self) -> u64 {
         self.budget.epoch_changes_max().min(FREED_CHANGES_MAX)

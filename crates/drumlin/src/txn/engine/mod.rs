@@ -111,8 +111,8 @@ impl Engine<Replaying> {
         }
     }
 
-    /// Turns the engine into that of an open database, after every record of the log has been applied. New records will
-    /// be appended to `log`; the records since the checkpoint occupy `logged_bytes`.
+    /// Turns the engine into the engine of an open database, after every record of the log has been applied. New
+    /// records will be appended to `log`; the records since the checkpoint occupy `logged_bytes`.
     pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
         assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
         assert!(self.clock.visible() == self.clock.published(), "a commit was recovered that nobody sees");

@@ -136,7 +136,7 @@ const GROUP_KEYS: usize = 16;
 /// The number of bytes of a row that are prefetched: two cache lines. The hardware prefetches the rest of a longer row.
 const ROW_BYTES: usize = 128;
 
-/// The progress of one of several keys on its way down the tree.
+/// The descent for one of several keys that are searched for together.
 #[derive(Clone, Copy, Debug)]
 struct Descent {
     index: usize,

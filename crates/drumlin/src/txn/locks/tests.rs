@@ -134,7 +134,7 @@ fn waiters_are_served_in_order() {
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
 }
 
-/// If two transactions wait for each other, the second one to wait fails with the error. It keeps its locks, and can
+/// If two transactions wait for each other, the second one to wait fails with `Deadlock`. It keeps its locks, and can
 /// lock the row once the first one has ended.
 #[test]
 fn a_deadlock_of_two_is_found() {

@@ -4,7 +4,7 @@
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     8  "DrumVers"
 //!      8     8  checksum of what follows
-//!     16     8  number of the run, which no other run of the process has
+//!     16     8  number of the run, unique within the process
 //!     24     4  bytes of rows
 //!     28     4  zeros
 //!     32        rows

@@ -14,7 +14,8 @@
 //! 1. If a row has changed since a snapshot, the snapshot sees the version that the first of these commits replaced.
 //!    This version may be in memory, in a run, or in both.
 //! 2. A run is published before its versions are removed from memory. So a reader searches memory first and then the
-//!    runs. Or it searches the runs first, then memory, and then checks that no run has been published in the meantime.
+//!    runs. Alternatively, it searches the runs and then memory, and finally checks that no run has been published in
+//!    the meantime.
 //! 3. Nothing durable refers to the file. No snapshot outlives the process, so if the file exists when the database is
 //!    opened, it is removed.
 
@@ -48,7 +49,7 @@ use crate::tree::Direction;
 /// The number of runs of similar size that triggers a merge.
 const RUNS_MERGED: usize = 4;
 
-/// The lower bound of the default limit on the disk space of versions.
+/// The lower bound of the default limit on the disk space for versions.
 const DEFAULT_BYTES_MIN: u64 = 256 << 20;
 
 /// Decides who loses out when the old versions that open snapshots need reach
@@ -74,7 +75,7 @@ pub enum VersionOverflow {
     DelayCommits,
 }
 
-/// The limit on the disk space of versions.
+/// The limit on the disk space for versions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpillLimit {
     /// `None` means a quarter of the live bytes, but at least 256 MiB; 0 turns spilling off.
