@@ -317,8 +317,8 @@ fn ended() -> Error {
 
 impl Database {
     /// Begins a load of many rows into a keyspace, which may have rows. Creates the keyspace, with the default page
-    /// size, if it does not exist. See [`BulkLoad`]. Any number of loads can run concurrently. If two of them load a row
-    /// with the same key, the row of the load that finishes last remains.
+    /// size, if it does not exist. See [`BulkLoad`]. Any number of loads can run concurrently. If two of them load a
+    /// row with the same key, the row of the load that finishes last remains.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -331,8 +331,8 @@ impl Database {
     ///
     /// # Errors
     /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another
-    /// thread drops the keyspace during this call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
-    /// budget.
+    /// thread drops the keyspace during this call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken
+    /// half of the pages' part of the memory budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;
         let store = self.store()?;

@@ -1,4 +1,6 @@
-//! Attaches a bulk load: its pages become the pages of a keyspace that has no rows.
+//! Attaches a bulk load: its pages become the pages of a keyspace that has no rows, or a run above the keyspace's tree.
+//!
+//! `space/runs.rs` has the rules for runs. The rest of this text is about loads that replace the root.
 //!
 //! # Why this is correct
 //! - *All or nothing.* One log record attaches the load. It is written once the load's extents are on the device, and
@@ -11,7 +13,7 @@
 //!   that began earlier writes a row of the keyspace, or has read one, it ends in a conflict.
 //! - *No writer is overtaken.* A writer locks its row before reading it, and reads it through the root. The load
 //!   latches the root's frame before it checks whether a row of the keyspace is locked. So if a writer reads before the
-//!   load latches the root, the load sees the writer's lock and is refused. If the writer reads later, it sees the
+//!   load latches the root, the load sees the writer's lock and becomes a run. If the writer reads later, it sees the
 //!   load, which has been published by then.
 //! - *No writer skips a check that it needs.* The load announces itself before it checks for locks.
 //!   `space/load_gate.rs` describes the whole protocol and why it is safe.
@@ -177,8 +179,8 @@ impl Engine {
 }
 
 impl Engine<Replaying> {
-    /// Attaches a load by replaying its log record. The pages have been entered into the page table. A load that replaces
-    /// the root drops the keyspace's previous pages, which contained no rows.
+    /// Attaches a load by replaying its log record. The pages have been entered into the page table. A load that
+    /// replaces the root drops the keyspace's previous pages, which contained no rows.
     pub(crate) fn replay_attach(&self, pages: &PageSpace, tables: &LoadTables, timestamp: Timestamp) -> Result<()> {
         let epoch_guard = self.space.epoch_latch.exclusive();
         match tables.root {

@@ -401,9 +401,9 @@ impl PageTable {
         first
     }
 
-    /// Enters the pages of a chunk that was written by a bulk load, which the log attaches, and reserves the numbers that
-    /// the load did not use. Returns `false` if the chunk can't exist, or has pages. Only called while the database is
-    /// being opened.
+    /// Enters the pages of a chunk that was written by a bulk load, which the log attaches, and reserves the numbers
+    /// that the load did not use. Returns `false` if the chunk can't exist, or has pages. Only called while the
+    /// database is being opened.
     #[must_use]
     pub(crate) fn restore_unattached(&self, chunk: usize, addresses: &[ExtentAddress]) -> bool {
         let mut allocation = self.allocation.lock();

@@ -98,8 +98,8 @@ fn batch_bytes(engine: &Engine<Replaying>) -> usize {
 
 impl Replay<'_> {
     /// Marks the extents that log records refer to as used, before anything is written, and takes the page numbers of
-    /// bulk loads, so that replaying the commits before a load does not give them to other pages. Returns the loads into
-    /// keyspaces that do not exist yet. Reads the log only if a record has extents.
+    /// bulk loads, so that replaying the commits before a load does not give them to other pages. Returns the loads
+    /// into keyspaces that do not exist yet. Reads the log only if a record has extents.
     pub(super) fn mark_extents(&self) -> Result<Vec<ChunkImage>> {
         let mut images = Vec::new();
         if !self.scan.names_extents() {
@@ -124,8 +124,8 @@ impl Replay<'_> {
         Ok(images)
     }
 
-    /// Marks the extents of a bulk load as used, and takes its page numbers. If the keyspace does not exist yet, adds the
-    /// chunks of its page table to `later`.
+    /// Marks the extents of a bulk load as used, and takes its page numbers. If the keyspace does not exist yet, adds
+    /// the chunks of its page table to `later`.
     fn mark_load(
         &self,
         keyspace: KeyspaceId,

@@ -492,8 +492,8 @@ impl Tree {
         upcoming
     }
 
-    /// Finds the first unreadable node on the path to the key's leaf, in the tree or in a run above it. Returns `None` if
-    /// all of these paths can be read. Expected O(log n).
+    /// Finds the first unreadable node on the path to the key's leaf, in the tree or in a run above it. Returns `None`
+    /// if all of these paths can be read. Expected O(log n).
     pub(crate) fn unreadable<'a>(&'a self, mode: WaitMode<'a>, key: &'a [u8]) -> Boxed<'a, Result<Option<Unreadable>>> {
         Box::pin(async move {
             let unfreed = |run: &&Run| &run.freed_to[..] <= key;

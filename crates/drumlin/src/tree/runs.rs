@@ -143,9 +143,9 @@ impl<'l> Merged<'l> {
         key
     }
 
-    /// Chooses the rows, from `start` on, of a leaf that begins at `lower`. Returns the index after them, and the key at
-    /// which the leaf ends, or `None` if it has all the rows. The rows end at `end`; `is_end` says that this is where
-    /// the leaf in the tree ends too, so that no other rows follow.
+    /// Chooses the rows, from `start` on, of a leaf that begins at `lower`. Returns the index after them, and the key
+    /// at which the leaf ends, or `None` if it has all the rows. The rows end at `end`; `is_end` says that this is
+    /// where the leaf in the tree ends too, so that no other rows follow.
     fn cut(
         &self,
         start: usize,
@@ -276,7 +276,8 @@ impl Tree {
         Ok(None)
     }
 
-    /// Returns `true` if a run that was attached after `since` has a key from `first` on, up to but not including `end`.
+    /// Returns `true` if a run that was attached after `since` has a key from `first` on, up to but not including
+    /// `end`.
     pub(crate) fn have_runs_key(&self, since: Timestamp, first: &[u8], end: Option<&[u8]>) -> Result<bool, Stop> {
         let list = self.pages.runs.list();
         for run in list.iter().filter(|run| run.timestamp > since) {

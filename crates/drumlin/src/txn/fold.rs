@@ -1,17 +1,17 @@
 //! Folding runs: the rows of a run above a tree are put into the tree's leaves.
 //!
-//! A fold changes no row that a reader sees, so it has no timestamp and no log record. It replaces the rows of a part of
-//! a leaf's range, after splitting the leaf where the part begins and ends. A commit folds what lies above the leaves
-//! that it changes, and a background thread folds the rest in key order and frees the run's pages on the way.
+//! A fold changes no row that a reader sees, so it has no timestamp and no log record. It replaces the rows of a part
+//! of a leaf's range, after splitting the leaf where the part begins and ends. A commit folds what lies above the
+//! leaves that it changes, and a background thread folds the rest in key order and frees the run's pages on the way.
 //!
 //! # Older snapshots
-//! A snapshot from before the run must not see its rows, which become rows like any others in the leaf. So a fold leaves
-//! an undo record with the run's timestamp, as if the run's commit had changed the leaf, unless every reader sees the
-//! run. No later commit has changed the leaf, because it would have folded the run first.
+//! A snapshot from before the run must not see its rows, which become rows like any others in the leaf. So a fold
+//! leaves an undo record with the run's timestamp, as if the run's commit had changed the leaf, unless every reader
+//! sees the run. No later commit has changed the leaf, because it would have folded the run first.
 //!
 //! # Replay
-//! Recovery folds what lies above the leaves that it changes by the same rule. A leaf of the checkpoint into which a run
-//! was not folded yet is folded again, with the same result.
+//! Recovery folds what lies above the leaves that it changes by the same rule. A leaf of the checkpoint into which a
+//! run was not folded yet is folded again, with the same result.
 
 use super::commit::{Row, RowsSeen};
 use super::engine::{Engine, Replaying};

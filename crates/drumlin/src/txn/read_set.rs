@@ -272,8 +272,8 @@ impl ReadSet {
         .sum()
     }
 
-    /// Returns an error if a run that was attached after the snapshot, and whose rows are not all folded, has a key that
-    /// the transaction has read. Folded rows have left undo records.
+    /// Returns an error if a run that was attached after the snapshot, and whose rows are not all folded, has a key
+    /// that the transaction has read. Folded rows have left undo records.
     pub(crate) async fn check_runs(&self, mode: WaitMode<'_>, snapshot: Timestamp) -> Result<()> {
         for (tree, spans) in self.trees.iter().filter(|(tree, _)| tree.pages.runs.newest() > snapshot) {
             for (first, end) in &spans.0 {

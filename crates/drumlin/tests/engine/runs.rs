@@ -1,6 +1,6 @@
-//! Bulk loads into keyspaces that have rows: every kind of read sees the loaded rows before those of the keyspace, while
-//! they are folded into it and afterwards; snapshots from before the load don't; and a kill at any moment leaves all of a
-//! load or nothing.
+//! Bulk loads into keyspaces that have rows: every kind of read sees the loaded rows before those of the keyspace,
+//! while they are folded into it and afterwards; snapshots from before the load don't; and a kill at any moment leaves
+//! all of a load or nothing.
 
 use crate::support;
 
@@ -193,8 +193,8 @@ fn filled(disk: &Disk) -> (Database, Keyspace, Model) {
     (db, keyspace, rows)
 }
 
-/// Transactions that have locked or read rows of a load that is attached before they commit conflict with it, and others
-/// do not.
+/// Transactions that have locked or read rows of a load that is attached before they commit conflict with it, and
+/// others do not.
 #[test]
 fn a_load_conflicts_with_those_who_use_its_rows() {
     for is_folded in [false, true] {

@@ -4,14 +4,15 @@
 //! 1. *Admit* (`admission.rs`), called separately: the commit reserves memory for its record and for the pages that it
 //!    will pin, both in one step. Commits are served in the order of their requests, and hold only row locks while they
 //!    wait.
-//! 2. *Prepare* (`prepare.rs`): the commit waits for everything that is not ready. It encodes the record, reserves disk
-//!    space for the pages that it will make dirty, appends medium values, and reserves log space. If it has several
-//!    rows, it reads and pins their leaves, and splits leaves that have no room for the rows. It reserves memory for
-//!    the versions last; `admission.rs` gives the reason for this order.
+//! 2. *Prepare* (`prepare.rs`): the commit waits for everything that is not ready. It folds runs into the leaves that
+//!    it will change (`txn/fold.rs`), encodes the record, reserves disk space for the pages that it will make dirty,
+//!    appends medium values, and reserves log space. If it has several rows, it reads and pins their leaves, and splits
+//!    leaves that have no room for the rows. It reserves memory for the versions last; `admission.rs` gives the reason
+//!    for this order.
 //! 3. *Latch* (`latch.rs`), under the epoch latch: the commit latches its leaves in key order. On the way, it validates
-//!    the leaves that a serializable transaction has read. If a leaf is missing or too full, the commit releases all
-//!    latches, makes that leaf ready, and latches its leaves from the start. The leaf of a single row is always read
-//!    and split this way.
+//!    the leaves that a serializable transaction has read. If a leaf is missing or too full, or a run is not folded
+//!    into it, the commit releases all latches, makes that leaf ready, and latches its leaves from the start. The leaf
+//!    of a single row is always read and split this way.
 //! 4. *Apply* (`apply.rs`): the log assigns the timestamp and the record's position (`sink.rs`), unless it is sealed or
 //!    has failed. After that, nothing waits, fails or can be cancelled: the commit changes the rows, retains their old
 //!    versions, is marked as applied, and releases its latches.

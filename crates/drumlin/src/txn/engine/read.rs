@@ -209,7 +209,8 @@ impl Engine {
         self.found_in(tree, &page, key, read_at, take)
     }
 
-    /// Returns the row's old version, or else the row in a run above this leaf or in the leaf, which must cover the key.
+    /// Returns the row's old version, or else the row in a run above this leaf or in the leaf, which must cover the
+    /// key.
     #[inline]
     fn found_in<T>(
         &self,
