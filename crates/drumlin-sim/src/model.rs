@@ -74,6 +74,8 @@ pub type SpaceNumber = usize;
 struct Version {
     timestamp: u64,
     content: Option<Content>,
+    /// `true` if a bulk load has put this version.
+    is_loaded: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -88,6 +90,8 @@ struct Space {
 #[derive(Clone, Debug)]
 pub enum Operation {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
+    /// The rows of a bulk load, which takes no row locks.
+    Load(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
     Create(String),
     Drop(SpaceNumber),
 }
@@ -96,7 +100,7 @@ impl Operation {
     /// Returns `true` if the operation puts a row, which always takes a timestamp.
     #[must_use]
     pub fn puts(&self) -> bool {
-        matches!(self, Operation::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
+        matches!(self, Operation::Rows(rows) | Operation::Load(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
     }
 }
 
@@ -170,12 +174,13 @@ impl Model {
         state.commits += 1;
         let acknowledged = state.acknowledged;
         state.known.insert(timestamp, acknowledged);
+        let is_loaded = matches!(operation, Operation::Load(_));
         match operation {
             Operation::Create(name) => {
                 state.spaces.push(Space { name, created: timestamp, dropped: None, rows: BTreeMap::new() });
             }
             Operation::Drop(space) => state.spaces[space].dropped = Some(timestamp),
-            Operation::Rows(rows) => {
+            Operation::Rows(rows) | Operation::Load(rows) => {
                 for (space, key, content) in rows {
                     let space = &mut state.spaces[space];
                     assert!(
@@ -186,7 +191,7 @@ impl Model {
                     );
                     let versions = space.rows.entry(key).or_default();
                     // Commits of different rows may be recorded out of order. Commits of the same row can't, because
-                    // they hold its lock.
+                    // they hold its lock, and a bulk load comes alone.
                     if let Some(newest) = versions.last() {
                         let newest = newest.timestamp;
                         assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
@@ -194,7 +199,7 @@ impl Model {
                     let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
                     // Removing a row that does not exist changes nothing.
                     if was_there || content.is_some() {
-                        versions.push(Version { timestamp, content });
+                        versions.push(Version { timestamp, content, is_loaded });
                     }
                 }
             }
@@ -297,6 +302,13 @@ impl Model {
     pub fn newest_change(&self, space: SpaceNumber, key: &[u8]) -> u64 {
         let state = self.lock();
         state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
+    }
+
+    /// Returns `true` if a bulk load has put the newest version of a row. It may have come although the row was locked.
+    #[must_use]
+    pub fn is_loaded(&self, space: SpaceNumber, key: &[u8]) -> bool {
+        let state = self.lock();
+        state.spaces[space].rows.get(key).and_then(|versions| versions.last()).is_some_and(|version| version.is_loaded)
     }
 
     /// Returns a commit that changed the row after the commit `after` and before the commit `before`.

@@ -293,7 +293,7 @@ impl Client {
             }
         }
         let operation =
-            Operation::Rows(rows.iter().map(|(key, content)| (space, key.clone(), Some(*content))).collect());
+            Operation::Load(rows.iter().map(|(key, content)| (space, key.clone(), Some(*content))).collect());
         let model = self.session.model.clone();
         let finish = move || {
             let inserted = rows.iter().try_for_each(|(key, content)| load.insert(key, content.bytes()));
