@@ -247,14 +247,14 @@ fn operations_are_as_documented() {
             vec![6, 9, 1000, extent.address.to_bits(), 1, 1, 3],
         ),
         (
-            "7 attach run",
+            "10 attach run",
             Operation::Attach(Attachment {
                 rows: 1000,
                 root: AttachedRoot::Run(PageId(77)),
                 images: vec![(7, extent)],
                 segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: SegmentUse(1) }; 3],
             }),
-            vec![7, 9, 1000, 77, 1, 3],
+            vec![10, 9, 1000, 77, 1, 3],
         ),
     ];
     for (heading, operation, values) in samples {

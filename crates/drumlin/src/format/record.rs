@@ -12,7 +12,7 @@
 //! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
 //!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
-//! 7 attach run   rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
+//! 10 attach run  rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates.
@@ -26,7 +26,8 @@ const REMOVE: u8 = 3;
 const CREATE: u8 = 4;
 const DROP: u8 = 5;
 const ATTACH: u8 = 6;
-const ATTACH_RUN: u8 = 7;
+/// The kinds 7 to 9 belong to prepared transactions.
+const ATTACH_RUN: u8 = 10;
 
 /// One operation of a commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
