@@ -229,9 +229,9 @@ impl Client {
         running.own(target).unwrap_or_else(|| self.session.model.newest(target.space, &target.key))
     }
 
-    /// Returns the version of a row that a transaction has locked, which no other client can change. Returns `None` if it
-    /// is not known whether the transaction has seen it before or after a bulk load, which takes no row locks. Such a
-    /// transaction conflicts with the load when it commits.
+    /// Returns the version of a row that a transaction has locked, which no other client can change. Returns `None` if
+    /// it is not known whether the transaction has seen it before or after a bulk load, which takes no row locks. Such
+    /// a transaction conflicts with the load when it commits.
     fn locked(&self, running: &Running, target: &RowTarget) -> Option<Option<Content>> {
         let (model, space, key) = (&self.session.model, target.space, &target.key);
         if let Some(own) = running.own(target) {

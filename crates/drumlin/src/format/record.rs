@@ -55,9 +55,9 @@ pub(crate) struct Attachment {
 /// The root of an attached tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AttachedRoot {
-    /// Becomes the root of the keyspace, which has no rows.
+    /// The root of the keyspace, which has no rows.
     Tree(ExtentRef),
-    /// Is the root of a run.
+    /// The root of a run.
     Run(PageId),
 }
 

@@ -74,6 +74,7 @@ impl Engine {
         if pages.runs.list().len() >= RUNS_MAX {
             return Ok(Attached::ManyRuns);
         }
+        assert!(root != PageId::ROOT, "a run has the root of the tree");
         // The rows of a run are not beneath the pages that the counts describe.
         tree.counts.discard();
         let timestamp = take_timestamp()?;
@@ -84,6 +85,7 @@ impl Engine {
         self.set_newest_run(timestamp);
         // Must follow all of the above: a reader that sees this timestamp looks for the run.
         self.clock.mark_applied(timestamp);
+        assert!(pages.runs.newest() == timestamp, "a run was published that no reader finds");
         crate::coverage::mark!("a bulk load was attached as a run");
         Ok(Attached::Whole)
     }

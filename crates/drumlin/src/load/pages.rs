@@ -48,7 +48,7 @@ pub(crate) enum LoadRoot {
     Run(PageId),
 }
 
-/// What a load becomes in its keyspace.
+/// The part that a load becomes in its keyspace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Placement {
     Tree,
@@ -175,6 +175,7 @@ impl LoadPages {
 
     /// Appends the root as page 1.
     fn append_root(&mut self) -> Result<()> {
+        assert!(self.root.is_none(), "a load has two roots");
         let name = PageKey { keyspace: self.pages.id, page: PageId::ROOT };
         let (kind, page) = self.root_node.take().expect("the load is complete");
         let appended = self.append_extent(name, kind, &page);
@@ -186,6 +187,7 @@ impl LoadPages {
     /// Appends the root under a number of its own.
     fn append_run_root(&mut self) -> Result<PageId> {
         let page = self.take_numbers(1)?;
+        assert!(page != PageId::ROOT, "a run has the root's number");
         let (kind, node) = self.root_node.take().expect("the load is complete");
         let appended = self.append(page, PageKey { keyspace: self.pages.id, page }, kind, &node);
         self.root_node = Some((kind, node));

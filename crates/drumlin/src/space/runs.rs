@@ -18,9 +18,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{PageSpace, Space};
-use crate::format::catalogue;
-use crate::format::node::key_bytes_max;
 use crate::format::{PageId, Timestamp};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
@@ -94,14 +91,24 @@ impl Runs {
     }
 
     /// Adds runs to the end of the list.
-    fn restore(&self, runs: Vec<Run>) {
+    pub(super) fn restore(&self, runs: Vec<Run>) {
         let mut list = self.list.write();
+        assert!(runs.iter().all(|run| run.root > PageId::ROOT), "a run has the root of the tree: {runs:?}");
         list.extend(runs);
         assert!(list.is_sorted_by(|left, right| left.timestamp < right.timestamp), "runs are attached out of order");
         self.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
+        assert!(self.is_empty() == list.is_empty(), "a run was attached by no commit: {list:?}");
     }
 
-    fn free_to(&self, timestamp: Timestamp, freed_to: Option<Vec<u8>>) {
+    /// Notes that a run was attached while the database is open.
+    pub(super) fn note_attached(&self, timestamp: Timestamp) {
+        let before = self.attached_at.fetch_max(timestamp.0, Ordering::AcqRel);
+        assert!(before < timestamp.0, "a run at {timestamp} follows one at {before}");
+        assert!(self.newest() == timestamp, "a run is noted that is not in the list");
+    }
+
+    pub(super) fn free_to(&self, timestamp: Timestamp, freed_to: Option<Vec<u8>>) {
+        assert!(timestamp <= self.newest(), "a run is freed that is not in the list");
         let mut list = self.list.write();
         let at = list.iter().position(|run| run.timestamp == timestamp).expect("a run is freed once");
         match freed_to {
@@ -119,45 +126,10 @@ impl Runs {
     }
 
     /// Removes all runs, and returns their number.
-    fn clear(&self) -> usize {
+    pub(super) fn clear(&self) -> usize {
         let mut list = self.list.write();
+        assert!(list.is_empty() == self.is_empty(), "runs are in the list, and no reader looks for them");
         self.newest.store(0, Ordering::Release);
         std::mem::take(&mut *list).len()
-    }
-}
-
-/// Returns the maximum size of a run's entry in the catalogue.
-fn entry_bytes(pages: &PageSpace) -> u64 {
-    catalogue::RUN_BYTES + key_bytes_max(pages.page_bytes) as u64
-}
-
-impl Space {
-    /// Adds a run above a keyspace's tree. See [`Runs`]. The caller holds the exclusive epoch latch, and publishes the
-    /// timestamp afterwards.
-    pub(crate) fn attach_run(&self, pages: &PageSpace, root: PageId, timestamp: Timestamp) {
-        self.restore_runs(pages, vec![Run { root, timestamp, freed_to: Vec::new() }]);
-        pages.runs.attached_at.fetch_max(timestamp.0, Ordering::AcqRel);
-    }
-
-    /// Adds runs that a checkpoint recorded.
-    pub(super) fn restore_runs(&self, pages: &PageSpace, runs: Vec<Run>) {
-        self.keyspace_bytes.fetch_add(runs.len() as u64 * entry_bytes(pages), Ordering::Relaxed);
-        pages.runs.restore(runs);
-    }
-
-    /// Notes that the rows of a run below `freed_to` are folded, before the pages that hold only such rows are freed.
-    /// `None` stands for all rows, and removes the run. The caller holds the epoch latch, shared at least, until these
-    /// pages are free.
-    pub(crate) fn free_run_to(&self, pages: &PageSpace, timestamp: Timestamp, freed_to: Option<Vec<u8>>) {
-        if freed_to.is_none() {
-            self.keyspace_bytes.fetch_sub(entry_bytes(pages), Ordering::Relaxed);
-        }
-        pages.runs.free_to(timestamp, freed_to);
-    }
-
-    /// Removes all runs of a keyspace whose pages are about to be freed. The caller holds the exclusive epoch latch.
-    pub(crate) fn clear_runs(&self, pages: &PageSpace) {
-        let count = pages.runs.clear();
-        self.keyspace_bytes.fetch_sub(count as u64 * entry_bytes(pages), Ordering::Relaxed);
     }
 }

@@ -124,6 +124,7 @@ impl<'l> Merged<'l> {
             }
             load(source, &ranges, &mut keys);
         }
+        assert!(ranges.iter().all(Range::is_empty), "rows are left out of a merge");
         Merged { sources, rows }
     }
 
@@ -153,6 +154,7 @@ impl<'l> Merged<'l> {
         (end, is_end): (Option<&[u8]>, bool),
         prefix_bytes: usize,
     ) -> (usize, Option<Vec<u8>>) {
+        assert!(start <= self.rows.len(), "a fold goes on after its last row");
         let page_bytes = self.sources[0].page_bytes();
         let fences_bytes =
             |upper: Option<&[u8]>| SLOTS_OFFSET + [lower, upper].iter().flatten().map(|key| key.len()).sum::<usize>();
@@ -264,7 +266,7 @@ impl Tree {
     /// folded into the key's latched leaf. Its row comes before that in the leaf.
     #[cold]
     pub(crate) fn run_with(&self, leaf: &Leaf<'_>, key: &[u8], at: Timestamp) -> Result<Option<FrameRead<'_>>, Stop> {
-        debug_assert!(leaf.covers(key), "a key is looked for above another's leaf");
+        assert!(leaf.covers(key), "a key is looked for above another's leaf");
         let list = self.pages.runs.list();
         let above = list.iter().rev().filter(|run| leaf.newest() < run.timestamp && run.timestamp <= at);
         for run in above.filter(|run| !run.has_freed(Target::At(key))) {
@@ -295,6 +297,7 @@ impl Tree {
         if self.pages.runs.are_folded_since(since) {
             return Ok(true);
         }
+        assert!(list.is_sorted_by(|left, right| left.timestamp < right.timestamp), "runs are out of order");
         for run in list.iter().filter(|run| run.timestamp > since) {
             let target = Target::At(key);
             if run.has_freed(target) || Leaf::new(&self.read_run_leaf(run, target)?).search(key).is_ok() {
@@ -469,6 +472,7 @@ impl Tree {
                 }
                 (None, Err(stop)) => return Err(stop),
             };
+            assert!(leaf != PageId::ROOT, "a run leads to the root of the tree");
             let ends_here = path.into_iter().filter(|(_, end)| *end == upper).map(|(page, _)| page);
             return Ok(RunEnd { pages: std::iter::once(leaf).chain(ends_here).collect(), upper });
         }

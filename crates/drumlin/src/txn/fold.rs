@@ -125,6 +125,8 @@ impl<L> Engine<L> {
                 undo.push(&key, replaced);
             }
         }
+        assert!(plan.newest < plan.run, "a run at {} is folded twice", plan.run);
+        assert!(plan.changed.len() <= folded.len(), "a fold changes rows that it does not have");
         self.pool.mark_dirty(&epoch_guard, &write);
         let bytes = write.leaf_mut(&tree.pages.table);
         bytes[NEWEST_OFFSET..].copy_from_slice(&plan.page[NEWEST_OFFSET..]);
@@ -154,6 +156,7 @@ impl<L> Engine<L> {
 /// Returns the rows after those in the same leaf as the first one, which ends at this fence.
 fn after_leaf<'r, 'a>(rows: &'r [Row<'a>], upper: Option<&[u8]>) -> &'r [Row<'a>] {
     let keyspace = rows[0].tree.pages.id;
+    assert!(upper.is_none_or(|upper| rows[0].key < upper), "a leaf is folded that does not cover its row");
     let is_covered = |row: &Row<'_>| row.tree.pages.id == keyspace && upper.is_none_or(|upper| row.key < upper);
     &rows[rows.partition_point(is_covered)..]
 }
@@ -186,6 +189,7 @@ impl<L> Engine<L> {
         const CONFLICT: Error = Error::Conflict { reason: "a bulk load has changed a row that this commit locked" };
         // Read first: runs that are attached from here on are looked for again.
         let checked = self.clock.published();
+        assert!(seen.since().is_none_or(|since| since <= checked), "a commit has seen what is not published");
         for row in rows {
             mode.work(turn::ROW_UNITS).await;
             let is_changed = match seen {
@@ -286,6 +290,8 @@ impl Engine {
             if !upper.as_deref().map_or(folded_to.is_none(), is_folded) {
                 return Ok(());
             }
+            assert!(!pages.is_empty(), "a run ends without pages");
+            assert!(upper.as_deref().is_none_or(|upper| *upper > run.freed_to[..]), "a run is freed backwards");
             self.secure_changes(mode, pages.len() as u64).await;
             let epoch_guard = self.space.epoch_latch.shared();
             tree.check_dropped()?;
@@ -307,6 +313,7 @@ impl Engine {
     fn free_run_page(&self, epoch_guard: &EpochGuard<'_>, tree: &CountedTree, page: PageId) -> Result<()> {
         let pages = &tree.pages;
         loop {
+            assert!(page != PageId::ROOT, "the root of the tree is freed with a run");
             match pages.table.load(page) {
                 entry @ (PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
                     if self.pool.free_on_disk(epoch_guard, pages, page, entry) {

@@ -304,7 +304,8 @@ fn a_run_is_folded_in_the_background() {
         && !(pages.len() > 20 && pages[pages.len() - 10..].iter().all(|count| count == pages.last().unwrap()))
     {
         pages.push(db.keyspaces()[0].page_count);
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        // A check takes long enough for the background to go on.
+        assert!(db.check().unwrap().corruption.is_empty());
     }
     db.checkpoint().unwrap();
     compare(&db.snapshot(), &keyspace, &rows, &mut Random(2), "folded");
@@ -331,7 +332,7 @@ fn a_power_cut_leaves_all_of_a_run_or_nothing() {
     keyspace.remove(key(600)).unwrap();
     let changed = disk.change_count();
     db.checkpoint().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    (0..30).for_each(|_| assert!(db.check().unwrap().corruption.is_empty()));
     db.checkpoint().unwrap();
     disk.turn_off();
     let changes = disk.recorded();

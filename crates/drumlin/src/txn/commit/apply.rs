@@ -5,10 +5,9 @@
 //! the leaf ready and retries. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows.
 //! `apply` has no result, because once the timestamp is assigned, nothing waits, fails or can be cancelled.
 
-use super::RowsSeen;
 use super::latch::{CommitRows, Latched};
 use super::prepare::{MediumValue, MediumValues, PinnedLeaf, Prepared, Row};
-use super::sink::{CommitSink, Unready};
+use super::sink::{CommitSink, RowsSeen, Unready};
 use crate::counts::RowChange;
 use crate::error::Result;
 use crate::format::node::LargeRef;

@@ -31,10 +31,10 @@ mod settle;
 mod sink;
 
 pub(crate) use prepare::Row;
+pub(crate) use sink::RowsSeen;
 use sink::{LiveLog, LogSpace};
 
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
 use crate::format::record::{self, Operation};
 use crate::memory::Grant;
 use crate::seglog::{Appended, Body};
@@ -42,7 +42,6 @@ use crate::space::SpaceReservation;
 use crate::task::{Boxed, WaitMode};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::Reads;
-use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
 /// The point at which a commit returns.
@@ -64,29 +63,6 @@ pub enum Durability {
     /// Returns once the commit is applied. A power failure may lose the newest commits, but the remaining ones are
     /// complete and without gaps. The record is written soon afterwards.
     Relaxed,
-}
-
-/// What a commit has seen of the rows that it changes, and that must not have changed since. Other commits can't change
-/// the rows, because they are locked. But runs take no row locks.
-#[derive(Clone, Copy)]
-pub(crate) enum RowsSeen<'a> {
-    /// The commit depends on no earlier version of its rows.
-    Nothing,
-    /// The rows as of a snapshot.
-    Snapshot(&'a SnapshotHandle),
-    /// The newest version of rows that were locked at this timestamp or later.
-    Newest(Timestamp),
-}
-
-impl RowsSeen<'_> {
-    #[inline]
-    pub(super) fn since(&self) -> Option<Timestamp> {
-        match self {
-            RowsSeen::Nothing => None,
-            RowsSeen::Snapshot(snapshot) => Some(snapshot.timestamp),
-            RowsSeen::Newest(since) => Some(*since),
-        }
-    }
 }
 
 /// Memory for the record of a commit and for the pages that it pins, held until the commit is applied.

@@ -1,8 +1,7 @@
 //! Applies commits that are already in the log, during recovery. Several threads apply disjoint sets of rows.
 
-use super::RowsSeen;
 use super::prepare::Row;
-use super::sink::{CommitSink, Unready};
+use super::sink::{CommitSink, RowsSeen, Unready};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::space::{EpochGuard, Purpose};

@@ -9,6 +9,30 @@ use crate::seglog::{Appended, Body, Log, Reservation};
 use crate::space::{EpochGuard, Purpose};
 use crate::tree::node::RowValue;
 use crate::txn::clock::Clock;
+use crate::txn::snapshots::SnapshotHandle;
+
+/// The versions of its rows on which a commit depends, and that must not have been replaced since. Other commits can't
+/// change the rows, because they are locked. But runs take no row locks.
+#[derive(Clone, Copy)]
+pub(crate) enum RowsSeen<'a> {
+    /// The commit depends on no earlier version of its rows.
+    Nothing,
+    /// The rows as of a snapshot.
+    Snapshot(&'a SnapshotHandle),
+    /// The newest version of rows that were locked at this timestamp or later.
+    Newest(Timestamp),
+}
+
+impl RowsSeen<'_> {
+    #[inline]
+    pub(in crate::txn) fn since(&self) -> Option<Timestamp> {
+        match self {
+            RowsSeen::Nothing => None,
+            RowsSeen::Snapshot(snapshot) => Some(snapshot.timestamp),
+            RowsSeen::Newest(since) => Some(*since),
+        }
+    }
+}
 
 /// The reason why an attempt to apply a commit did not succeed.
 pub(super) enum Unready {
