@@ -114,6 +114,22 @@ fn statement(
             put(models, done, value);
         }
         10 => panics(|| drop(tx.insert_from(k, &key, Source::new(&[1; 100_000], End::Panics)))),
+        11 if script.byte().is_multiple_of(3) => {
+            let may = |error: &Error| may(error) || matches!(error, Error::Invalid(_));
+            let (removed, bounds) = match script.byte() % 2 {
+                0 => {
+                    let bounds = bounds(script);
+                    (call!("Transaction::remove_range", tx.remove_range(k, bounds.clone())), bounds)
+                }
+                _ => {
+                    let bounds = (Bound::Included(b"k".to_vec()), Bound::Excluded(b"l".to_vec()));
+                    (call!("Transaction::remove_prefix", tx.remove_prefix(k, "k")), bounds)
+                }
+            };
+            if checked(removed, may).is_some() {
+                remove_within(&mut models[which], &bounds);
+            }
+        }
         11 => {
             if checked(call!("Transaction::remove", tx.remove(k, &key)), may).is_some() {
                 models[which].remove(&key);

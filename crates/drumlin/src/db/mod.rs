@@ -18,6 +18,7 @@ mod limits;
 mod locking;
 mod locks;
 mod range;
+mod range_removal;
 mod reader;
 mod reducer;
 mod removal;

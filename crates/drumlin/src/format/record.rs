@@ -13,9 +13,11 @@
 //!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
 //! 10 attach run  rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
+//! 12 remove range  length of the lower key (2)  length of the upper key (2), 65535 without one  lower key  upper key
 //! ```
 //!
-//! Within a keyspace, the keys of a record ascend, without duplicates.
+//! Within a keyspace, the keys of a record ascend, without duplicates. Removed ranges come before all rows of a record,
+//! because the rows that it puts into such a range stay.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId};
@@ -28,14 +30,35 @@ const DROP: u8 = 5;
 const ATTACH: u8 = 6;
 /// The kinds 7 to 9 belong to prepared transactions.
 const ATTACH_RUN: u8 = 10;
+const REMOVE_RANGE: u8 = 12;
+/// The length of the upper key of a removed range that has none.
+const NO_UPPER: u16 = u16::MAX;
 
 /// One operation of a commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Operation<'a> {
-    Put { key: &'a [u8], value: &'a [u8] },
-    PutLarge { key: &'a [u8], length: u64, value_id: ValueId, extents: Vec<ExtentRef> },
-    Remove { key: &'a [u8] },
-    Create { page_bytes: u32, name: &'a str },
+    Put {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
+    PutLarge {
+        key: &'a [u8],
+        length: u64,
+        value_id: ValueId,
+        extents: Vec<ExtentRef>,
+    },
+    Remove {
+        key: &'a [u8],
+    },
+    /// Removes the rows from `lower`, inclusive, to `upper`, exclusive.
+    RemoveRange {
+        lower: &'a [u8],
+        upper: Option<&'a [u8]>,
+    },
+    Create {
+        page_bytes: u32,
+        name: &'a str,
+    },
     Drop,
     Attach(Attachment),
 }
@@ -110,6 +133,7 @@ impl Attachment {
 pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
+pub(crate) const REMOVE_RANGE_BYTES: usize = 5 + 2 + 2;
 const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
@@ -145,6 +169,13 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend((key.len() as u16).to_le_bytes());
             out.extend_from_slice(key);
         }
+        Operation::RemoveRange { lower, upper } => {
+            begin(REMOVE_RANGE);
+            out.extend((lower.len() as u16).to_le_bytes());
+            out.extend(upper.map_or(NO_UPPER, |upper| upper.len() as u16).to_le_bytes());
+            out.extend_from_slice(lower);
+            out.extend_from_slice(upper.unwrap_or_default());
+        }
         Operation::Create { page_bytes, name } => {
             begin(CREATE);
             out.extend(page_bytes.to_le_bytes());
@@ -176,6 +207,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::Put { key, value } => PUT_BYTES + key.len() + value.len(),
         Operation::PutLarge { key, extents, .. } => PUT_LARGE_BYTES + key.len() + extents.len() * ExtentRef::BYTES,
         Operation::Remove { key } => REMOVE_BYTES + key.len(),
+        Operation::RemoveRange { lower, upper } => REMOVE_RANGE_BYTES + lower.len() + upper.unwrap_or_default().len(),
         Operation::Attach(attached) => {
             let lists = attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES;
             ATTACH_BYTES + attached.root.bytes() + lists
@@ -273,6 +305,16 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             let key_bytes = take_u16(rest)?;
             Operation::Remove { key: take(rest, key_bytes)? }
         }
+        REMOVE_RANGE => {
+            let (lower_bytes, upper_bytes) = (take_u16(rest)?, take_u16(rest)?);
+            let lower = take(rest, lower_bytes)?;
+            let has_upper = upper_bytes != usize::from(NO_UPPER);
+            let upper = if has_upper { Some(take(rest, upper_bytes)?) } else { None };
+            if upper.is_some_and(|upper| upper <= lower) {
+                return None;
+            }
+            Operation::RemoveRange { lower, upper }
+        }
         CREATE => {
             let page_bytes = take_u32(rest)?;
             let name_bytes = take_u16(rest)?;
@@ -326,6 +368,8 @@ mod tests {
             Operation::Put { key: b"k", value: b"value" },
             Operation::PutLarge { key: b"l", length: 5000, value_id: ValueId(9), extents: extents() },
             Operation::Remove { key: b"gone" },
+            Operation::RemoveRange { lower: b"", upper: Some(b"end") },
+            Operation::RemoveRange { lower: b"from", upper: None },
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
             Operation::Attach(attachment()),

@@ -14,6 +14,7 @@ use crate::load::{LoadRoot, LoadTables};
 use crate::memory::Account;
 use crate::seglog::Scan;
 use crate::space::loading::read_image;
+use crate::space::runs::{RemovedKeys, RemovedRange};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
@@ -191,6 +192,11 @@ impl Replay<'_> {
         let mut newest = Timestamp(0);
         for record in self.scan.records()? {
             let record = record?;
+            if let Some(Some((_, Operation::RemoveRange { .. }))) = record::decode(&record.body).next() {
+                // The rows of earlier commits must be there when the range is removed.
+                self.apply_batch(&mut batch, newest)?;
+            }
+            let mut removed: Vec<(KeyspaceId, RemovedKeys)> = Vec::new();
             let base = batch.bytes.len();
             batch.bytes.extend_from_slice(&record.body);
             let offsets_of =
@@ -199,6 +205,15 @@ impl Replay<'_> {
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !defines);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
+                if let Operation::RemoveRange { lower, upper } = operation {
+                    if removed.last().is_none_or(|(last, _)| *last != keyspace) {
+                        removed.push((keyspace, RemovedKeys::default()));
+                    }
+                    let (lower, upper) = (lower.to_vec(), upper.map(<[u8]>::to_vec));
+                    removed.last_mut().expect("just added").1.add(RemovedRange { lower, upper });
+                    continue;
+                }
+                self.attach_removed(&mut removed, record.timestamp)?;
                 // An operation that creates or drops a keyspace, or attaches a load, must be the only one in its
                 // record.
                 defines = matches!(operation, Operation::Create { .. } | Operation::Drop | Operation::Attach(_));
@@ -237,16 +252,27 @@ impl Replay<'_> {
                         (key, ReplayedChange::PutLarge(batch.large.len() as u32 - 1))
                     }
                     Operation::Remove { key } => (key, ReplayedChange::Remove),
+                    Operation::RemoveRange { .. } => unreachable!("a removed range was taken for a row"),
                 };
                 let head = head_of(key);
                 batch.operations.push(ReplayedOperation { keyspace, head, key: offsets_of(key), change });
             }
+            self.attach_removed(&mut removed, record.timestamp)?;
             newest = record.timestamp;
             if batch.bytes.len() + batch.operations.len() * size_of::<ReplayedOperation>() >= batch_bytes(self.engine) {
                 self.apply_batch(&mut batch, newest)?;
             }
         }
         self.apply_batch(&mut batch, newest)
+    }
+
+    /// Attaches the removed ranges of a record. The rows of earlier records have been applied.
+    fn attach_removed(&self, removed: &mut Vec<(KeyspaceId, RemovedKeys)>, timestamp: Timestamp) -> Result<()> {
+        for (keyspace, removed) in removed.drain(..) {
+            let open = self.open(keyspace).ok_or_else(|| self.malformed(timestamp))?;
+            self.engine.replay_removal(&open.tree, removed, timestamp)?;
+        }
+        Ok(())
     }
 
     /// Attaches a bulk load under the page numbers that it was written with.

@@ -32,6 +32,7 @@ mod memory;
 mod model;
 mod old_versions;
 mod power;
+mod range_removal;
 mod read_only;
 mod runs;
 mod space;

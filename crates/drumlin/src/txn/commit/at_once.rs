@@ -130,7 +130,7 @@ impl Engine {
             _work = held;
         }
         let Some(reserved_pages) = self.try_reserve_pages(rows)? else { return Ok(None) };
-        let body = self.encode(rows, take_spare(&SPARE_RECORD, body_bytes_max))?;
+        let body = self.encode(rows, None, take_spare(&SPARE_RECORD, body_bytes_max))?;
         let log = self.log();
         let stream = crate::sync::thread_index() % log.stream_count();
         let applied = {
@@ -177,7 +177,7 @@ impl Engine {
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
-        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None, since }, &[], &[], sink)
+        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None, since, removals: None }, &[], &[], sink)
     }
 
     /// Applies a single row. This needs no list of leaves, and memory only for the version that the row replaces.

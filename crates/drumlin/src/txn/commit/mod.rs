@@ -26,11 +26,13 @@ mod apply;
 pub(crate) mod at_once;
 mod latch;
 mod prepare;
+mod ranges;
 mod replay;
 mod settle;
 mod sink;
 
 pub(crate) use prepare::Row;
+pub(crate) use ranges::Removals;
 pub(crate) use sink::RowsSeen;
 use sink::{LiveLog, LogSpace};
 
@@ -109,7 +111,7 @@ impl Engine {
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
             self.check_failure()?;
             self.fold_above_rows(mode, rows).await?;
-            let body = self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?;
+            let body = self.encode(rows, None, Vec::with_capacity(admitted.body_bytes_max))?;
             let body_bytes = body.bytes().len();
             let reserved_pages = self.reserve_pages(mode, rows).await?;
             let medium = self.append_medium_values(mode, rows).await?;
@@ -139,10 +141,18 @@ impl Engine {
     }
 
     /// Encodes the record of a commit into `body`, which must be empty and have enough capacity.
-    pub(super) fn encode(&self, rows: &[Row<'_>], mut body: Vec<u8>) -> Result<Body> {
+    pub(super) fn encode(&self, rows: &[Row<'_>], removals: Option<&Removals<'_>>, mut body: Vec<u8>) -> Result<Body> {
         let body_capacity = body.capacity();
         assert!(body.is_empty(), "a record is appended to another");
         let mut names_extents = false;
+        let mut range_count = 0;
+        for (tree, removed) in removals.into_iter().flat_map(|removals| removals.list) {
+            for range in removed.ranges() {
+                let (lower, upper) = (&range.lower[..], range.upper.as_deref());
+                record::encode(tree.pages.id, &Operation::RemoveRange { lower, upper }, &mut body);
+                range_count += 1;
+            }
+        }
         for row in rows {
             let operation = match row.change {
                 Change::Put(value) => Operation::Put { key: row.key, value },
@@ -156,11 +166,11 @@ impl Engine {
             };
             record::encode(row.tree.pages.id, &operation, &mut body);
         }
-        assert!(!rows.is_empty(), "a commit of no rows is recorded");
+        assert!(rows.len() + range_count > 0, "a commit of no rows is recorded");
         debug_assert!(body.len() <= body_capacity, "a record has {} bytes, {body_capacity} were reserved", body.len());
         debug_assert_eq!(
             record::decode(&body).flatten().count(),
-            rows.len(),
+            rows.len() + range_count,
             "a record can't be read as it was written"
         );
         let body = if names_extents { Body::naming_extents(body) } else { Body::new(body) };
