@@ -10,7 +10,8 @@ use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{bounds, fate, key, value};
 use super::model::{
-    LENGTHS, is_end, is_in, lengths, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within,
+    LENGTHS, is_end, is_in, lengths, read_by, read_value, read_value_async, remove_within, walk, walk_keys,
+    walk_values, within,
 };
 use super::peer::Peer;
 use super::sources::{End, Source};
@@ -115,7 +116,7 @@ impl Peer {
         };
         let (is_all, is_prefix) =
             (bounds.0 == Bound::Unbounded && bounds.1 == Bound::Unbounded, bounds.0 == Bound::Included(b"k".to_vec()));
-        let count = |removed: Result<()>| removed.map(|()| None);
+        let count = |removed: drumlin::Result<()>| removed.map(|()| None);
         let removed = match (script.byte() % 2, is_all, is_prefix && bounds.1 == Bound::Excluded(b"l".to_vec())) {
             (0, true, _) => Some(call!("Keyspace::clear", k.clear()).map(Some)),
             (0, _, true) => Some(call!("Keyspace::remove_prefix", k.remove_prefix("k"))).map(count),

@@ -1,5 +1,6 @@
 //! Transactions: their statements and how they end, conflicts, and closures that are retried.
 
+use std::ops::Bound;
 use std::time::Duration;
 
 use drumlin::{Error, Isolation, Keyspace, LockMode, Result, Savepoint, Transaction, TxOptions};
@@ -7,8 +8,8 @@ use drumlin::{Error, Isolation, Keyspace, LockMode, Result, Savepoint, Transacti
 use super::answers::{ON_PURPOSE, checked, is_short_of_memory, must, panics, refused};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
-use super::generator::{fate, key, options, value};
-use super::model::{Models, read_by};
+use super::generator::{bounds, fate, key, options, value};
+use super::model::{Models, read_by, remove_within};
 use super::peer::Peer;
 use super::row_changes::change_row;
 use super::sources::{End, Source};
