@@ -256,6 +256,7 @@ fn operations_are_as_documented() {
             }),
             vec![10, 9, 1000, 77, 1, 3],
         ),
+        ("12 remove range", Operation::RemoveRange { lower: b"abc", upper: Some(b"bcde") }, vec![12, 9, 3, 4]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();
@@ -269,12 +270,13 @@ fn operations_are_as_documented() {
 fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
     let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
+    let removed = vec![(b"a".to_vec(), Some(b"bc".to_vec()))];
     let entry = KeyspaceEntry {
         id: KeyspaceId(7),
         page_bytes: 4096,
         name: "name".into(),
         chunks: vec![address],
-        runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec() }],
+        runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec(), removed }],
     };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
@@ -295,9 +297,12 @@ fn the_catalogue_is_as_documented() {
     assert_eq!(bytes[42..46], 1u32.to_le_bytes());
     compare_sample("A run above a tree", &bytes[46..], &[6, 55, 3]);
     assert_eq!(bytes[60..63], *b"key");
-    assert_eq!(bytes[67..75], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[79..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[99..], &[7, 5, 6]);
+    assert_eq!(bytes[63..67], 1u32.to_le_bytes());
+    compare_sample("A removed range", &bytes[67..], &[1, 2]);
+    assert_eq!(bytes[71..74], *b"abc");
+    assert_eq!(bytes[78..86], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[90..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[110..], &[7, 5, 6]);
     assert_eq!(bytes.len(), 111);
 }
 
