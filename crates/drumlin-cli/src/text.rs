@@ -38,7 +38,7 @@ pub(crate) fn parse_key(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
     })
 }
 
-/// Returns the bytes that [`Escaped`] displays on one line.
+/// Reverses the one-line form of [`Escaped`]: returns the original bytes.
 pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -68,7 +68,7 @@ struct Options {
     /// The file systems that `sync` creates on loop devices, as root, in addition to the folder's own; or none
     #[arg(long, value_name = "LIST", value_parser = parse_file_systems, default_value = "ext4,xfs,btrfs")]
     file_systems: FileSystems,
-    /// random: also measure with almost all of the machine's memory taken, as root; other programs may stall
+    /// random: also measure with almost all of the machine's memory in use, as root; other programs may stall
     #[arg(long)]
     fill_memory: bool,
     /// Also write the report as one HTML page

@@ -1,4 +1,4 @@
-//! `drumlin extract`: writes the tree that `drumlin index` stored back as files.
+//! `drumlin extract`: restores the files of a tree that `drumlin index` stored.
 //!
 //! It makes directories first, then files and links. The modes and times of directories are set last, from the deepest
 //! up, because creating an entry changes its directory's time, and the mode may forbid creating entries. If a run is
@@ -33,7 +33,7 @@ use crate::text::{Escaped, harmless, parse_key};
 /// The maximum number of failed entries that are named. Further failures are only counted.
 const NAMED_MAX: u64 = 10;
 
-/// Write a tree that `index` stored back to a directory
+/// Restore a directory tree that `index` stored
 ///
 /// Restores files, symbolic links and directories with their contents, permissions and times. Setuid and setgid bits
 /// are not restored, because owners are not stored. An existing file or link is kept. If its content differs, it is
@@ -61,7 +61,7 @@ struct Summary {
     symlinks: u64,
     directories: u64,
     bytes: u64,
-    /// Files and links that existed before with the same content as in the tree.
+    /// Existing files and links whose content was already the same as in the tree.
     identical: u64,
     /// Existing files and links that were kept although their content differs.
     existing: u64,

@@ -130,7 +130,7 @@ impl Batch {
                     committed.add(more);
                     return Ok(());
                 }
-                // The thread of a different file is writing a row with one of these keys, so retry.
+                // A thread that loads a different file is writing a row with one of these keys, so retry.
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } | Error::KeyTooLong { .. })
                     if rows.len() > 1 =>

@@ -104,7 +104,7 @@ impl Tour {
     }
 }
 
-/// Creates the database, with a tenth of the data as its budget, or with the engine's minimum if that is more. Opening
+/// Creates the database, with a budget of a tenth of the data's size, or the engine's minimum if that is more. Opening
 /// the database also probes the device now, before the tour promises anything.
 fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
     let (database, budget_bytes) = match Config::new().memory(budget_bytes).open(database) {
