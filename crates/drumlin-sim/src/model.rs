@@ -116,7 +116,7 @@ struct State {
     checked: u64,
 }
 
-/// Damage to the disk that the database was not told about.
+/// Damage to the disk that was not reported to the database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     None,
