@@ -140,7 +140,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The time limit, in minutes, of a run that ends for a different reason.
+/// A time limit, in minutes, that no run reaches: for runs that end after a number of simulated hours or states.
 const FOR_EVER: f64 = 1e7;
 
 fn exit_code(is_well: std::io::Result<bool>) -> ExitCode {

@@ -31,8 +31,8 @@ fn of_io<T>(result: std::io::Result<T>) -> Option<Error> {
     result.err().map(|error| error.into_inner().unwrap().downcast_ref::<Error>().unwrap().clone())
 }
 
-/// Handles of each kind are created while the database is open, and used after it was closed and its folder was
-/// reopened. All calls return `Closed`, and no handle keeps the folder locked.
+/// Calls through handles of each kind return `Closed` if the handle was created before the database was closed and its
+/// folder reopened. No such handle keeps the folder locked.
 #[test]
 fn every_handle_ends_with_the_database() {
     for backend in BACKENDS {

@@ -95,8 +95,9 @@ impl Trial {
         assert!(self.filler.contains_many(&keys).unwrap().into_iter().all(|is_there| is_there));
     }
 
-    /// Uses up the thread's turn, so that the next call yields when it begins. To find where a turn begins, repeats a
-    /// call that never waits until the call yields. Then makes as many calls as fit into a turn.
+    /// Uses up the thread's turn, so that the next call yields when it begins. To find the beginning of a turn, repeats
+    /// a short call until it yields; that call never waits for anything else. Then makes as many calls as fit into a
+    /// turn.
     fn end_turn(&self) {
         let is_ready = || self.db.existing_keyspace_async("k").now_or_never().is_some();
         while is_ready() {}

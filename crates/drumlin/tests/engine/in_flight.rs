@@ -75,7 +75,7 @@ fn churn(db: &Database, rows: &Keyspace, numbers: &(impl Iterator<Item = u64> + 
     }
 }
 
-/// Everything around a page is rewritten and moved, and the neighbouring segments are reused.
+/// Reading a page succeeds while everything around it is rewritten and moved, and the neighbouring segments are reused.
 #[test]
 fn a_page_around_which_everything_moves() {
     for (api, get) in APIS {
@@ -90,7 +90,7 @@ fn a_page_around_which_everything_moves() {
     }
 }
 
-/// A value is replaced or removed, and its extents are overwritten.
+/// Reading a value succeeds while it is replaced or removed, and its extents are overwritten.
 #[test]
 fn a_value_that_is_replaced() {
     for (api, get) in APIS {
@@ -120,7 +120,8 @@ fn a_value_that_is_replaced() {
     }
 }
 
-/// A keyspace is dropped, and a new one reuses its space.
+/// Reading a row while its keyspace is dropped and a new keyspace reuses the space returns the row, no row, or the
+/// error for a dropped keyspace.
 #[test]
 fn a_keyspace_that_is_dropped() {
     for (api, get) in APIS {

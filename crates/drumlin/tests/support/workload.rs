@@ -220,7 +220,8 @@ impl Workload {
     /// was acknowledged as durable, no incomplete step, and at most one step that was not acknowledged. There must be
     /// no corruption. Returns the step at which each thread continues.
     ///
-    /// # Errors Describes the first difference.
+    /// # Errors
+    /// Describes the first difference.
     pub fn verify(&self, db: &Database, prepared: bool, acked: &[Ack]) -> Result<Vec<u64>, String> {
         let text = |error: drumlin::Error| error.to_string();
         let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
