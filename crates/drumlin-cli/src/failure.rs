@@ -127,8 +127,7 @@ impl Failure {
         Failure::bad_input(format!("reading {name}: {}", plain(source)))
     }
 
-    /// Creates the failure for a failed write to stdout. A reader that stops early (`drumlin scan … | head`) is not an
-    /// error.
+    /// Converts the error of a write to stdout. A reader that stops early (`drumlin scan … | head`) is not an error.
     pub(crate) fn stdout(source: &io::Error) -> Failure {
         match source.kind() {
             io::ErrorKind::BrokenPipe => Failure::silent(Exit::ReaderGone),

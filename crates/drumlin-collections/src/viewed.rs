@@ -221,8 +221,8 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         self.groups_by(bounds, K::clone)
     }
 
-    /// Reduces the values of adjacent keys in a range for which `group` returns equal results, for example the first
-    /// part of a tuple. O(rows in the range).
+    /// Divides a range into groups of adjacent keys for which `group` returns the same result, for example the first
+    /// part of a tuple, and reduces the values of each group. O(rows in the range).
     pub fn groups_by<G: PartialEq, F: FnMut(&K) -> G>(
         &self,
         bounds: impl KeyBounds<K>,

@@ -22,7 +22,7 @@ pub(crate) struct Count {
     selection: Selection,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys are hexadecimal digits
+    /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
 }

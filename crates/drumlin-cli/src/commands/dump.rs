@@ -64,7 +64,7 @@ pub(crate) struct Dump {
     limit: Option<u64>,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys in the options are hexadecimal digits
+    /// Keys in the options are in hexadecimal
     #[arg(long)]
     hex: bool,
 }

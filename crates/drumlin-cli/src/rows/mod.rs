@@ -29,7 +29,7 @@ pub(crate) enum Format {
     Csv,
     /// Tab-separated values (.tsv, .tab)
     Tsv,
-    /// One JSON value a line (.jsonl, .ndjson)
+    /// One JSON value per line (.jsonl, .ndjson)
     Jsonl,
     /// Drumlin's binary form: any bytes, checksummed (.rows)
     Binary,

@@ -21,7 +21,7 @@ pub(crate) mod style {
 /// The output options, which every command has.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Common {
-    /// Print figures and rows as JSON, one object a line
+    /// Print figures and rows as JSON, one object per line
     #[arg(long, global = true, help_heading = "Everywhere")]
     json: bool,
     /// Show no progress on stderr

@@ -1,4 +1,5 @@
-//! Dropped futures: whichever wait a call is dropped at, no change is lost, repeated or half applied.
+//! Drops futures before they complete. At whichever wait a call is dropped, no change is lost, repeated or half
+//! applied.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 #![allow(
     clippy::await_holding_refcell_ref,

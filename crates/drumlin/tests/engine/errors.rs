@@ -152,7 +152,7 @@ fn one_superblock_of_a_closed_database_is_enough() {
     }
 }
 
-/// Before an opening overwrites the other superblock, it rewrites the one that it found. The last sync of the previous
+/// An opening rewrites the superblock that it found before it overwrites the other one. The last sync of the previous
 /// process may have failed, so that the page cache still shows writes that were lost.
 #[test]
 fn the_superblock_that_was_found_is_written_again() {

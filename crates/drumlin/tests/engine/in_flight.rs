@@ -109,7 +109,7 @@ fn a_value_that_is_replaced() {
             let found = found.unwrap_or_else(|error| panic!("{api}: {error}"));
             let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
             match (found, replaced) {
-                // The value is either the current one or the one that was current when the read began.
+                // The read returns either the current value or the value from when it began.
                 (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{api}"),
                 (Some(found), false) => assert!(expected[0][..] == found[..], "{api}"),
                 (None, false) => {}

@@ -967,8 +967,8 @@ fn fill_and_read(db: &Database, rows: u64, value_bytes: usize) {
     }
 }
 
-/// Prints the resident memory next to the figure of `stats`, with the default allocator and with two heaps. The
-/// difference is the memory that the allocator retains. The test fails only if a workload fails.
+/// Prints the resident memory next to the figure that `stats` reports, with the default allocator and with two heaps.
+/// The difference is the memory that the allocator retains. The test fails only if a workload fails.
 #[test]
 #[ignore = "a measurement"]
 fn allocators() {

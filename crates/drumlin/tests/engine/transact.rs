@@ -240,7 +240,7 @@ fn a_body_that_waits_for_itself_fails_at_once() {
     k.insert("a", "3").unwrap();
 }
 
-/// A call of a different task on the same thread does not belong to the body. It waits for the row and gets it.
+/// A call by a different task on the same thread does not belong to the body. It waits for the row and gets it.
 #[test]
 fn a_neighbour_of_the_thread_waits() {
     let (db, k) = opened();

@@ -47,7 +47,7 @@ pub(crate) struct Extract {
     /// The directory to write to, created if it is missing
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Extract only this file, link or directory with everything below it; a stored path, with \xNN for other bytes
+    /// Extract only this file, link or directory with everything below it; a stored path, with \xNN for non-text bytes
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
     /// Replace existing files and links
@@ -65,7 +65,7 @@ struct Summary {
     identical: u64,
     /// Existing files and links that were kept although their content differs.
     existing: u64,
-    /// Entries that were not written for any other reason.
+    /// All other entries that were not written.
     failed: u64,
     /// Gaps in the rows, and corrupted contents.
     damaged: u64,

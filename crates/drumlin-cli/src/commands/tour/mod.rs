@@ -36,7 +36,7 @@ use crate::{interrupt, process};
 /// The size of the data divided by the memory budget.
 const DATA_TO_BUDGET: u64 = 10;
 
-/// See it work: load a tree, kill it, recover, compare, query
+/// See it work: load a tree, kill the load, recover, compare, query
 ///
 /// The tree is only read. The database is created in the system's temporary directory, or below the current one if that
 /// is in memory, and replaces the previous tour's database. It stays there for you to explore.
