@@ -1,7 +1,7 @@
 //! Converts keys and values to text and back. The conversion is reversible, and the text is harmless to a terminal.
 //!
-//! UTF-8 is kept unchanged. A backslash becomes `\\`; newline, return and tab become `\n`, `\r`, `\t`; every other
-//! control character and every byte that is not UTF-8 becomes `\xNN`. With `--hex`, keys are hexadecimal digits
+//! UTF-8 is kept unchanged. A backslash becomes `\\`; newline, carriage return and tab become `\n`, `\r`, `\t`; every
+//! other control character and every byte that is not UTF-8 becomes `\xNN`. With `--hex`, keys are in hexadecimal
 //! instead.
 
 use std::ffi::OsStr;

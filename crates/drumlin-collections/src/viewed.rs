@@ -140,8 +140,8 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Viewed { rows: self.rows.before(Self::row_of(&key, &document)), view: self.view }
     }
 
-    /// Returns the prefix of the keys of all rows that this document emitted with this key. In a row's key, the prefix
-    /// may be followed by a number.
+    /// Returns the prefix shared by all rows that this document emitted with this key. A row's key may have a number
+    /// after the prefix.
     fn row_of(key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
         let mut row = encoded(key);
         document.encode_into(&mut row);

@@ -14,7 +14,7 @@ use crate::interrupt;
 use crate::terminal::figures::parse_size;
 use crate::terminal::{Output, Progress};
 
-/// Measure this machine's storage, next to published figures
+/// Measure this machine's storage, and compare it with published figures
 ///
 /// Each experiment repeats a published measurement and prints the source's figures next to yours. Files are created in
 /// a temporary folder and removed at the end, and also after Ctrl-C, which shows the results so far.

@@ -1,5 +1,4 @@
-//! Invalid input and failures of the environment end in a clear error with advice. No commit is lost, and nothing
-//! panics.
+//! Invalid input and environment failures cause a clear error with advice. No commit is lost, and nothing panics.
 //!
 //! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
 

@@ -548,7 +548,7 @@ fn dropped_keyspaces_end_those_who_read_them() {
     assert_eq!(now(&k, "x"), Some(1));
 }
 
-/// After a serializable transaction was committed, its scans fail, because further rows would not be validated.
+/// Once a serializable transaction has committed, its scans fail, because further rows would not be validated.
 #[test]
 fn scans_end_with_their_serializable_transaction() {
     let names: Vec<String> = (0..100).map(|number| format!("row/{number:04}/with a key of some length")).collect();

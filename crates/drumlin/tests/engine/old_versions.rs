@@ -494,7 +494,7 @@ fn transact_gives_up_on_reads_that_end() {
     }
 }
 
-/// If commits are delayed instead of snapshots being ended, a writer waits until the snapshot is dropped.
+/// If the database delays commits instead of ending snapshots, a writer waits until the snapshot is dropped.
 #[test]
 fn commits_wait_for_a_snapshot_to_end() {
     let config = config().version_disk_bytes(MIB).version_overflow(VersionOverflow::DelayCommits);

@@ -56,7 +56,7 @@ pub struct Transaction {
     /// Starts at 1. The initial rows have writer 0.
     pub number: u64,
     pub level: Isolation,
-    /// The times before the first step and after the last step. Times are in a single order over all transactions.
+    /// The times before the first step and after the last step. Times are totally ordered across all transactions.
     pub began: u64,
     pub ended: u64,
     /// The position in the order of commits, or `None` if the transaction did not commit.

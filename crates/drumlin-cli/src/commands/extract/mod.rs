@@ -284,7 +284,7 @@ impl Job<'_> {
     }
 }
 
-/// A failure of the database, which ends the run, or of this entry, which does not.
+/// The reason why an entry was not written. A failure of the database ends the run; a failure of the entry does not.
 enum Stopped {
     Database(drumlin::Error),
     File(io::Error),
