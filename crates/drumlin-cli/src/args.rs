@@ -18,8 +18,8 @@ use crate::text::harmless;
 
 /// An embedded, transactional storage engine for data larger than memory.
 ///
-/// Without a command, `drumlin` gives the tour: it stores a real directory tree, kills itself in the middle, recovers
-/// and proves that nothing was lost.
+/// Without a command, `drumlin` gives a tour: it stores a real directory tree, kills itself midway, recovers, and
+/// proves that nothing was lost.
 #[derive(Debug, Parser)]
 #[command(name = "drumlin", version, max_term_width = 100, after_long_help = crate::failure::EXIT_CODES)]
 #[command(subcommand_value_name = "COMMAND")]
@@ -83,7 +83,7 @@ const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];
 
-/// Ends the process because the command line requests help or is invalid.
+/// Prints the help that the command line requests, or the reason why it is invalid. Returns the exit code.
 pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     let call = Call::unknown();
     if !error.use_stderr() {
@@ -115,7 +115,7 @@ pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     ExitCode::from(Exit::Usage as u8)
 }
 
-/// Returns the error of a command that has to print although stdout is closed.
+/// Returns the error for a command that has to print but whose stdout is closed.
 pub(crate) fn closed() -> Failure {
     Failure::other("stdout is closed: there is nowhere to print to").hint("redirect it to a file, or to /dev/null")
 }
@@ -130,7 +130,7 @@ mod tests {
         super::Cli::command().debug_assert();
     }
 
-    /// `drumlin` has no command with one of the foreign names, and each hint names existing commands.
+    /// None of the foreign names is a command of `drumlin`, and each hint names existing commands.
     #[test]
     fn other_names_lead_to_commands() {
         let command = super::Cli::command();

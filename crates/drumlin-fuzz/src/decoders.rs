@@ -172,7 +172,7 @@ pub fn probe(bytes: &[u8]) {
     }
 }
 
-/// Takes numbers and short strings from the bytes. Once they are used up, it returns zeros.
+/// Takes numbers and short strings from the bytes, then zeros once the bytes are used up.
 struct Script<'b>(&'b [u8]);
 
 impl<'b> Script<'b> {

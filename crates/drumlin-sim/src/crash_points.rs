@@ -9,9 +9,9 @@
 //!
 //! For each point of the recording, the disk is rebuilt in the states that a power cut at that point may leave. If
 //! there are few uncertain changes (which a power cut may or may not undo), every subset of them is kept in turn.
-//! Otherwise, all of them are lost, all are kept, and, up to a bound, each write is the only one that is lost, and the
-//! only one that is kept. In some further states, drawn at random, writes are torn. One state is that of a killed
-//! process, whose uncertain changes are all still in caches.
+//! Otherwise, all of them are lost, then all are kept, and then, up to a bound, each write is lost alone and kept
+//! alone. In some further states, drawn at random, writes are torn. One state is that of a killed process, whose
+//! uncertain changes are all still in caches.
 //!
 //! Each of these disks is opened, and compared with the model row by row, by counts and by an aggregate. Each recovery
 //! is itself cut after each of its own writes and syncs, and the result is checked in the same way. After the last of
@@ -36,8 +36,7 @@ use crate::model::{Content, Model, Operation, Tampering};
 pub struct Bounds {
     /// If a cut leaves at most this many uncertain changes, every subset of them is kept in turn.
     pub subsets_of: usize,
-    /// If a cut leaves more uncertain changes, up to this many of them take turns in being the only one that is lost,
-    /// and the only one that is kept.
+    /// If a cut leaves more uncertain changes, up to this many of them are each lost alone and kept alone.
     pub alone_max: usize,
     /// The number of states drawn at random for each point. Some of them have torn sectors.
     pub random: usize,
@@ -643,7 +642,7 @@ pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Re
         if began.elapsed() > round.duration_max || stop.load(Ordering::Relaxed) {
             return report;
         }
-        // If a commit was acknowledged during this change, the database may have it or not.
+        // If a commit was acknowledged during this change, the database may or may not have it.
         let (acknowledged, recorded) = around(&moments, point);
         let model = acknowledged.with_recorded(&recorded);
         let known = report.finds.len();

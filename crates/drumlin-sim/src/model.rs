@@ -109,14 +109,14 @@ struct State {
     acknowledged: u64,
     /// The newest commit acknowledged in this session.
     answered: u64,
-    /// For each commit of this session, the durable horizon at the time when the commit got its timestamp. The commit
-    /// wrote it to its log record.
+    /// For each commit of this session, the durable horizon at the time when the commit got its timestamp. The commit's
+    /// log record contains this horizon.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
 }
 
-/// Damage to the disk that the database was not told about.
+/// Damage to the disk that was not reported to the database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     None,

@@ -12,7 +12,8 @@ pub enum Fault {
     FailingWrites,
     FailingSyncs,
     FullDisk,
-    /// A full disk with very many pages and keyspaces. It is never drawn from a seed, only chosen on the command line.
+    /// A full disk with a great number of pages and keyspaces. No seed draws this fault; only the command line can
+    /// choose it.
     CrowdedDisk,
     /// Writes that were reported as done but never happened or went to the wrong place.
     LostWrites,

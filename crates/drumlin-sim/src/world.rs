@@ -26,8 +26,7 @@ pub struct RunReport {
     pub commits: u64,
     pub rows_checked: u64,
     pub damage_reported: u64,
-    /// The number of openings of a damaged disk that recovered fewer commits than would have had to be durable on a
-    /// sound disk.
+    /// Openings of a damaged disk that recovered fewer commits than they would have had to recover on a sound disk.
     pub openings_behind: u64,
     pub counts: BTreeMap<&'static str, u64>,
     pub harm: FaultCounts,

@@ -122,7 +122,7 @@ fn stats_shows_the_sync_method_of_the_database() {
     }
 }
 
-/// If a process that used the database was killed, the first command recovers the database, whichever command that is.
+/// If a process that used the database was killed, the next command recovers the database, whichever command that is.
 #[test]
 fn a_database_that_was_not_closed_is_recovered_to_read_it() {
     let bench = Bench::new();

@@ -73,7 +73,7 @@ fn keyspaces_have_sizes() {
     assert!(bench.ok(&["keyspaces", "db"]).contains("on disk"));
 }
 
-/// Keys, prefixes, ranges and keyspaces are removed, and no other rows.
+/// `rm` removes the rows of the given keys, prefix, range or keyspace, and nothing else.
 #[test]
 fn removals() {
     let bench = letters();
@@ -149,7 +149,8 @@ fn many_files() {
     }
 }
 
-/// Rows whose keys exist are counted, and replace the old row, are skipped, or are rejected with their place.
+/// `load` counts rows whose keys exist, and either replaces the old rows, skips the new ones, or rejects them with
+/// their place.
 #[test]
 fn duplicates() {
     let bench = Bench::new();

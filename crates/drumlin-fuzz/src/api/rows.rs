@@ -265,7 +265,7 @@ impl Peer {
                 let mut value = b"of another row".to_vec();
                 let found = must(call!("Keyspace::get_into", k.get_into(key, &mut value)));
                 is_in(&value, found, expected);
-                // The nested call must use a different vector of the thread.
+                // The nested call must not reuse the vector that the outer call is showing.
                 let look = |shown: &[u8]| {
                     is_it(must(k.get_with(key, |again| again.into())));
                     shown.to_vec()
@@ -427,7 +427,7 @@ impl Peer {
     }
 }
 
-/// Salvages all rows of a sound keyspace, by blocking and asynchronous steps.
+/// Salvages all rows of a sound keyspace, with blocking and asynchronous steps.
 fn salvage_all(k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut salvage = call!("Range::salvage", k.iter().salvage());
     for (number, (key, value)) in model.iter().enumerate() {

@@ -196,7 +196,7 @@ impl Peer {
         self.check();
     }
 
-    /// Two transactions contend for the same rows; the futures that wait for locks are dropped or leaked.
+    /// Makes two transactions contend for the same rows. Drops or leaks the futures that wait for locks.
     pub(super) fn contention(&mut self, script: &mut Script<'_>) {
         self.settle();
         let k = &self.keyspaces[0];

@@ -25,7 +25,7 @@ pub(super) enum Call {
     Transaction,
 }
 
-/// Returns `true` if this call may fail because operations hold all of this part of the memory budget.
+/// Returns `true` if this call may fail because other operations hold all of this part of the memory budget.
 fn may_be_in_use(what: &str, call: Call) -> bool {
     match what {
         "writes, locks and reads of open transactions" => {

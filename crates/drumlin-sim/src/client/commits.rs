@@ -239,7 +239,7 @@ impl Client {
         Ok(())
     }
 
-    /// Loads rows in bulk into a keyspace that is created and dropped at random. The load either is one commit, or
+    /// Loads rows in bulk into a keyspace that is created and dropped at random. Either the load is one commit, or it
     /// fails because the keyspace has rows or is in use.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];

@@ -197,8 +197,8 @@ impl Client {
         result
     }
 
-    /// Makes a call that needs a timestamp callback of its own thread. A blocking client makes it on its thread. A task
-    /// makes it on a separate thread, because other tasks share its thread.
+    /// Makes a call that needs a thread-local timestamp callback. A blocking client makes the call on its own thread. A
+    /// task makes the call on a separate thread, because other tasks share the task's thread.
     async fn elsewhere<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         if self.api == Api::Blocking {
             return body();

@@ -1,4 +1,5 @@
-//! Dropped futures: whichever wait a call is dropped at, no change is lost, repeated or half applied.
+//! Drops futures before they complete. At whichever wait a call is dropped, no change is lost, repeated or half
+//! applied.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 #![allow(
     clippy::await_holding_refcell_ref,
@@ -95,8 +96,9 @@ impl Trial {
         assert!(self.filler.contains_many(&keys).unwrap().into_iter().all(|is_there| is_there));
     }
 
-    /// Uses up the thread's turn, so that the next call yields when it begins. To find where a turn begins, repeats a
-    /// call that never waits until the call yields. Then makes as many calls as fit into a turn.
+    /// Uses up the thread's turn, so that the next call yields when it begins. To find the beginning of a turn, repeats
+    /// a short call until it yields; that call never waits for anything else. Then makes as many calls as fit into a
+    /// turn.
     fn end_turn(&self) {
         let is_ready = || self.db.existing_keyspace_async("k").now_or_never().is_some();
         while is_ready() {}
