@@ -15,7 +15,8 @@
 //! 7. `replay` frees the values that only snapshots were still reading, and applies the records above the checkpoint.
 //!    Between barriers (create, drop, attach), it sorts operations by key and applies the newest operation on each key.
 //!    If a large part of the log has to be replayed, several threads share it.
-//! 8. `start_log` makes the log ready for new records. The background threads start after this step.
+//! 8. `start_log` makes the log ready for new records, and takes the row locks of prepared transactions again. The
+//!    background threads start after this step.
 //!
 //! # A closed database
 //! If the superblock says that the database was closed, step 2 reads only the headers of the log's segments, and steps
@@ -58,6 +59,7 @@ use crate::space::{BACKGROUND_SHARE, PageEntry, Space};
 use crate::sync::Mutex;
 use crate::txn::Reclaim;
 use crate::txn::engine::{Engine, Replaying};
+use crate::txn::prepared::PreparedTransactions;
 use crate::txn::spilled::Spilled;
 use crate::txn::values;
 use crate::txn::versions::Versions;
@@ -446,10 +448,11 @@ impl Replayed<'_> {
                 "{path}: recovered {recovered_records} records, {recovered_bytes} bytes of log, in {duration:?}"
             );
         }
-        Ok(Store {
+        let mut store = Store {
             path: opener.path().to_path_buf(),
             engine: Arc::new(engine.into_live(log, recovered_bytes)),
             keyspaces: recovering.keyspaces,
+            prepared: PreparedTransactions::default(),
             defining: Mutex::default(),
             unneeded: Mutex::default(),
             page_tables: Mutex::new(page_tables),
@@ -476,7 +479,11 @@ impl Replayed<'_> {
             contention: Contention::default(),
             on_lock_wait: opener.settings.on_lock_wait.clone(),
             closed: Mutex::default(),
-        })
+        };
+        let mut skipped = Vec::new();
+        store.lock_prepared(&mut |error| opener.skip(error, &mut skipped))?;
+        store.opening.skipped.append(&mut skipped);
+        Ok(store)
     }
 }
 

@@ -295,7 +295,7 @@ impl Engine {
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.secure_tables(mode, rows).await?;
         let chunk_count = rows.iter().map(|row| match row.change {
-            Change::PutLarge(value) => value.addresses.len() as u64,
+            Change::PutLarge(value) => value.changes_max(),
             Change::Put(_) | Change::Remove => 0,
         });
         self.secure_changes(mode, chunk_count.sum()).await;

@@ -33,6 +33,7 @@ pub(crate) use prepare::Row;
 use sink::{LiveLog, LogSpace};
 
 use crate::error::{Error, Result};
+use crate::format::KeyspaceId;
 use crate::format::record::{self, Operation};
 use crate::memory::Grant;
 use crate::seglog::{Appended, Body};
@@ -71,6 +72,22 @@ pub(crate) struct Admitted {
     body_bytes_max: usize,
 }
 
+/// The content of a commit's record.
+#[derive(Clone, Copy)]
+pub(crate) enum Recorded<'a> {
+    /// The rows that the commit changes.
+    Rows,
+    /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions.
+    Prepared(&'a [u8]),
+}
+
+/// Returns the body of the record that commits a prepared transaction. `body` must be empty.
+fn prepared_body(id: &[u8], mut body: Vec<u8>) -> Body {
+    assert!(body.is_empty(), "a record is appended to another");
+    record::encode(KeyspaceId::PREPARED, &Operation::CommitPrepared { id }, &mut body);
+    Body::new(body)
+}
+
 /// A commit that has changed its rows and appended its record to the log, but may not be durable yet.
 pub(crate) struct Applied<'e> {
     logged: Appended,
@@ -100,11 +117,26 @@ impl Engine {
         reads: Option<Reads<'a>>,
         admitted: Admitted,
     ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
+        self.apply_as(mode, rows, reads, admitted, Recorded::Rows)
+    }
+
+    /// Like [`apply`](Self::apply), with the given record.
+    pub(crate) fn apply_as<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        rows: &'a [Row<'a>],
+        reads: Option<Reads<'a>>,
+        admitted: Admitted,
+        recorded: Recorded<'a>,
+    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
         Box::pin(async move {
             assert!(!rows.is_empty());
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
             self.check_failure()?;
-            let body = self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?;
+            let body = match recorded {
+                Recorded::Rows => self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?,
+                Recorded::Prepared(id) => prepared_body(id, Vec::new()),
+            };
             let body_bytes = body.bytes().len();
             let reserved_pages = self.reserve_pages(mode, rows).await?;
             let medium = self.append_medium_values(mode, rows).await?;
@@ -113,7 +145,9 @@ impl Engine {
             let reservation = self.reserve_log(mode, stream, body_bytes).await?;
             let prepared = self.prepare(mode, rows, reads).await?;
             let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
-            let sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Reserved(reservation) };
+            let ends_prepared = matches!(recorded, Recorded::Prepared(_));
+            let space = LogSpace::Reserved(reservation);
+            let sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
             let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::prepare::Row;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::pool::{Needs, Stop};
@@ -44,8 +45,8 @@ pub(super) trait CommitSink {
     /// yet.
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
 
-    /// Returns `true` if the replaced version has to be kept; `None` means that there was no row.
-    fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
+    /// Returns `true` if the version that the row replaces has to be kept; `None` means that there was no row.
+    fn keeps(&self, row: &Row<'_>, replaced: Option<&RowValue<'_>>) -> bool;
 
     /// Called when every row has been changed, before the leaves are unlatched.
     fn mark_applied(&self, timestamp: Timestamp);
@@ -56,6 +57,8 @@ pub(super) struct LiveLog<'e> {
     pub(super) clock: &'e Clock,
     pub(super) body: &'e Body,
     pub(super) space: LogSpace<'e>,
+    /// `true` if the record commits a prepared transaction.
+    pub(super) ends_prepared: bool,
 }
 
 /// The space of a record in the log.
@@ -90,9 +93,11 @@ impl CommitSink for LiveLog<'_> {
         Ok((appended.timestamp, appended))
     }
 
+    /// The commit of a prepared transaction removes the rows of its large values, and puts the values elsewhere. If
+    /// these versions were kept, dropping them would free the values.
     #[inline]
-    fn keeps(&self, _replaced: Option<&RowValue<'_>>) -> bool {
-        true
+    fn keeps(&self, row: &Row<'_>, _replaced: Option<&RowValue<'_>>) -> bool {
+        !(self.ends_prepared && row.stores_prepared_value())
     }
 
     #[inline]
