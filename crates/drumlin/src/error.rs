@@ -675,6 +675,11 @@ impl Error {
         Error::MemoryInUse { what: "the locks of prepared transactions", limit_bytes }
     }
 
+    /// Returns the error for prepared transactions that are ready, if they hold as much as they may.
+    pub(crate) fn ready_in_memory(what: &'static str, limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what, limit_bytes }
+    }
+
     /// Returns the error for open scans and readers that together use up their part of the budget.
     pub(crate) fn copies_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "rows and values copied by open scans and readers", limit_bytes }

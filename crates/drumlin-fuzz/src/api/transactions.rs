@@ -226,7 +226,7 @@ impl Peer {
         let (db, durability) = (self.db(), options(script).durability);
         let fate = Fate { leaks: false, ..fate(script) };
         let may = is_short_of_memory;
-        let is_committed = match script.byte() % 8 {
+        let is_committed = match script.byte() % 11 {
             0 => checked(call!("Database::commit_prepared", db.commit_prepared(&id)), may).map(|_| true),
             1 => {
                 let done = call!("Database::commit_prepared_with", db.commit_prepared_with(&id, durability));
@@ -246,6 +246,16 @@ impl Peer {
             5 => {
                 let abort = call!("Database::abort_prepared_async", db.abort_prepared_async(&id));
                 poll_some(abort, fate).and_then(|done| checked(done, may)).map(|()| false)
+            }
+            6 | 7 => {
+                let ready = call!("Database::ready_prepared", db.ready_prepared(&id));
+                let done = checked(ready, may).map(|ready| call!("ReadyTransaction::commit", ready.commit()));
+                done.map(|done| checked(done, |_| false).is_some())
+            }
+            8 => {
+                let ready = call!("Database::ready_prepared_async", db.ready_prepared_async(&id));
+                let ready = poll_some(ready, fate).and_then(|ready| checked(ready, may));
+                ready.map(|ready| checked(ready.commit(), |_| false).is_some())
             }
             _ => checked(call!("Database::abort_prepared", db.abort_prepared(&id)), may).map(|()| false),
         };

@@ -29,7 +29,8 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range, Transaction, Value,
+    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range, ReadyTransaction,
+    Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -490,6 +491,9 @@ impl Database {
     /// See [`commit_prepared_async`](Database::commit_prepared_async).
     pub async fn commit_prepared_with_async(&self, id: impl AsRef<[u8]>, durability: Durability) -> Timestamp
         = commit_prepared_with(|mode| self.commit_prepared_in(mode, id.as_ref(), durability));
+    /// Dropping the future leaves the transaction prepared.
+    pub async fn ready_prepared_async(&self, id: impl AsRef<[u8]>) -> ReadyTransaction
+        = ready_prepared(|mode| self.ready_prepared_in(mode, id.as_ref()));
     /// See [`commit_prepared_async`](Database::commit_prepared_async).
     pub async fn abort_prepared_async(&self, id: impl AsRef<[u8]>) -> ()
         = abort_prepared(|mode| self.abort_prepared_in(mode, id.as_ref()));

@@ -46,7 +46,7 @@ pub use database::Database;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
 pub use limits::Limits;
 pub use locks::{Interrupter, LockWaiter, LockedRow};
-pub use prepared::PreparedTransaction;
+pub use prepared::{PreparedTransaction, ReadyTransaction};
 pub use range::{Keys, Range, Readers, Salvage, Values};
 pub use reader::Reader;
 pub use reducer::{Field, Max, Min, Number, ReduceError, Reducer, Sum};

@@ -5,6 +5,7 @@
 //! - *Commit* reads the changes back and makes them. Its log record is short: it names the id, because a recovery finds
 //!   the changes in the hidden keyspace, where the prepare has put them.
 //! - *Abort* is a commit that removes these rows.
+//! - A coordinator may split the commit: it makes it *ready*, and gives the signal later (`txn/commit/ready.rs`).
 //!
 //! So everything about a prepared transaction is in checkpoints, and it keeps no part of the log.
 
@@ -13,15 +14,16 @@ use std::time::Duration;
 
 use super::Store;
 use crate::error::{Error, Result};
-use crate::format::KeyspaceId;
 use crate::format::prepared::{self, Head};
 use crate::format::record::{self, Operation};
-use crate::memory::Account;
+use crate::format::{KeyspaceId, Timestamp};
+use crate::memory::{Account, Grant};
 use crate::seglog::Appended;
 use crate::task::WaitMode;
 use crate::tree::Target;
 use crate::tree::node::Leaf;
 use crate::txn::LOCK_TIMEOUT;
+use crate::txn::commit::ready::{Gate, Signal};
 use crate::txn::commit::{Applied, Durability, Recorded, Row};
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::keyspace::OpenKeyspace;
@@ -80,10 +82,14 @@ struct StoredChanges {
     values: Vec<Arc<LargeValue>>,
     /// The keyspaces of its rows, in the order of their numbers.
     open: Vec<Arc<OpenKeyspace>>,
+    hidden: Arc<OpenKeyspace>,
+    /// The keys of its rows in the hidden keyspace.
+    hidden_keys: Vec<Vec<u8>>,
+    _memory: Grant,
 }
 
 impl StoredChanges {
-    /// Returns the rows that the transaction changes, in order.
+    /// Returns the rows that the transaction changes, and the removals of its rows in the hidden keyspace, in order.
     fn rows(&self) -> Vec<Row<'_>> {
         let mut rows = Vec::new();
         for (keyspace, operation) in prepared::operations(&self.changes) {
@@ -96,6 +102,8 @@ impl StoredChanges {
             let at = self.open.binary_search_by_key(&keyspace, |open| open.tree.pages.id).expect("it was opened");
             rows.push(Row { tree: &self.open[at].tree, key, change });
         }
+        let removal = |key| Row { tree: &self.hidden.tree, key, change: Change::Remove };
+        rows.extend(self.hidden_keys.iter().map(|key| removal(&key[..])));
         rows
     }
 }
@@ -213,7 +221,7 @@ impl Store {
             return Ok(applied);
         }
         let admitted = self.engine.admit(mode, rows, None, 0).await;
-        let (applied, _admitted) = self.engine.apply_as(mode, rows, None, admitted, recorded).await?;
+        let (applied, _admitted) = self.engine.apply_as(mode, rows, None, admitted, recorded, None).await?;
         Ok(applied)
     }
 
@@ -227,19 +235,31 @@ impl Store {
     ) -> Result<Appended> {
         self.check_writable()?;
         let taken = self.prepared.take(id)?;
-        let hidden = self.keyspaces.prepared().expect("there is a prepared transaction");
-        let bytes = taken.facts.changes_bytes as u64;
-        let memory = self.engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
-        let limit_bytes = self.engine.budget.limit_bytes(Account::Transactions);
-        let _memory = memory.ok_or_else(|| Error::transactions_in_memory(limit_bytes))?;
-        let stored = self.stored_changes(mode, &hidden, &taken).await?;
-        let keys = hidden_keys(id, taken.facts.value_count);
-        let mut rows = stored.rows();
-        rows.extend(keys.iter().map(|key| Row { tree: &hidden.tree, key, change: Change::Remove }));
+        let stored = self.stored_changes(mode, &taken).await?;
+        let rows = stored.rows();
         let applied = self.apply_hidden(mode, &rows, durability, Recorded::Prepared(id)).await?;
         taken.end();
         self.end_locks(());
         Ok(self.engine.request_write(for_task, &rows, applied, durability))
+    }
+
+    /// Makes the commit of a prepared transaction ready, and applies it at the first poll after the signal. If this fails
+    /// or is dropped, the transaction stays prepared. Returns the commit's timestamp; the record is written soon
+    /// afterwards.
+    pub(crate) async fn commit_at_signal(&self, mode: WaitMode<'_>, id: &[u8], signal: &Signal) -> Result<Timestamp> {
+        self.check_writable()?;
+        self.engine.check_failure()?;
+        let taken = self.prepared.take(id)?;
+        let mut permit = self.ready.permit(mode, self.engine.backend.as_ref()).await?;
+        permit.hold_changes(&self.engine.budget, taken.facts.changes_bytes as u64)?;
+        let gate = Gate::new(permit, signal);
+        let stored = self.stored_changes(mode, &taken).await?;
+        let rows = stored.rows();
+        let (admitted, recorded) = (self.engine.admit(mode, &rows, None, 0).await, Recorded::Prepared(id));
+        let (applied, _admitted) = self.engine.apply_as(mode, &rows, None, admitted, recorded, Some(&gate)).await?;
+        taken.end();
+        self.end_locks(());
+        Ok(self.engine.end_ready(&rows, applied))
     }
 
     /// Aborts a prepared transaction. If this fails, it stays prepared.
@@ -262,13 +282,13 @@ impl Store {
     }
 
     /// Reads the changes of a prepared transaction. Nobody else changes its rows in the hidden keyspace.
-    async fn stored_changes(
-        &self,
-        mode: WaitMode<'_>,
-        hidden: &OpenKeyspace,
-        taken: &TakenTransaction<'_>,
-    ) -> Result<StoredChanges> {
+    async fn stored_changes(&self, mode: WaitMode<'_>, taken: &TakenTransaction<'_>) -> Result<StoredChanges> {
+        let hidden = self.keyspaces.prepared().expect("there is a prepared transaction");
         let (engine, tree) = (&self.engine, &hidden.tree);
+        let bytes = taken.facts.changes_bytes as u64;
+        let memory = engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
+        let limit_bytes = engine.budget.limit_bytes(Account::Transactions);
+        let memory = memory.ok_or_else(|| Error::transactions_in_memory(limit_bytes))?;
         let mut changes: Option<Vec<u8>> = None;
         engine.get_in(mode, tree, &prepared::changes_key(taken.id), ReadAt::Published, &mut changes).await?;
         let changes = changes.ok_or_else(|| self.damaged(taken.id))?;
@@ -294,7 +314,8 @@ impl Store {
         if !open.is_sorted_by_key(|open| open.tree.pages.id) {
             return Err(self.damaged(taken.id));
         }
-        Ok(StoredChanges { changes, values, open })
+        let hidden_keys = hidden_keys(taken.id, head.value_count);
+        Ok(StoredChanges { changes, values, open, hidden, hidden_keys, _memory: memory })
     }
 
     /// Returns the error for a prepared transaction whose rows verify but make no sense.
@@ -383,7 +404,7 @@ impl Store {
             row_count: head.row_count,
             value_count: head.value_count,
             changes_bytes: changes.len(),
-            timestamp: crate::format::Timestamp(0),
+            timestamp: Timestamp(0),
         };
         self.prepared.reserve(id, keyspaces)?.keep(facts, HeldLocks { locks, memory });
         crate::coverage::mark!("an opening found a prepared transaction");

@@ -58,6 +58,7 @@ use crate::space::superblocks::{self, Superblocks};
 use crate::space::{BACKGROUND_SHARE, PageEntry, Space};
 use crate::sync::Mutex;
 use crate::txn::Reclaim;
+use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::prepared::PreparedTransactions;
 use crate::txn::spilled::Spilled;
@@ -453,6 +454,7 @@ impl Replayed<'_> {
             engine: Arc::new(engine.into_live(log, recovered_bytes)),
             keyspaces: recovering.keyspaces,
             prepared: PreparedTransactions::default(),
+            ready: ReadyCommits::default(),
             defining: Mutex::default(),
             unneeded: Mutex::default(),
             page_tables: Mutex::new(page_tables),

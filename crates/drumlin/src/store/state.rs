@@ -19,6 +19,7 @@ use crate::io::SyncMethod;
 use crate::space::checkpoint::PageTableStore;
 use crate::sync::Mutex;
 use crate::txn::commit::Durability;
+use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::engine::Engine;
 use crate::txn::prepared::PreparedTransactions;
 
@@ -56,6 +57,7 @@ pub(crate) struct Store {
     pub(crate) engine: Arc<Engine>,
     pub(crate) keyspaces: Keyspaces,
     pub(crate) prepared: PreparedTransactions,
+    pub(super) ready: ReadyCommits,
     /// Held while keyspaces are created and dropped.
     pub(super) defining: Mutex<()>,
     /// Held while space is reclaimed. Locked before `page_tables`.

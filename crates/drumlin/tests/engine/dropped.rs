@@ -614,6 +614,7 @@ fn transactions_are_prepared_whole(trial: &Trial) {
         ("Database::commit_prepared_async", 0),
         ("Database::commit_prepared_with_async", 1),
         ("Database::abort_prepared_async", 2),
+        ("Database::ready_prepared_async", 3),
     ] {
         let call = async |_| {
             if !is_prepared() {
@@ -624,7 +625,8 @@ fn transactions_are_prepared_whole(trial: &Trial) {
             match end {
                 0 => db.commit_prepared_async("t").await.map(drop).unwrap(),
                 1 => db.commit_prepared_with_async("t", Durability::Relaxed).await.map(drop).unwrap(),
-                _ => db.abort_prepared_async("t").await.unwrap(),
+                2 => db.abort_prepared_async("t").await.unwrap(),
+                _ => drop(db.ready_prepared_async("t").await.unwrap().commit().unwrap()),
             }
         };
         let look = |_| {

@@ -678,3 +678,139 @@ fn tasks_prepare_and_commit() {
         }
     }
 }
+
+/// Prepares a transaction that inserts these rows.
+fn prepare(db: &Database, k: &Keyspace, id: &str, keys: impl IntoIterator<Item = u32>, value: &[u8]) {
+    let mut tx = db.begin().unwrap();
+    keys.into_iter().for_each(|key| tx.insert(k, key.to_be_bytes(), value).unwrap());
+    tx.prepare(id).unwrap();
+}
+
+/// A ready transaction is committed by its signal, on another thread too, in the order of the signals; one that is
+/// dropped stays prepared. While one is ready, no other call can end it.
+#[test]
+fn ready_transactions_are_committed_in_any_order() {
+    let mut lives = Lives::new(2);
+    let large = Random(1).bytes(400_000);
+    lives.live(End::Kill, |db| {
+        let k = db.keyspace("k").unwrap();
+        prepare(db, &k, "small", 0..3, b"small");
+        prepare(db, &k, "long", 10..400, &[7; 200]);
+        prepare(db, &k, "large", 500..502, &large);
+        let empty = db.begin().unwrap();
+        empty.prepare("empty").unwrap();
+        drop(db.ready_prepared("small").unwrap());
+        assert!(matches!(db.ready_prepared("none").err(), Some(Error::NotPrepared { .. })));
+        let ready: Vec<_> =
+            ["small", "long", "large", "empty"].map(|id| db.ready_prepared(id).unwrap()).into_iter().collect();
+        for id in ["small", "empty"] {
+            assert!(
+                matches!(db.commit_prepared(id), Err(Error::PreparedInUse { id: found }) if found == id.as_bytes())
+            );
+            assert!(matches!(db.abort_prepared(id), Err(Error::PreparedInUse { .. })));
+            assert!(matches!(db.ready_prepared(id).err(), Some(Error::PreparedInUse { .. })));
+        }
+        assert_eq!((ids(db).len(), k.count(..).unwrap()), (4, 0));
+        // Values of a ready transaction move, checkpoints are made, and its neighbours split its leaves.
+        db.compact().unwrap();
+        (1000..1500u32).for_each(|key| k.insert(key.to_be_bytes(), [8; 100]).unwrap());
+        (20_000..20_300u32).for_each(|key| k.insert([0, 0, 0, 5, (key % 256) as u8, (key / 256) as u8], "").unwrap());
+        db.checkpoint().unwrap();
+        let before = k.count(..).unwrap();
+        let mut timestamps = Vec::new();
+        for ready in ready.into_iter().rev() {
+            timestamps.push(std::thread::scope(|scope| scope.spawn(|| ready.commit().unwrap()).join().unwrap()));
+        }
+        assert!(timestamps.is_sorted() && ids(db).is_empty() && db.locks().unwrap().is_empty());
+        assert_eq!(k.count(..).unwrap(), before + 3 + 390 + 2);
+        assert!(k.get(501u32.to_be_bytes()).unwrap().unwrap() == large);
+        assert!(is_intact(&db.check().unwrap()));
+        db.sync().unwrap();
+    });
+    lives.live(End::Kill, |db| {
+        let k = db.keyspace("k").unwrap();
+        assert!(ids(db).is_empty() && k.get(500u32.to_be_bytes()).unwrap().unwrap() == large);
+        assert_eq!(k.get(2u32.to_be_bytes()).unwrap().unwrap(), "small");
+    });
+}
+
+/// No commit waits for ready transactions, however many there are: neither the longest record, nor a commit of as many
+/// pages or old rows as there may be.
+#[test]
+fn ready_transactions_hold_up_no_commit() {
+    for log_streams in [1, 3] {
+        let db =
+            small().page_bytes(4096).log_streams(log_streams).backend(drumlin_io::in_memory()).open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        let mut ready = Vec::new();
+        for number in 0..16u32 {
+            let id = format!("{number:0140}");
+            prepare(&db, &k, &id, (0..3).map(|row| 100 * number + row), &[7; 900]);
+            ready.push(db.ready_prepared(&id).unwrap());
+        }
+        let limit_bytes = db.limits().transaction_log_bytes as usize;
+        let value = vec![7; 900];
+        for round in 0..3u32 {
+            let mut batch = db.batch().unwrap();
+            let count = (limit_bytes / (900 + 11 + 4)) as u32;
+            (0..count).for_each(|key| batch.insert(&k, (10_000 + key).to_be_bytes(), &value).unwrap());
+            batch.commit_with(if round == 0 { Durability::Relaxed } else { Durability::Full }).unwrap();
+        }
+        ready.into_iter().for_each(|ready| assert!(ready.commit().is_ok()));
+        assert!(ids(&db).is_empty());
+    }
+}
+
+/// Ready transactions pin a part of the pages only, all together.
+#[test]
+fn ready_transactions_have_a_limit() {
+    let (db, k) = database();
+    for keys in 0..40u32 {
+        let mut batch = db.batch().unwrap();
+        (0..100).for_each(|key| batch.insert(&k, (100 * keys + key).to_be_bytes(), [7; 500]).unwrap());
+        batch.commit().unwrap();
+    }
+    let mut ready = Vec::new();
+    let refusal = (0..16u32).find_map(|number| {
+        prepare(&db, &k, &number.to_string(), (0..40).map(|row| 100 * row + number), b"1");
+        match db.ready_prepared(number.to_string()) {
+            Ok(one) => {
+                ready.push(one);
+                None
+            }
+            Err(error) => Some(error),
+        }
+    });
+    assert!(matches!(refusal, Some(Error::MemoryInUse { .. })) && ready.len() > 1, "{}: {refusal:?}", ready.len());
+    let refused = ready.len().to_string();
+    drop(ready);
+    db.ready_prepared(&refused).unwrap().commit().unwrap();
+    assert_eq!(k.get(refused.parse::<u32>().unwrap().to_be_bytes()).unwrap().unwrap(), "1");
+}
+
+/// A ready transaction whose database is closed or has failed is refused, and prepared at the next opening.
+#[test]
+fn a_ready_transaction_may_come_too_late() {
+    for fails in [false, true] {
+        let (disk, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        prepare(&db, &k, "t", 0..5, b"1");
+        let ready = db.ready_prepared("t").unwrap();
+        if fails {
+            disk.fail_from(Operation::Sync, 1, 5);
+            k.insert("x", "1").unwrap_err();
+            assert!(matches!(ready.commit(), Err(Error::Failed { .. })));
+            drop((k, db));
+            disk.heal();
+        } else {
+            db.close().unwrap();
+            assert!(matches!(ready.commit(), Err(Error::Closed)));
+            drop(k);
+        }
+        let db = config.open("/db").unwrap();
+        assert_eq!(ids(&db), [b"t".to_vec()]);
+        db.ready_prepared("t").unwrap().commit().unwrap();
+        assert_eq!(db.keyspace("k").unwrap().get(4u32.to_be_bytes()).unwrap().unwrap(), "1");
+    }
+}

@@ -155,7 +155,7 @@ impl Engine {
     fn try_reserve(&self, needed: &Needed) -> Option<Admitted> {
         let parts = [(Account::Commits, needed.work_bytes), (Account::Pinned, needed.pinned_bytes)];
         let [work, pinned] = self.budget.try_grant_both(parts)?;
-        Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
+        Some(Admitted { work, pinned, body_bytes_max: needed.body_bytes_max })
     }
 
     /// Reserves memory of an account if it is free and no other caller waits for it.
