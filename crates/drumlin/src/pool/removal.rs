@@ -1,4 +1,4 @@
-//! Removing pages from their keyspace, singly or all together.
+//! Removing pages from their keyspace, one by one or all together.
 
 use std::sync::atomic::Ordering;
 
@@ -38,7 +38,7 @@ impl Pool {
         let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
             unreachable!("{entry:?} is not on disk")
         };
-        // Claim the page: after this no thread moves it or begins to read it, and a read in flight finds the entry
+        // Claim the page. From now on, no thread moves it or begins to read it, and a read in flight finds the entry
         // changed.
         if !pages.table.exchange(page, entry, PageEntry::Reserved) {
             return false;
@@ -77,8 +77,8 @@ impl Pool {
         (0..count).map(|index| take(PageId(first.0 + index))).collect()
     }
 
-    /// Empties the frames of a keyspace that is being dropped, and releases their extents. Only write-back and eviction
-    /// may still be active in the keyspace.
+    /// Empties the frames of a keyspace that is being dropped, and releases their extents. No other thread uses the
+    /// keyspace, except for write-back and eviction.
     pub(crate) fn discard(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
         assert!(pages.dropped.load(Ordering::Acquire), "the pages of a keyspace in use are discarded");
         self.free_pages(epoch_guard, pages)
@@ -96,7 +96,7 @@ impl Pool {
             loop {
                 let entry = pages.table.load(page);
                 if matches!(entry, PageEntry::OnDisk(_) | PageEntry::Reading(_)) {
-                    // A read may begin or end at any moment, but must not bring a page into a dropped keyspace.
+                    // A read may begin or end at any time, but must not bring a page into a dropped keyspace.
                     if self.free_on_disk(epoch_guard, pages, page, entry) {
                         break;
                     }

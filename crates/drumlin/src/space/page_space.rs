@@ -1,4 +1,4 @@
-//! The pages of a keyspace: their table, and state that concerns all of them.
+//! The pages of a keyspace: their table, and the state that concerns all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ pub(crate) struct PageSpace {
     /// The keyspace's name, for the catalogue and for error messages.
     pub(crate) name: Box<str>,
     pub(crate) table: PageTable,
-    /// Set when the keyspace is dropped and its pages are being freed.
+    /// Set once the keyspace has been dropped and its pages are being freed.
     pub(crate) dropped: AtomicBool,
     /// Set if page-table entries were lost when the database was opened despite corruption. In that case nodes may name
     /// pages that do not exist.
@@ -35,7 +35,7 @@ impl PageSpace {
         PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, load_gate }
     }
 
-    /// Notes that entries of the page table may have been lost.
+    /// Records that entries of the page table may have been lost.
     pub(crate) fn expect_lost_pages(&self) {
         self.has_lost_pages.store(true, Ordering::Release);
     }

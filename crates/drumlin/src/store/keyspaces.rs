@@ -16,11 +16,11 @@ use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::versions::Versions;
 
-/// The keyspaces of one open database, and the number of the next one.
+/// The keyspaces of one open database, and the id of the next one.
 #[derive(Debug)]
 pub(crate) struct Keyspaces {
     by_name: RwLock<ByName>,
-    /// The number of the next new keyspace.
+    /// The id of the next new keyspace.
     next: AtomicU32,
 }
 
@@ -39,18 +39,18 @@ impl ByName {
 }
 
 impl Keyspaces {
-    /// Creates an empty list of keyspaces. The first keyspace to be created gets the number `next`.
+    /// Creates an empty list of keyspaces. The first keyspace to be created gets the id `next`.
     pub(super) fn new(next: u32) -> Keyspaces {
         Keyspaces { by_name: RwLock::default(), next: AtomicU32::new(next) }
     }
 
-    /// Returns the number of the next new keyspace, or `None` if the numbers are used up.
+    /// Returns the id of the next new keyspace, or `None` if the ids are used up.
     pub(super) fn next(&self) -> Option<KeyspaceId> {
         let next = self.next.load(Ordering::Relaxed);
         (next != u32::MAX).then_some(KeyspaceId(next))
     }
 
-    /// Pretends that all numbers are used up.
+    /// Pretends that all ids are used up.
     #[cfg(test)]
     pub(crate) fn exhaust(&self) {
         self.next.store(u32::MAX, Ordering::Relaxed);
@@ -67,8 +67,8 @@ impl Keyspaces {
         self.by_name.read().keyspaces.get("").cloned()
     }
 
-    /// Returns the keyspace with this name, and the timestamp of the commit that the answer depends on: the creation of
-    /// the keyspace, or the newest drop if there is no such keyspace.
+    /// Returns the keyspace with this name, and the timestamp of the commit on which the answer depends. That is the
+    /// keyspace's creation, or the newest drop if there is no such keyspace.
     pub(super) fn get_since(&self, name: &str) -> (Option<Arc<OpenKeyspace>>, Timestamp) {
         let by_name = self.by_name.read();
         let open = by_name.find(name);
@@ -76,7 +76,7 @@ impl Keyspaces {
         (open, since)
     }
 
-    /// Returns the keyspace with this number.
+    /// Returns the keyspace with this id.
     pub(crate) fn get_by_id(&self, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
         self.by_name.read().keyspaces.values().find(|open| open.tree.pages.id == id).cloned()
     }
@@ -86,7 +86,7 @@ impl Keyspaces {
         self.by_name.read().keyspaces.values().cloned().collect()
     }
 
-    /// Returns all keyspaces and the next number, in the form in which a catalogue records them.
+    /// Returns all keyspaces and the next id, in the form in which a catalogue records them.
     pub(super) fn entries(&self) -> (Vec<KeyspaceEntry>, u32) {
         let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
             id: open.tree.pages.id,
@@ -147,8 +147,8 @@ impl Keyspaces {
     }
 }
 
-/// Passes on the structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts
-/// of the changed pages.
+/// Reacts to structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts of
+/// the changed pages.
 struct KeyspaceObserver {
     versions: Arc<Versions>,
     counts: Arc<Counts>,

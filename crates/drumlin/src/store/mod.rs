@@ -58,13 +58,13 @@ use crate::space::{PageTable, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::txn::TransactionId;
 use crate::txn::commit::{Admitted, Durability, Row};
-use crate::txn::engine::ReadAt;
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
 
-/// Prefixes of up to this length need no extra memory: they fit into the copy of a leaf that every reduction has.
+/// The length up to which the prefix of a value needs no extra memory: it fits into the copy of a leaf that every
+/// reduction has anyway.
 const REDUCED_BYTES_FREE: u64 = 4 << 10;
 
 impl Store {
@@ -105,7 +105,7 @@ impl Store {
         if let Some(result) = &*closed {
             return result.clone();
         }
-        // This remains the result if `close_now` panics.
+        // If `close_now` panics, this result remains.
         *closed = Some(Err(Error::Failed { reason: "closing it did not end".into() }));
         let result = self.close_now();
         *closed = Some(result.clone());
@@ -116,7 +116,7 @@ impl Store {
     /// this store. Waits for writes in flight.
     pub(crate) fn release(&self) {
         assert!(self.is_closed(), "a database that is open gives up its folder");
-        // If two threads close the database, this mutex makes the second one wait until the first has released the
+        // If two threads close the database, this mutex makes the second one wait until the first one has released the
         // folder's locks.
         let mut locks = self.locks.lock();
         *locks = None;
@@ -128,8 +128,8 @@ impl Store {
     }
 
     fn close_now(&self) -> Result<()> {
-        // From here on, no commit gets a timestamp. The checkpoint covers the commits that already have a timestamp: it
-        // begins only after they are applied.
+        // Once the log is sealed, no commit gets a timestamp. The checkpoint covers the commits that already have one,
+        // because it begins only after they are applied.
         let log = self.engine.log();
         log.seal();
         let result = self.engine.check_failure().and_then(|()| {
@@ -168,8 +168,9 @@ impl Store {
         self.keyspaces.get(name)
     }
 
-    /// Returns the keyspace with this name. First waits until its creation is durable, or the newest drop if there is
-    /// no such keyspace, so that a power cut cannot invalidate the answer.
+    /// Returns the keyspace with this name. First waits until the commit on which the answer depends is durable: the
+    /// keyspace's creation or, if there is no such keyspace, the newest drop. So no power cut can invalidate the
+    /// answer.
     pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
         let (open, since) = self.keyspaces.get_since(name);
         self.engine.wait_durable(since)?;
@@ -211,7 +212,7 @@ impl Store {
         ready(self.engine.secure_changes(WaitMode::Blocking, 1));
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
-        // Space for the first page, which will be dirty, and for the keyspace's entry in the catalogue.
+        // Reserve space for the first page, which will be dirty, and for the keyspace's entry in the catalogue.
         let _reserved_pages =
             ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
         let created = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
@@ -233,9 +234,9 @@ impl Store {
         let mut body = Vec::new();
         record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
         let dropped = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
-            // While `page_tables` is locked, no checkpoint is running, and the check below makes sure that no
-            // checkpoint has failed. So no checkpoint still needs the image of a page, and nothing can fail once the
-            // record of the drop has been appended.
+            // While `page_tables` is locked, no checkpoint is running, and the next check makes sure that none has
+            // failed. So no checkpoint still needs the image of a page, and nothing can fail after the record of the
+            // drop has been appended.
             let _page_tables = self.page_tables.lock();
             self.engine.check_failure()?;
             let epoch_guard = self.engine.space.epoch_latch.exclusive();
@@ -261,9 +262,6 @@ impl Store {
     }
 
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    /// The version of the database that reads outside of transactions and snapshots see.
-    pub(crate) const LATEST: ReadAt = ReadAt::Visible;
 
     /// Returns an error if the database is open for reading only. Called by every operation that writes.
     pub(crate) fn check_writable(&self) -> Result<()> {
@@ -305,7 +303,7 @@ impl Store {
     }
 
     /// Opens a snapshot at the newest published commit, and records in `seen` that a read saw this commit.
-    pub(crate) fn open_latest(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
+    pub(crate) fn open_published(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
         let now = self.open_snapshot(|| self.engine.clock.published());
         seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
         now
@@ -350,9 +348,9 @@ impl Store {
         Ok((lock, admitted))
     }
 
-    /// Called after a call that has seen commits up to `seen` and committed nothing. Waits until those commits are
-    /// visible to readers and no power cut can undo them. With [`Relaxed`](Durability::Relaxed), it is enough that they
-    /// are visible.
+    /// Called after an operation that has seen commits up to `seen` and committed nothing. Waits until those commits
+    /// are visible to readers and no power cut can undo them. With [`Relaxed`](Durability::Relaxed), waits only until
+    /// they are visible.
     pub(crate) async fn confirm(&self, mode: WaitMode<'_>, seen: Timestamp, durability: Durability) -> Result<()> {
         if durability == Durability::Relaxed && seen <= self.engine.clock.visible() {
             return Ok(());
@@ -373,8 +371,8 @@ impl Store {
         self.engine.await_written(mode, &logged, durability).await
     }
 
-    /// Performs the part of a [commit](Self::commit) that precedes the wait for its log write, and requests that write.
-    /// `for_task` means that a task will wait for the write, even if this call itself blocks.
+    /// Performs the first part of a [commit](Self::commit): everything up to the request for its log write. The caller
+    /// then waits for that write. `for_task` means that a task will wait for it, even if this call itself blocks.
     pub(crate) async fn apply<L>(
         &self,
         mode: WaitMode<'_>,
@@ -412,15 +410,15 @@ impl Store {
             || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
     }
 
-    /// Reserves memory for a chunk that a source fills. Waits if there is none, because the sources of other calls may
-    /// be slow and hold theirs for long.
+    /// Reserves memory for a chunk that a source will fill. Waits if there is no memory left: the sources of other
+    /// calls may be slow, and hold theirs for long.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         self.check_writable()?;
         self.engine.source_memory(mode).await
     }
 
-    /// Reserves memory for `bytes` of a value that is passed to a reducer. A value that is larger than this account of
-    /// the budget takes the whole account, so that it is the only such value in memory.
+    /// Reserves memory for `bytes` of a value that is passed to a reducer. A value that is larger than the whole
+    /// account of the budget reserves all of it, so that no other such value is in memory.
     pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
         let engine = &self.engine;
         if bytes <= REDUCED_BYTES_FREE {

@@ -1,5 +1,4 @@
-//! The engine during recovery, which applies commits that are already in the log. Several threads apply disjoint sets
-//! of rows.
+//! Applies commits that are already in the log, during recovery. Several threads apply disjoint sets of rows.
 
 use super::prepare::Row;
 use super::sink::{CommitSink, Unready};
@@ -28,7 +27,7 @@ impl CommitSink for ReplayedCommit {
         Ok((self.timestamp, ()))
     }
 
-    /// Keeps only replaced large values, which have to be freed. No snapshot can need other old versions.
+    /// Retains only replaced large values, which have to be freed. No snapshot can need other old versions.
     fn keeps(&self, _row: &Row<'_>, replaced: Option<&RowValue<'_>>) -> bool {
         !self.moves_values && matches!(replaced, Some(RowValue::Large(_)))
     }
