@@ -13,8 +13,8 @@ use crate::text::{Escaped, parse_key};
 
 /// List prepared transactions, or commit or abort one
 ///
-/// A coordinator that commits transactions of several databases prepares each of them first. If it is lost before it has
-/// ended them all, their rows stay locked. End a transaction by hand only if you know what the coordinator decided:
+/// A coordinator that commits transactions of several databases prepares each of them first. If it is lost before it
+/// has ended them all, their rows stay locked. End a transaction by hand only if you know what the coordinator decided:
 /// otherwise the databases may disagree.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("end").args(["commit", "abort"]))]

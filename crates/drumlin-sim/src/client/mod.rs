@@ -148,8 +148,8 @@ pub fn run_tasks(session: &Arc<Session>, mut random: Random, count: u64, steps: 
     tasks::run(tasks, &timer, random);
 }
 
-/// Checks that no row of the contended keyspace is still locked after all clients have ended, except by transactions that
-/// are prepared.
+/// Checks that no row of the contended keyspace is still locked after all clients have ended, except by transactions
+/// that are prepared.
 ///
 /// # Errors
 /// If a row can't be locked.

@@ -47,8 +47,8 @@ pub struct PreparedTransaction {
     pub number: u64,
 }
 
-/// A prepared transaction whose commit is [ready](Database::ready_prepared). It can be sent to another thread. Dropping it
-/// leaves the transaction prepared. It keeps the database open, like any handle.
+/// A prepared transaction whose commit is [ready](Database::ready_prepared). It can be sent to another thread. Dropping
+/// it leaves the transaction prepared. It keeps the database open, like any handle.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -84,8 +84,8 @@ impl ReadyTransaction {
     /// rows, which may read a page from the disk.
     ///
     /// # Errors
-    /// [`Error::Closed`] or [`Error::Failed`] if the database has been closed or has failed since, or a read that failed.
-    /// The transaction is still prepared then.
+    /// [`Error::Closed`] or [`Error::Failed`] if the database has been closed or has failed since, or a read that
+    /// failed. The transaction is still prepared then.
     pub fn commit(self) -> Result<Timestamp> {
         let ReadyTransaction { mut commit, signal } = self;
         signal.give();
@@ -94,17 +94,17 @@ impl ReadyTransaction {
 }
 
 impl Transaction {
-    /// Prepares the transaction under an id of 1 to 140 bytes: its changes are durable when this returns, no reader sees
-    /// them, and its rows stay locked, until [`Database::commit_prepared`] or [`Database::abort_prepared`] is called
-    /// with the id. Any thread may do so, at any time, and also after the database was closed or its process was killed:
-    /// an opening takes the locks again before it returns.
+    /// Prepares the transaction under an id of 1 to 140 bytes: its changes are durable when this returns, no reader
+    /// sees them, and its rows stay locked, until [`Database::commit_prepared`] or [`Database::abort_prepared`] is
+    /// called with the id. Any thread may do so, at any time, and also after the database was closed or its process was
+    /// killed: an opening takes the locks again before it returns.
     ///
-    /// This is the first phase of a commit over several databases. A coordinator prepares a transaction in each of them,
-    /// records its decision, and then commits or aborts all of them. Until it has decided, all calls that change a
-    /// locked row wait, and fail with [`Error::LockTimeout`].
+    /// This is the first phase of a commit over several databases. A coordinator prepares a transaction in each of
+    /// them, records its decision, and then commits or aborts all of them. Until it has decided, all calls that change
+    /// a locked row wait, and fail with [`Error::LockTimeout`].
     ///
-    /// The prepare is durable even if the transaction's own durability is [`Relaxed`](Durability::Relaxed). It takes one
-    /// sync, which concurrent commits share. A prepared transaction keeps no part of the log, and only its locks in
+    /// The prepare is durable even if the transaction's own durability is [`Relaxed`](Durability::Relaxed). It takes
+    /// one sync, which concurrent commits share. A prepared transaction keeps no part of the log, and only its locks in
     /// memory.
     ///
     /// ```
@@ -124,8 +124,8 @@ impl Transaction {
     /// [serializable](crate::Isolation::Serializable) transaction has read rows without locking them, because nothing
     /// would keep them unchanged until its commit; [`Error::MemoryInUse`] if the locks of prepared transactions would
     /// take more than a sixteenth of the memory budget; the errors of [`commit`](Transaction::commit). After any of
-    /// these errors, nothing is prepared, and none of the transaction's changes remain. [`Error::OutcomeUnknown`] if only
-    /// reopening the database can tell whether it was prepared.
+    /// these errors, nothing is prepared, and none of the transaction's changes remain. [`Error::OutcomeUnknown`] if
+    /// only reopening the database can tell whether it was prepared.
     pub fn prepare(self, id: impl AsRef<[u8]>) -> Result<()> {
         ready(self.prepare_in(WaitMode::Blocking, id.as_ref()))
     }
@@ -206,8 +206,8 @@ impl Database {
     ///
     /// # Errors
     /// [`Error::NotPrepared`] if there is no such transaction; [`Error::PreparedInUse`] if another call is ending it;
-    /// [`Error::DiskFull`], [`Error::MemoryInUse`], [`Error::Closed`], [`Error::Failed`]; [`Error::ReadOnly`]. After any
-    /// of these errors, the transaction is as prepared as before. [`Error::OutcomeUnknown`] if only reopening the
+    /// [`Error::DiskFull`], [`Error::MemoryInUse`], [`Error::Closed`], [`Error::Failed`]; [`Error::ReadOnly`]. After
+    /// any of these errors, the transaction is as prepared as before. [`Error::OutcomeUnknown`] if only reopening the
     /// database can tell whether it was committed or is still prepared.
     pub fn commit_prepared(&self, id: impl AsRef<[u8]>) -> Result<Timestamp> {
         let durability = self.handle.store_here().durability;
@@ -318,8 +318,8 @@ impl Database {
         })
     }
 
-    /// Aborts the transaction that was [prepared](Transaction::prepare) under this id: discards its changes and releases
-    /// its locks.
+    /// Aborts the transaction that was [prepared](Transaction::prepare) under this id: discards its changes and
+    /// releases its locks.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

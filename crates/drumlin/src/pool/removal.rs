@@ -51,8 +51,8 @@ impl Pool {
         true
     }
 
-    /// Removes the pages of a large value from their keyspace. Returns their extents, which stay in use: the caller gives
-    /// them to pages of another keyspace in the same epoch.
+    /// Removes the pages of a large value from their keyspace. Returns their extents, which stay in use: the caller
+    /// gives them to pages of another keyspace in the same epoch.
     pub(crate) fn take_pages(
         &self,
         epoch_guard: &EpochGuard<'_>,

@@ -76,7 +76,7 @@ impl<'w> EncodedChanges<'w> {
     }
 }
 
-/// What a prepared transaction will change, as read from the hidden keyspace.
+/// The changes of a prepared transaction, as read from the hidden keyspace.
 struct StoredChanges {
     changes: Vec<u8>,
     values: Vec<Arc<LargeValue>>,
@@ -132,8 +132,9 @@ impl Store {
         mode.run(create).await
     }
 
-    /// Prepares a transaction: makes its changes durable without making them visible, and keeps its locks. If this fails,
-    /// the locks are released. `for_task` means that a task will wait for the log write, even if this call itself blocks.
+    /// Prepares a transaction: makes its changes durable without making them visible, and keeps its locks. If this
+    /// fails, the locks are released. `for_task` means that a task will wait for the log write, even if this call
+    /// itself blocks.
     pub(crate) async fn prepare(
         self: &Arc<Self>,
         mode: WaitMode<'_>,
@@ -243,8 +244,8 @@ impl Store {
         Ok(self.engine.request_write(for_task, &rows, applied, durability))
     }
 
-    /// Makes the commit of a prepared transaction ready, and applies it at the first poll after the signal. If this fails
-    /// or is dropped, the transaction stays prepared. Returns the commit's timestamp; the record is written soon
+    /// Makes the commit of a prepared transaction ready, and applies it at the first poll after the signal. If this
+    /// fails or is dropped, the transaction stays prepared. Returns the commit's timestamp; the record is written soon
     /// afterwards.
     pub(crate) async fn commit_at_signal(&self, mode: WaitMode<'_>, id: &[u8], signal: &Signal) -> Result<Timestamp> {
         self.check_writable()?;
@@ -324,8 +325,8 @@ impl Store {
         Error::corrupted(self.engine.space.path(), what, "its rows verify but make no sense")
     }
 
-    /// Enters the prepared transactions of a database that is being opened, and takes their locks again. An opening that
-    /// salvages a corrupted database passes the errors to `on_error`.
+    /// Enters the prepared transactions of a database that is being opened, and takes their locks again. An opening
+    /// that salvages a corrupted database passes the errors to `on_error`.
     pub(super) fn lock_prepared(&self, on_error: &mut dyn FnMut(Error) -> Result<()>) -> Result<()> {
         let Some(hidden) = self.keyspaces.prepared() else { return Ok(()) };
         let mut lower = Vec::new();

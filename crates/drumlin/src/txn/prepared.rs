@@ -1,5 +1,5 @@
-//! Prepared transactions: their changes are durable and invisible, and their rows stay locked, until a later call commits
-//! or aborts them.
+//! Prepared transactions: their changes are durable and invisible, and their rows stay locked, until a later call
+//! commits or aborts them.
 //!
 //! The changes are rows of the hidden keyspace [`KeyspaceId::PREPARED`] (`format/prepared.rs`). The table in this file
 //! has what an open database knows about each of them: its row locks, and whether a call is deciding about it.
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! # Invariants
-//! 1. An entry is *prepared* or *deciding* exactly if the hidden keyspace has the transaction's rows, up to commits that
-//!    are being applied. An opening enters the rows that it finds.
+//! 1. An entry is *prepared* or *deciding* exactly if the hidden keyspace has the transaction's rows, up to commits
+//!    that are being applied. An opening enters the rows that it finds.
 //! 2. At most one call decides about a transaction, so nobody else reads or changes its rows in the hidden keyspace.
 //! 3. The row locks of an entry are released after the commit or abort is published.
 //! 4. A keyspace is not dropped while an entry names it: [`PreparedTransactions::begin_drop`] and
@@ -94,6 +94,8 @@ impl PreparedTransactions {
     /// Reserves an id for a transaction that is about to be prepared and has locked rows of these keyspaces. Dropping
     /// the result gives the id up.
     pub(crate) fn reserve<'p>(&'p self, id: &'p [u8], keyspaces: Vec<KeyspaceId>) -> Result<ReservedId<'p>> {
+        assert!(check_id(id).is_ok(), "an id of {} bytes is reserved", id.len());
+        debug_assert!(keyspaces.is_sorted_by(|left, right| left < right), "a keyspace is listed twice");
         let mut table = self.table.lock();
         if table.entries.contains_key(id) {
             return Err(Error::AlreadyPrepared { id: id.to_vec() });
@@ -114,6 +116,7 @@ impl PreparedTransactions {
             return Err(Error::NotPrepared { id: id.to_vec() });
         };
         let Some(held) = entry.held.take() else { return Err(Error::PreparedInUse { id: id.to_vec() }) };
+        assert!(held.locks.owner() == facts.owner, "a prepared transaction has the locks of another");
         Ok(TakenTransaction { all: self, id, facts, held: Some(held) })
     }
 
@@ -148,6 +151,7 @@ impl PreparedTransactions {
         if !ids.is_empty() {
             return Err(Error::PreparedRows { keyspace: name.to_owned(), ids });
         }
+        assert!(!table.dropping.contains(&keyspace), "a keyspace is dropped by two calls at once");
         table.dropping.push(keyspace);
         Ok(DroppingKeyspace { all: self, keyspace })
     }
@@ -163,6 +167,8 @@ pub(crate) struct ReservedId<'p> {
 impl ReservedId<'_> {
     /// Enters the transaction, whose changes are now in the hidden keyspace.
     pub(crate) fn keep(mut self, facts: PreparedFacts, held: HeldLocks) {
+        assert!(facts.owner == held.locks.owner(), "a prepared transaction keeps the locks of another");
+        assert!(facts.value_count <= facts.row_count, "{facts:?} has more large values than rows");
         self.is_kept = true;
         let mut table = self.all.table.lock();
         let entry = table.entries.get_mut(self.id).expect("its id is reserved");
@@ -174,7 +180,8 @@ impl ReservedId<'_> {
 impl Drop for ReservedId<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
-            self.all.table.lock().entries.remove(self.id);
+            let entry = self.all.table.lock().entries.remove(self.id);
+            assert!(entry.is_some_and(|entry| entry.facts.is_none()), "a prepared transaction is forgotten");
         }
     }
 }
@@ -191,7 +198,8 @@ impl TakenTransaction<'_> {
     /// Ends the transaction, whose commit or abort has been published: forgets its id and releases its locks.
     pub(crate) fn end(mut self) {
         let held = self.held.take();
-        self.all.table.lock().entries.remove(self.id);
+        let entry = self.all.table.lock().entries.remove(self.id);
+        assert!(entry.is_some_and(|entry| entry.held.is_none()), "two calls end a prepared transaction");
         drop(held);
     }
 }
@@ -201,6 +209,7 @@ impl Drop for TakenTransaction<'_> {
         if let Some(held) = self.held.take() {
             let mut table = self.all.table.lock();
             let entry = table.entries.get_mut(self.id).expect("a transaction that is being decided about");
+            assert!(entry.held.is_none(), "two calls have taken a prepared transaction");
             entry.held = Some(held);
         }
     }

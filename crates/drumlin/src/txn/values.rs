@@ -140,9 +140,10 @@ impl LargeValue {
         LargeValue::with(length, value_id, addresses, None, None)
     }
 
-    /// Creates a value that a prepared transaction has stored in the hidden keyspace with these pages. Fails if they are
-    /// not pages of a large value.
+    /// Creates a value that a prepared transaction has stored in the hidden keyspace with these pages. Fails if they
+    /// are not pages of a large value.
     pub(crate) fn of_prepared(pool: &Pool, pages: &Arc<PageSpace>, reference: &LargeRef) -> Result<LargeValue> {
+        assert!(pages.id == KeyspaceId::PREPARED, "a value is stored in keyspace {}", pages.id);
         let numbers = (0..reference.chunk_count).map(|index| PageId(reference.first_page.0.saturating_add(index)));
         let address = |page| match pages.table.load(page) {
             PageEntry::OnDisk(address) | PageEntry::Reading(address) => Ok(address),
@@ -160,6 +161,7 @@ impl LargeValue {
         pool: Option<Arc<Pool>>,
         stored: Option<StoredValue>,
     ) -> LargeValue {
+        assert!(pool.is_none() || stored.is_none(), "a value is written and stored");
         let (reference, is_prepared) = (OnceLock::new(), AtomicBool::new(false));
         LargeValue { length, value_id, addresses, reference, is_prepared, pool, stored }
     }
@@ -172,7 +174,9 @@ impl LargeValue {
             None => Cow::Borrowed(&self.addresses),
             Some(StoredValue { pages, reference }) => {
                 crate::coverage::mark!("the large values of a prepared transaction were put");
-                Cow::Owned(pool.take_pages(epoch_guard, pages, reference.first_page, reference.chunk_count))
+                let taken = pool.take_pages(epoch_guard, pages, reference.first_page, reference.chunk_count);
+                assert!(taken.len() == self.addresses.len(), "a stored value has other chunks");
+                Cow::Owned(taken)
             }
         }
     }

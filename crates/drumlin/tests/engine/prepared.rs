@@ -202,8 +202,8 @@ fn bad_calls_change_nothing() {
     assert!(db.prepared().unwrap().is_empty() && k.count(..).unwrap() == 3);
 }
 
-/// A serializable transaction is prepared if it has locked all that it has read. Its shared locks stay until its end, and
-/// so do locks of rows that it does not change.
+/// A serializable transaction is prepared if it has locked all that it has read. Its shared locks stay until its end,
+/// and so do locks of rows that it does not change.
 #[test]
 fn serializable_reads_must_be_locked() {
     let (db, k) = database();
@@ -435,7 +435,8 @@ fn an_abort_frees_large_values() {
     lives.live(End::Close, |db| assert!(live_bytes(db) < before + 100_000));
 }
 
-/// The reader of a large value of the transaction's own fails once the transaction is prepared, and reads nothing wrong.
+/// The reader of a large value of the transaction's own fails once the transaction is prepared, and reads nothing
+/// wrong.
 #[test]
 fn readers_of_own_values_end() {
     use std::io::Read;

@@ -146,7 +146,7 @@ impl<L> Engine<L> {
             let found = leaf.as_leaf().search(row.key);
             let value = self.row_value(epoch_guard, row, medium.get(index).copied().flatten());
             let replaced = found.ok().map(|at| leaf.as_leaf().value(at));
-            if (replaced.is_some() || value.is_some()) && sink.keeps(row, replaced.as_ref()) {
+            if (replaced.is_some() || value.is_some()) && sink.keeps((pages.id, row.key), replaced.as_ref()) {
                 undo.push(row.key, replaced);
             }
             change_row(&mut leaf, row, timestamp, found, value);

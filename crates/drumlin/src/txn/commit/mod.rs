@@ -163,7 +163,7 @@ impl Engine {
                 admitted.give_back();
                 version_memory.resize(0);
                 gate.wait().await;
-                // Whoever gives the signal polls once. Whatever is missing now is provided within that poll.
+                // The caller that gives the signal polls once. Pages that are missing now are read within that poll.
                 mode = WaitMode::Blocking;
             }
             let ends_prepared = matches!(recorded, Recorded::Prepared(_));

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::node::LARGE_REF_BYTES;
-use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId, prepared};
+use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId};
 use crate::pool::{FrameRead, Needs, Pool, Provider, Stop};
 use crate::space::{FrameIndex, Space};
 use crate::task::{WaitMode, turn};
@@ -36,11 +36,6 @@ impl<'a> Row<'a> {
     /// Returns the row's position in the order of (keyspace, key).
     pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
         (self.tree.pages.id, self.key)
-    }
-
-    /// Returns `true` for the row in which a prepared transaction stores a large value.
-    pub(super) fn stores_prepared_value(&self) -> bool {
-        self.tree.pages.id == KeyspaceId::PREPARED && prepared::is_value_key(self.key)
     }
 }
 

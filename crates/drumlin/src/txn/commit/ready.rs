@@ -1,13 +1,13 @@
 //! Commits that are ready: prepared to be applied, and held until their caller gives a signal.
 //!
-//! A coordinator that commits several transactions in one order makes each of them ready first, which may wait and fail,
-//! and then gives the signals one after another, under a lock of its own. A ready commit holds pinned leaves, reserved
-//! disk space and log space for as long as the coordinator likes. So that no other commit has to wait for it:
+//! A coordinator that commits several transactions in one order makes each of them ready first, which may wait and
+//! fail, and then gives the signals one after another, under a lock of its own. A ready commit holds pinned leaves,
+//! reserved disk space and log space for as long as the coordinator likes. So that no other commit has to wait for it:
 //!
-//! - It gives back its memory of *Admit* and for versions. Its pinned leaves are in addition to those that other commits
-//!   may pin, and its versions in addition to theirs. Both are limited, for all ready commits together.
-//! - It reserves log space in the first stream, whose buffer has room for [`READY_COMMITS_MAX`] short records besides the
-//!   longest record.
+//! - It gives back its memory of *Admit* and for versions. Its pinned leaves are in addition to those that other
+//!   commits may pin, and its versions in addition to theirs. Both are limited, for all ready commits together.
+//! - It reserves log space in the first stream, whose buffer has room for [`READY_COMMITS_MAX`] short records besides
+//!   the longest record.
 //! - It asks for its permit before it reserves anything, and holds only its row locks while it waits for one.
 
 use std::future::poll_fn;
@@ -23,15 +23,15 @@ use crate::sync::Mutex;
 use crate::task::WaitMode;
 
 /// The time for which a call waits until other commits are no longer ready.
-const PERMIT_WAIT_MAX: Duration = crate::txn::LOCK_TIMEOUT;
+const PERMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The parts of the memory for pinned leaves and for versions (one in this many) that ready commits may take in addition,
-/// and the part of the memory of transactions that their changes may take.
+/// The parts of the memory for pinned leaves and for versions (one in this many) that ready commits may take in
+/// addition, and the part of the memory of transactions that their changes may take.
 const PINNED_SHARE: u64 = 4;
 const VERSIONS_SHARE: u64 = 8;
 const CHANGES_SHARE: u64 = 4;
 
-/// What the ready commits of a database hold.
+/// The resources that the ready commits of a database hold.
 #[derive(Debug, Default)]
 struct Taken {
     count: usize,
@@ -75,6 +75,7 @@ impl ReadyCommits {
 impl ReadyPermit<'_> {
     /// Adds the changes of the commit. Fails if those of ready commits would take too much memory of transactions.
     pub(crate) fn hold_changes(&mut self, budget: &Budget, changes_bytes: u64) -> Result<()> {
+        assert!(self.changes_bytes == 0, "a ready commit reads its changes twice");
         let changes_max = budget.limit_bytes(Account::Transactions) / CHANGES_SHARE;
         let mut taken = self.all.taken.lock();
         if taken.changes_bytes + changes_bytes > changes_max {
@@ -87,6 +88,7 @@ impl ReadyPermit<'_> {
 
     /// Adds the pinned leaves and the versions of the commit. Fails if ready commits would hold too much.
     fn hold(&mut self, budget: &Budget, pinned_bytes: u64, version_bytes: u64) -> Result<()> {
+        assert!(self.pinned_bytes == 0 && self.version_bytes == 0, "a commit becomes ready twice");
         let pinned_max = budget.limit_bytes(Account::Pinned) / PINNED_SHARE;
         let versions_max = budget.limit_bytes(Account::Versions) / VERSIONS_SHARE;
         let mut taken = self.all.taken.lock();
@@ -106,10 +108,15 @@ impl ReadyPermit<'_> {
 impl Drop for ReadyPermit<'_> {
     fn drop(&mut self) {
         let mut taken = self.all.taken.lock();
+        assert!(0 < taken.count && taken.count <= READY_COMMITS_MAX, "{} commits are ready", taken.count);
         taken.count -= 1;
         taken.changes_bytes -= self.changes_bytes;
         taken.pinned_bytes -= self.pinned_bytes;
         taken.version_bytes -= self.version_bytes;
+        debug_assert!(
+            taken.count > 0 || taken.changes_bytes + taken.pinned_bytes + taken.version_bytes == 0,
+            "no commit is ready, and {taken:?} is held"
+        );
         drop(taken);
         self.all.waiting.announce();
     }
@@ -150,7 +157,7 @@ impl<'g> Gate<'g> {
         self.permit.lock().hold(budget, pinned_bytes, version_bytes)
     }
 
-    /// Waits for the signal. Nobody wakes the future: whoever gives the signal polls it.
+    /// Waits for the signal. Nobody wakes the future: the caller that gives the signal polls it.
     pub(super) async fn wait(&self) {
         poll_fn(|_| match self.signal.0.load(Ordering::Acquire) {
             GIVEN => Poll::Ready(()),

@@ -3,7 +3,7 @@
 use super::prepare::Row;
 use super::sink::{CommitSink, Unready};
 use crate::error::Result;
-use crate::format::Timestamp;
+use crate::format::{KeyspaceId, Timestamp};
 use crate::space::EpochGuard;
 use crate::task::{WaitMode, ready};
 use crate::tree::node::RowValue;
@@ -28,7 +28,7 @@ impl CommitSink for ReplayedCommit {
     }
 
     /// Retains only replaced large values, which have to be freed. No snapshot can need other old versions.
-    fn keeps(&self, _row: &Row<'_>, replaced: Option<&RowValue<'_>>) -> bool {
+    fn keeps(&self, _row: (KeyspaceId, &[u8]), replaced: Option<&RowValue<'_>>) -> bool {
         !self.moves_values && matches!(replaced, Some(RowValue::Large(_)))
     }
 

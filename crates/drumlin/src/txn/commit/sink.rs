@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use super::prepare::Row;
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
+use crate::format::{KeyspaceId, Timestamp, prepared};
 use crate::pool::{Needs, Stop};
 use crate::seglog::{Appended, Body, Log, Reservation};
 use crate::space::EpochGuard;
@@ -46,7 +45,7 @@ pub(super) trait CommitSink {
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
 
     /// Returns `true` if the version that the row replaces must be retained; `None` means that there was no row.
-    fn keeps(&self, row: &Row<'_>, replaced: Option<&RowValue<'_>>) -> bool;
+    fn keeps(&self, row: (KeyspaceId, &[u8]), replaced: Option<&RowValue<'_>>) -> bool;
 
     /// Called after every row has been changed, and before the leaves are unlatched.
     fn mark_applied(&self, timestamp: Timestamp);
@@ -96,8 +95,8 @@ impl CommitSink for LiveLog<'_> {
     /// The commit of a prepared transaction removes the rows of its large values, and puts the values elsewhere. If
     /// these versions were kept, dropping them would free the values.
     #[inline]
-    fn keeps(&self, row: &Row<'_>, _replaced: Option<&RowValue<'_>>) -> bool {
-        !(self.ends_prepared && row.stores_prepared_value())
+    fn keeps(&self, (keyspace, key): (KeyspaceId, &[u8]), _replaced: Option<&RowValue<'_>>) -> bool {
+        !(self.ends_prepared && keyspace == KeyspaceId::PREPARED && prepared::is_value_key(key))
     }
 
     #[inline]
