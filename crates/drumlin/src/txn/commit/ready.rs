@@ -11,7 +11,7 @@
 //! - It asks for its permit before it reserves anything, and holds only its row locks while it waits for one.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -25,10 +25,11 @@ use crate::task::WaitMode;
 /// The time for which a call waits until other commits are no longer ready.
 const PERMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The parts of the memory for pinned leaves and for versions (one in this many) that ready commits may take in
-/// addition, and the part of the memory of transactions that their changes may take.
+/// The share of the memory for pinned leaves (one in this many) that ready commits may pin in addition.
 const PINNED_SHARE: u64 = 4;
+/// The share of the memory for versions (one in this many) that ready commits may leave in addition.
 const VERSIONS_SHARE: u64 = 8;
+/// The share of the memory of transactions (one in this many) that the changes of ready commits may take.
 const CHANGES_SHARE: u64 = 4;
 
 /// The resources that the ready commits of a database hold.
@@ -124,21 +125,21 @@ impl Drop for ReadyPermit<'_> {
 
 /// The signal to a ready commit.
 #[derive(Debug, Default)]
-pub(crate) struct Signal(AtomicU8);
-
-const READY: u8 = 1;
-const GIVEN: u8 = 2;
+pub(crate) struct Signal {
+    is_awaited: AtomicBool,
+    is_given: AtomicBool,
+}
 
 impl Signal {
     /// Returns `true` once the commit is ready.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.0.load(Ordering::Acquire) == READY
+        self.is_awaited.load(Ordering::Acquire)
     }
 
     /// Lets the commit be applied at the next poll of its future.
     pub(crate) fn give(&self) {
         assert!(self.is_awaited(), "a signal is given to a commit that is not ready");
-        self.0.store(GIVEN, Ordering::Release);
+        self.is_given.store(true, Ordering::Release);
     }
 }
 
@@ -159,10 +160,10 @@ impl<'g> Gate<'g> {
 
     /// Waits for the signal. Nobody wakes the future: the caller that gives the signal polls it.
     pub(super) async fn wait(&self) {
-        poll_fn(|_| match self.signal.0.load(Ordering::Acquire) {
-            GIVEN => Poll::Ready(()),
-            _ => {
-                self.signal.0.store(READY, Ordering::Release);
+        poll_fn(|_| match self.signal.is_given.load(Ordering::Acquire) {
+            true => Poll::Ready(()),
+            false => {
+                self.signal.is_awaited.store(true, Ordering::Release);
                 Poll::Pending
             }
         })
