@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use crate::call::Call;
 use crate::commands::{
     bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces, lab, load,
-    man, put, rm, scan, stats, tour,
+    man, prepared, put, rm, scan, stats, tour,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -45,6 +45,7 @@ pub(crate) enum Command {
     Count(count::Count),
     Du(du::Du),
     Keyspaces(keyspaces::Keyspaces),
+    Prepared(prepared::Prepared),
     Stats(stats::Stats),
     Check(check::Check),
     Checkpoint(checkpoint::Checkpoint),

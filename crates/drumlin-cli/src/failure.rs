@@ -280,6 +280,10 @@ impl From<Error> for Failure {
             Error::NoSuchKeyspace { .. } => {
                 Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces DATABASE` lists them")
             }
+            Error::NotPrepared { .. } => Failure::not_found(without_remedy(&error))
+                .hint("`drumlin prepared DATABASE` lists prepared transactions"),
+            Error::PreparedRows { .. } => Failure::other(without_remedy(&error))
+                .hint("`drumlin prepared DATABASE` lists prepared transactions, and commits or aborts them"),
             Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
             Error::KeyspaceNotEmpty { keyspace, reason } => {
                 Failure::other(format!("nothing was loaded into keyspace {keyspace:?}: {reason}"))

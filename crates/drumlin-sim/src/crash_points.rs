@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, Snapshot, TxOptions};
+use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode, Snapshot, TxOptions};
 use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
@@ -225,12 +225,61 @@ impl Script {
         for number in 0..6 {
             self.put(&db, "more", number, 60, true);
         }
+        self.prepare_and_end(&db);
         if let Some(snapshot) = kept {
             self.compare(&db, &snapshot);
         }
         db.close().expect("closing");
         self.note();
         self.open_again();
+    }
+
+    /// Prepares transactions. Some of them end before the next checkpoint, some after it, and one in the next opening.
+    fn prepare_and_end(&mut self, db: &Database) {
+        // The first one creates the keyspace of prepared transactions, of which the model knows nothing.
+        let before = self.model.last();
+        db.begin().and_then(|tx| tx.prepare("first")).expect("a prepared transaction");
+        for timestamp in before + 1..=db.stats().durable.0 {
+            self.model.enter(timestamp, Operation::Rows(Vec::new()));
+        }
+        self.note();
+        let other = db.clone();
+        self.commit(Operation::Rows(Vec::new()), true, move || other.abort_prepared("first"));
+        self.prepare(db, "small", &[20, 100, 0]);
+        self.prepare(db, "kept", &[150_000, 20, 5000]);
+        self.end_prepared(db, "small", true);
+        self.prepare(db, "aborted", &[70_000, 30]);
+        self.prepare(db, "long", &[40_000, 40_000, 10]);
+        db.checkpoint().expect("a checkpoint");
+        self.note();
+        self.end_prepared(db, "aborted", false);
+        self.end_prepared(db, "kept", true);
+        self.prepare(db, "again", &[90_000, 90]);
+        self.end_prepared(db, "again", true);
+        self.prepare(db, "left", &[80_000, 25]);
+        self.end_prepared(db, "long", true);
+    }
+
+    /// Prepares a transaction that puts rows with values of these lengths.
+    fn prepare(&mut self, db: &Database, id: &'static str, lengths: &[usize]) {
+        let space = self.model.space("more").expect("created");
+        let keyspace = db.existing_keyspace("more").expect("created");
+        let mut tx = db.begin().expect("a transaction");
+        let mut rows = Vec::new();
+        for (number, length) in lengths.iter().enumerate() {
+            let (key, content) = (format!("{id} {number}").into_bytes(), self.content(*length));
+            tx.insert(&keyspace, &key, content.bytes()).expect("an insert");
+            rows.push((space, key, Some(content)));
+        }
+        self.commit(Operation::Prepare(id.into(), rows), true, move || tx.prepare(id));
+    }
+
+    fn end_prepared(&mut self, db: &Database, id: &'static str, commits: bool) {
+        let other = db.clone();
+        match commits {
+            true => self.commit(Operation::CommitPrepared(id.into()), true, move || other.commit_prepared(id)),
+            false => self.commit(Operation::AbortPrepared(id.into()), true, move || other.abort_prepared(id)),
+        }
     }
 
     /// Compares the rows that a snapshot sees with the model at the time when the snapshot was taken.
@@ -262,6 +311,7 @@ impl Script {
             self.put(&db, "rows", number, 90, number != 2);
         }
         self.transaction(&db, 9, 10);
+        self.end_prepared(&db, "left", true);
         self.be_idle(&db);
         drop(db);
     }
@@ -545,6 +595,21 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
             return Err(format!("at commit {last} row {} of {name:?} is missing", key.escape_ascii()));
         }
         check_aggregates(&keyspace, &rows).map_err(|reason| format!("at commit {last} {name:?} {reason}"))?;
+    }
+    // The model does not know of the first prepared transaction, which changes nothing.
+    let mut found: Vec<_> = db.prepared().map_err(text)?.into_iter().map(|found| found.id).collect();
+    found.retain(|id| id != b"first");
+    let mut wanted: Vec<_> = model.prepared().into_iter().map(|prepared| prepared.id).collect();
+    wanted.sort();
+    if found != wanted {
+        return Err(format!("at commit {last} the prepared transactions are {found:?}, should be {wanted:?}"));
+    }
+    let mut tx = db.begin().map_err(text)?;
+    for (space, key, _) in model.prepared().into_iter().flat_map(|prepared| prepared.rows) {
+        let keyspace = db.existing_keyspace(&model.name(space)).map_err(text)?;
+        if tx.try_lock_row(&keyspace, &key, LockMode::Exclusive).map_err(text)? {
+            return Err(format!("at commit {last} row {} of a prepared transaction is free", key.escape_ascii()));
+        }
     }
     Ok(last)
 }

@@ -84,25 +84,46 @@ struct Space {
     rows: BTreeMap<Vec<u8>, Vec<Version>>,
 }
 
+/// A transaction that was prepared.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub id: Vec<u8>,
+    pub rows: Vec<(SpaceNumber, Vec<u8>, Option<Content>)>,
+    /// The timestamp of the prepare.
+    at: u64,
+    /// The timestamp of the commit or abort.
+    ended: Option<u64>,
+}
+
 /// The changes that a commit makes.
 #[derive(Clone, Debug)]
 pub enum Operation {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
     Create(String),
     Drop(SpaceNumber),
+    /// Prepares a transaction under an id with these rows.
+    Prepare(Vec<u8>, Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
+    /// Commits the transaction that is prepared under the id.
+    CommitPrepared(Vec<u8>),
+    AbortPrepared(Vec<u8>),
 }
 
 impl Operation {
     /// Returns `true` if the operation puts a row, which always takes a timestamp.
     #[must_use]
     pub fn puts(&self) -> bool {
-        matches!(self, Operation::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
+        match self {
+            Operation::Rows(rows) => rows.iter().any(|(_, _, content)| content.is_some()),
+            Operation::Prepare(..) | Operation::CommitPrepared(_) | Operation::AbortPrepared(_) => true,
+            Operation::Create(_) | Operation::Drop(_) => false,
+        }
     }
 }
 
 #[derive(Clone, Debug, Default)]
 struct State {
     spaces: Vec<Space>,
+    prepared: Vec<Prepared>,
     /// The newest timestamp assigned.
     last: u64,
     /// The newest commit that every later opening must recover.
@@ -170,35 +191,64 @@ impl Model {
         state.commits += 1;
         let acknowledged = state.acknowledged;
         state.known.insert(timestamp, acknowledged);
-        match operation {
+        let rows = match operation {
             Operation::Create(name) => {
                 state.spaces.push(Space { name, created: timestamp, dropped: None, rows: BTreeMap::new() });
+                return;
             }
-            Operation::Drop(space) => state.spaces[space].dropped = Some(timestamp),
-            Operation::Rows(rows) => {
-                for (space, key, content) in rows {
-                    let space = &mut state.spaces[space];
+            Operation::Drop(space) => {
+                state.spaces[space].dropped = Some(timestamp);
+                return;
+            }
+            Operation::Prepare(id, rows) => {
+                state.prepared.push(Prepared { id, rows, at: timestamp, ended: None });
+                return;
+            }
+            Operation::AbortPrepared(id) => {
+                end_prepared(&mut state, &id, timestamp);
+                return;
+            }
+            Operation::CommitPrepared(id) => {
+                let Prepared { rows, at, .. } = end_prepared(&mut state, &id, timestamp);
+                for (space, key, _) in &rows {
+                    let newest = state.spaces[*space].rows.get(key).and_then(|versions| versions.last());
                     assert!(
-                        space.dropped.is_none_or(|dropped| timestamp < dropped),
-                        "commit {timestamp} wrote to keyspace {:?}, which was dropped by {:?}",
-                        space.name,
-                        space.dropped
+                        newest.is_none_or(|newest| newest.timestamp < at),
+                        "row {} was changed by {newest:?}, after it was prepared at {at}",
+                        key.escape_ascii()
                     );
-                    let versions = space.rows.entry(key).or_default();
-                    // Commits of different rows may be recorded out of order. Commits of the same row can't, because
-                    // they hold its lock.
-                    if let Some(newest) = versions.last() {
-                        let newest = newest.timestamp;
-                        assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
-                    }
-                    let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
-                    // Removing a row that does not exist changes nothing.
-                    if was_there || content.is_some() {
-                        versions.push(Version { timestamp, content });
-                    }
                 }
+                rows
+            }
+            Operation::Rows(rows) => rows,
+        };
+        for (space, key, content) in rows {
+            let space = &mut state.spaces[space];
+            assert!(
+                space.dropped.is_none_or(|dropped| timestamp < dropped),
+                "commit {timestamp} wrote to keyspace {:?}, which was dropped by {:?}",
+                space.name,
+                space.dropped
+            );
+            let versions = space.rows.entry(key).or_default();
+            // Commits of different rows may be recorded out of order. Commits of the same row can't, because they hold
+            // its lock.
+            if let Some(newest) = versions.last() {
+                let newest = newest.timestamp;
+                assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
+            }
+            let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
+            // Removing a row that does not exist changes nothing.
+            if was_there || content.is_some() {
+                versions.push(Version { timestamp, content });
             }
         }
+    }
+
+    /// Returns the transactions that are prepared.
+    #[must_use]
+    pub fn prepared(&self) -> Vec<Prepared> {
+        self.lock().prepared.iter().filter(|prepared| prepared.ended.is_none()).cloned().collect()
     }
 
     /// Records that a commit was acknowledged. A full commit must then survive every cut.
@@ -417,6 +467,10 @@ impl Model {
         state.acknowledged = at_commit;
         state.answered = at_commit;
         state.known.retain(|timestamp, _| *timestamp <= at_commit);
+        state.prepared.retain(|prepared| prepared.at <= at_commit);
+        for prepared in &mut state.prepared {
+            prepared.ended = prepared.ended.filter(|ended| *ended <= at_commit);
+        }
         // Empty the keyspaces that were created later instead of removing them, so that other keyspaces keep their
         // numbers.
         for space in &mut state.spaces {
@@ -441,6 +495,15 @@ impl Model {
         let there = state.spaces.iter().enumerate().filter(|(_, space)| space.dropped.is_none());
         there.map(|(number, space)| (space.name.clone(), number)).collect()
     }
+}
+
+/// Ends the transaction that is prepared under the id.
+fn end_prepared(state: &mut State, id: &[u8], timestamp: u64) -> Prepared {
+    let is_it = |prepared: &&mut Prepared| prepared.id == id && prepared.ended.is_none();
+    let prepared = state.prepared.iter_mut().find(is_it).expect("a transaction is ended that is not prepared");
+    assert!(prepared.at < timestamp, "a transaction ends at {timestamp}, before it is prepared");
+    prepared.ended = Some(timestamp);
+    prepared.clone()
 }
 
 fn at(versions: &[Version], timestamp: u64) -> Option<Content> {

@@ -21,6 +21,7 @@ pub(super) const PEER: Peer = Peer {
         atomic_batches: true,
         recovers: true,
         inserts_only: false,
+        two_phases: true,
     },
     open,
 };
@@ -155,6 +156,16 @@ impl Session for Access<'_> {
             batch.insert(&self.rows, key, value)?;
         }
         batch.commit()?;
+        Ok(())
+    }
+
+    fn write_in_two_phases(&mut self, id: &[u8], rows: &[Row]) -> Result<()> {
+        let mut transaction = self.db.begin()?;
+        for (key, value) in rows {
+            transaction.insert(&self.rows, key, value)?;
+        }
+        transaction.prepare(id)?;
+        self.db.commit_prepared_with(id, drumlin::Durability::Relaxed)?;
         Ok(())
     }
 

@@ -29,7 +29,8 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range, Transaction, Value,
+    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range, ReadyTransaction,
+    Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -469,6 +470,35 @@ impl Transaction {
         let store = Arc::clone(self.store()?);
         self.commit_in(store.as_task().await).await
     }
+
+    /// Like [`prepare`](Transaction::prepare). Dropping the future before the prepare has its timestamp aborts the
+    /// transaction; after that, it is prepared even without its future.
+    ///
+    /// # Errors
+    /// Same as [`prepare`](Transaction::prepare).
+    pub async fn prepare_async(self, id: impl AsRef<[u8]>) -> Result<()> {
+        let store = Arc::clone(self.store()?);
+        self.prepare_in(store.as_task().await, id.as_ref()).await
+    }
+}
+
+async_forms! { self.store()?;
+/// Prepared transactions.
+impl Database {
+    /// Dropping the future before the commit has its timestamp leaves the transaction prepared; after that, the commit
+    /// completes without its future.
+    pub async fn commit_prepared_async(&self, id: impl AsRef<[u8]>) -> Timestamp
+        = commit_prepared(|mode| self.commit_prepared_in(mode, id.as_ref(), self.tx_options().durability));
+    /// See [`commit_prepared_async`](Database::commit_prepared_async).
+    pub async fn commit_prepared_with_async(&self, id: impl AsRef<[u8]>, durability: Durability) -> Timestamp
+        = commit_prepared_with(|mode| self.commit_prepared_in(mode, id.as_ref(), durability));
+    /// Dropping the future leaves the transaction prepared.
+    pub async fn ready_prepared_async(&self, id: impl AsRef<[u8]>) -> ReadyTransaction
+        = ready_prepared(|mode| self.ready_prepared_in(mode, id.as_ref()));
+    /// See [`commit_prepared_async`](Database::commit_prepared_async).
+    pub async fn abort_prepared_async(&self, id: impl AsRef<[u8]>) -> ()
+        = abort_prepared(|mode| self.abort_prepared_in(mode, id.as_ref()));
+}
 }
 
 async_forms! { keyspace.store()?;

@@ -11,6 +11,7 @@ use super::limits::Limits;
 use super::snapshot::Snapshot;
 use super::transaction::{Transaction, TxOptions};
 use crate::error::{Error, Result};
+use crate::format::KeyspaceId;
 use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Stats, Store};
 use crate::task::{Rooted, WaitMode, ready};
 
@@ -135,7 +136,7 @@ impl Database {
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
         let Ok(store) = self.store() else { return Vec::new() };
         (store.keyspaces.all().iter())
-            .filter(|open| store.has_created(open))
+            .filter(|open| store.has_created(open) && open.tree.pages.id != KeyspaceId::PREPARED)
             .map(|open| KeyspaceInfo {
                 name: open.name().to_owned(),
                 id: open.tree.pages.id,

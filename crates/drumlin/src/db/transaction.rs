@@ -35,10 +35,10 @@ use crate::txn::write_set::{Change, SharedWrites};
 /// Larger commits are handed to another thread, with a round trip of about 60 µs. The simulation uses a lower limit
 /// because its commits are smaller.
 /// Measured: decision 034.
-const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
+pub(super) const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
 /// The maximum log record size of a commit that a task applies itself.
 /// Measured: decision 034.
-const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } else { 256 << 10 };
+pub(super) const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } else { 256 << 10 };
 
 /// The isolation level of a transaction.
 ///
@@ -155,7 +155,7 @@ pub struct Transaction {
     pub(super) options: TxOptions,
     pub(super) locks: RowLocks,
     /// The memory grant for row locks. The write set and the read set have their own grants.
-    memory: Grant,
+    pub(super) memory: Grant,
     roll_backs: RollBacks,
     /// The reason for the conflict that has ended the transaction.
     pub(super) conflict: Option<&'static str>,
@@ -273,7 +273,7 @@ impl Transaction {
         self.reader.rows(keyspace)
     }
 
-    fn writes(&self) -> &SharedWrites {
+    pub(super) fn writes(&self) -> &SharedWrites {
         self.reader.view.own.as_ref().expect("a transaction has writes")
     }
 

@@ -246,6 +246,9 @@ fn operations_are_as_documented() {
             }),
             vec![6, 9, 1000, extent.address.to_bits(), 1, 1, 3],
         ),
+        ("7 commit prepared", Operation::CommitPrepared { id: b"abc" }, vec![7, 9, 3]),
+        ("8 put stored", Operation::PutStored { key: b"abc", number: 77 }, vec![8, 9, 3, 77]),
+        ("9 lock", Operation::Lock { key: b"abc", is_shared: true }, vec![9, 9, 3, 1]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();

@@ -12,9 +12,13 @@
 //! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
 //!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
+//! 7 commit prepared   id length (2)  id
+//! 8 put stored   key length (2)  number (4)  key
+//! 9 lock         key length (2)  mode (1): 1 shared, 2 exclusive  key
 //! ```
 //!
-//! Within a keyspace, the keys of a record ascend, without duplicates.
+//! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
+//! prepared transactions ([`prepared`](super::prepared)).
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
@@ -25,16 +29,50 @@ const REMOVE: u8 = 3;
 const CREATE: u8 = 4;
 const DROP: u8 = 5;
 const ATTACH: u8 = 6;
+const COMMIT_PREPARED: u8 = 7;
+const PUT_STORED: u8 = 8;
+const LOCK: u8 = 9;
+
+/// The modes of a lock.
+const LOCK_SHARED: u8 = 1;
+const LOCK_EXCLUSIVE: u8 = 2;
 
 /// One operation of a commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Operation<'a> {
-    Put { key: &'a [u8], value: &'a [u8] },
-    PutLarge { key: &'a [u8], length: u64, value_id: ValueId, extents: Vec<ExtentRef> },
-    Remove { key: &'a [u8] },
-    Create { page_bytes: u32, name: &'a str },
+    Put {
+        key: &'a [u8],
+        value: &'a [u8],
+    },
+    PutLarge {
+        key: &'a [u8],
+        length: u64,
+        value_id: ValueId,
+        extents: Vec<ExtentRef>,
+    },
+    Remove {
+        key: &'a [u8],
+    },
+    Create {
+        page_bytes: u32,
+        name: &'a str,
+    },
     Drop,
     Attach(Attachment),
+    /// Makes the changes of a prepared transaction, and removes its rows from the keyspace of prepared transactions.
+    CommitPrepared {
+        id: &'a [u8],
+    },
+    /// Puts a large value that a prepared transaction has stored under this number.
+    PutStored {
+        key: &'a [u8],
+        number: u32,
+    },
+    /// A row that a prepared transaction has locked and not changed.
+    Lock {
+        key: &'a [u8],
+        is_shared: bool,
+    },
 }
 
 /// The pages of a bulk load, which become the pages of a keyspace without rows.
@@ -89,6 +127,9 @@ impl Attachment {
 pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
+pub(crate) const PUT_STORED_BYTES: usize = 5 + 2 + 4;
+pub(crate) const LOCK_BYTES: usize = 5 + 2 + 1;
+const COMMIT_PREPARED_BYTES: usize = 5 + 2;
 const ATTACH_BYTES: usize = 5 + 8 + ExtentRef::BYTES + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
@@ -147,6 +188,23 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
                 out.extend(segment_use.0.to_le_bytes());
             }
         }
+        Operation::CommitPrepared { id } => {
+            begin(COMMIT_PREPARED);
+            out.extend((id.len() as u16).to_le_bytes());
+            out.extend_from_slice(id);
+        }
+        Operation::PutStored { key, number } => {
+            begin(PUT_STORED);
+            out.extend((key.len() as u16).to_le_bytes());
+            out.extend(number.to_le_bytes());
+            out.extend_from_slice(key);
+        }
+        Operation::Lock { key, is_shared } => {
+            begin(LOCK);
+            out.extend((key.len() as u16).to_le_bytes());
+            out.push(if *is_shared { LOCK_SHARED } else { LOCK_EXCLUSIVE });
+            out.extend_from_slice(key);
+        }
     }
     let expected = match operation {
         Operation::Put { key, value } => PUT_BYTES + key.len() + value.len(),
@@ -155,6 +213,9 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::Attach(attached) => {
             ATTACH_BYTES + attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES
         }
+        Operation::CommitPrepared { id } => COMMIT_PREPARED_BYTES + id.len(),
+        Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
+        Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
         Operation::Create { .. } | Operation::Drop => out.len() - start,
     };
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
@@ -252,6 +313,24 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
         }
         DROP => Operation::Drop,
         ATTACH => Operation::Attach(take_attachment(rest)?),
+        COMMIT_PREPARED => {
+            let id_bytes = take_u16(rest)?;
+            Operation::CommitPrepared { id: take(rest, id_bytes)? }
+        }
+        PUT_STORED => {
+            let key_bytes = take_u16(rest)?;
+            let number = take_u32(rest)?;
+            Operation::PutStored { key: take(rest, key_bytes)?, number }
+        }
+        LOCK => {
+            let key_bytes = take_u16(rest)?;
+            let is_shared = match take(rest, 1)?[0] {
+                LOCK_SHARED => true,
+                LOCK_EXCLUSIVE => false,
+                _ => return None,
+            };
+            Operation::Lock { key: take(rest, key_bytes)?, is_shared }
+        }
         _ => return None,
     };
     Some((keyspace, operation))
@@ -301,6 +380,10 @@ mod tests {
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
             Operation::Attach(attachment()),
+            Operation::CommitPrepared { id: b"transfer 7" },
+            Operation::PutStored { key: b"film", number: 2 },
+            Operation::Lock { key: b"read", is_shared: true },
+            Operation::Lock { key: b"", is_shared: false },
         ];
         let mut body = Vec::new();
         for operation in &operations {

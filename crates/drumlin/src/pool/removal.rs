@@ -6,8 +6,8 @@ use super::Pool;
 use super::frame_header::Residency;
 use super::frames::FrameWrite;
 use crate::error::Result;
-use crate::format::PageId;
 use crate::format::extent::PageKey;
+use crate::format::{ExtentAddress, PageId};
 use crate::space::{EpochGuard, PageEntry, PageSpace};
 
 impl Pool {
@@ -49,6 +49,32 @@ impl Pool {
         assert!(claimed == PageEntry::Reserved, "page {page} became {claimed:?} while it was claimed to be freed");
         self.announce_arrival(pages, page);
         true
+    }
+
+    /// Removes the pages of a large value from their keyspace. Returns their extents, which stay in use: the caller
+    /// gives them to pages of another keyspace in the same epoch.
+    pub(crate) fn take_pages(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        pages: &PageSpace,
+        first: PageId,
+        count: u32,
+    ) -> Vec<ExtentAddress> {
+        let take = |page| loop {
+            let entry = pages.table.load(page);
+            let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
+                unreachable!("page {page} of a large value is {entry:?}")
+            };
+            // Claim the page, as in `free_on_disk`.
+            if pages.table.exchange(page, entry, PageEntry::Reserved) {
+                self.space.record_free(epoch_guard, pages, page);
+                let claimed = pages.table.free(page);
+                assert!(claimed == PageEntry::Reserved, "page {page} became {claimed:?} while it was claimed");
+                self.announce_arrival(pages, page);
+                return address;
+            }
+        };
+        (0..count).map(|index| take(PageId(first.0 + index))).collect()
     }
 
     /// Empties the frames of a keyspace that is being dropped, and releases their extents. No other thread uses the

@@ -47,7 +47,7 @@ impl PageSpace {
 
     /// Returns the keyspace's name, quoted for an error message.
     pub(crate) fn quoted_name(&self) -> String {
-        quoted(&self.name)
+        if self.id == KeyspaceId::PREPARED { "of prepared transactions".to_owned() } else { quoted(&self.name) }
     }
 
     /// Describes one of the keyspace's pages for an error message.

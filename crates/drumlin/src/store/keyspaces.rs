@@ -31,6 +31,13 @@ struct ByName {
     last_drop: Timestamp,
 }
 
+impl ByName {
+    /// Returns the keyspace that a program calls by this name.
+    fn find(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
+        self.keyspaces.get(name).filter(|_| !name.is_empty()).cloned()
+    }
+}
+
 impl Keyspaces {
     /// Creates an empty list of keyspaces. The first keyspace to be created gets the id `next`.
     pub(super) fn new(next: u32) -> Keyspaces {
@@ -51,24 +58,30 @@ impl Keyspaces {
 
     /// Returns the keyspace with this name.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
-        self.by_name.read().keyspaces.get(name).cloned()
+        self.by_name.read().find(name)
+    }
+
+    /// Returns the keyspace of prepared transactions, if it exists. It has an empty name, by which no program can open
+    /// or drop it.
+    pub(super) fn prepared(&self) -> Option<Arc<OpenKeyspace>> {
+        self.by_name.read().keyspaces.get("").cloned()
     }
 
     /// Returns the keyspace with this name, and the timestamp of the commit on which the answer depends. That is the
     /// keyspace's creation, or the newest drop if there is no such keyspace.
     pub(super) fn get_since(&self, name: &str) -> (Option<Arc<OpenKeyspace>>, Timestamp) {
         let by_name = self.by_name.read();
-        let open = by_name.keyspaces.get(name).cloned();
+        let open = by_name.find(name);
         let since = open.as_ref().map_or(by_name.last_drop, |open| open.created);
         (open, since)
     }
 
     /// Returns the keyspace with this id.
-    pub(super) fn get_by_id(&self, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
+    pub(crate) fn get_by_id(&self, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
         self.by_name.read().keyspaces.values().find(|open| open.tree.pages.id == id).cloned()
     }
 
-    /// Returns all keyspaces, sorted by name.
+    /// Returns all keyspaces, sorted by name: that of prepared transactions, whose name is empty, comes first.
     pub(crate) fn all(&self) -> Vec<Arc<OpenKeyspace>> {
         self.by_name.read().keyspaces.values().cloned().collect()
     }
@@ -106,7 +119,9 @@ impl Keyspaces {
         open.tree.create_root(epoch_guard, frame);
         engine.space.add_page_space(pages);
         self.by_name.write().keyspaces.insert(name.to_owned(), Arc::clone(&open));
-        self.next.fetch_max(id.0 + 1, Ordering::Relaxed);
+        if id != KeyspaceId::PREPARED {
+            self.next.fetch_max(id.0 + 1, Ordering::Relaxed);
+        }
         open
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod keyspaces;
 mod large_values;
 mod lock_wait;
 mod maintenance;
+mod prepared;
 pub(crate) mod read_ahead;
 pub(crate) mod reclaim;
 mod recovery;
@@ -48,7 +49,7 @@ pub(crate) use state::Store;
 use crate::error::{Error, Result, quoted};
 use crate::format::catalogue::Catalogue;
 use crate::format::record::{self, Operation};
-use crate::format::{Timestamp, ValueId};
+use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::Process;
 use crate::load::{LoadMemory, Loader};
 use crate::memory::{Account, Grant, heap_bytes};
@@ -197,13 +198,18 @@ impl Store {
             let name = quoted(name);
             return Err(Error::Invalid(format!("{name} can't name a keyspace: names have 1 to 255 bytes")));
         }
+        let Some(id) = self.keyspaces.next() else {
+            return Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into()));
+        };
+        self.create_numbered(id, name, page_bytes)
+    }
+
+    /// Creates a keyspace. The caller has locked `defining`.
+    fn create_numbered(&self, id: KeyspaceId, name: &str, page_bytes: usize) -> Result<Arc<OpenKeyspace>> {
         let table_bytes = PageTable::memory_bytes_of(1);
         self.engine.space.check_table_growth(table_bytes)?;
         self.engine.pool.fit_frames(table_bytes)?;
         ready(self.engine.secure_changes(WaitMode::Blocking, 1));
-        let Some(id) = self.keyspaces.next() else {
-            return Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into()));
-        };
         let mut body = Vec::new();
         record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
         // Reserve space for the first page, which will be dirty, and for the keyspace's entry in the catalogue.
@@ -224,6 +230,7 @@ impl Store {
         self.check_writable()?;
         let _defining = self.defining.lock();
         let open = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
+        let _dropping = self.prepared.begin_drop(open.tree.pages.id, name)?;
         let mut body = Vec::new();
         record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
         let dropped = self.engine.log_ddl(&Body::new(body), |take_timestamp| {

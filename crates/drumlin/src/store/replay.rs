@@ -8,19 +8,26 @@ use std::sync::atomic::Ordering;
 use super::keyspaces::Keyspaces;
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
+use crate::format::prepared::{self, Head};
 use crate::format::record::{self, Attachment, Operation};
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
+use crate::hash::HashMap;
 use crate::load::LoadTables;
 use crate::memory::Account;
+use crate::pool::Stop;
 use crate::seglog::Scan;
 use crate::space::loading::read_image;
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
+use crate::task::{WaitMode, ready};
+use crate::tree::Target;
+use crate::tree::node::{Leaf, RowValue};
 use crate::txn::commit::Row;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::keyspace::OpenKeyspace;
-use crate::txn::values::LargeValue;
+use crate::txn::prepared::check_id;
+use crate::txn::values::{self, LargeValue};
 use crate::txn::write_set::Change;
 
 /// Applies the records after the checkpoint.
@@ -38,6 +45,16 @@ struct ReplayBatch {
     bytes: Vec<u8>,
     operations: Vec<ReplayedOperation>,
     large: Vec<Arc<LargeValue>>,
+    /// The newest changes of prepared transactions among the operations, by key.
+    prepared: HashMap<Vec<u8>, PreparedRow>,
+}
+
+/// A row of the keyspace of prepared transactions, as the batch leaves it.
+enum PreparedRow {
+    Put(Span),
+    /// The changes are in extents.
+    PutLarge,
+    Removed,
 }
 
 /// One operation on a row. Its key and value are in the batch. The struct is small because a batch has many of them.
@@ -168,9 +185,15 @@ impl Replay<'_> {
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !defines);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
-                // An operation that creates or drops a keyspace, or attaches a load, must be the only one in its
-                // record.
-                defines = matches!(operation, Operation::Create { .. } | Operation::Drop | Operation::Attach(_));
+                // An operation that creates or drops a keyspace, attaches a load, or commits a prepared transaction,
+                // must be the only one in its record.
+                defines = matches!(
+                    operation,
+                    Operation::Create { .. }
+                        | Operation::Drop
+                        | Operation::Attach(_)
+                        | Operation::CommitPrepared { .. }
+                );
                 let (key, change) = match operation {
                     Operation::Create { page_bytes, name } => {
                         self.apply_batch(&mut batch, newest)?;
@@ -193,6 +216,13 @@ impl Replay<'_> {
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
                     }
+                    Operation::CommitPrepared { id } => {
+                        self.commit_prepared(&mut batch, id, newest, record.timestamp)?;
+                        continue;
+                    }
+                    Operation::PutStored { .. } | Operation::Lock { .. } => {
+                        return Err(self.malformed(record.timestamp));
+                    }
                     Operation::Put { key, value } => (key, ReplayedChange::Put(offsets_of(value))),
                     Operation::PutLarge { key, length, value_id, extents } => {
                         let addresses = extents.into_iter().map(|extent| extent.address).collect();
@@ -202,8 +232,10 @@ impl Replay<'_> {
                     }
                     Operation::Remove { key } => (key, ReplayedChange::Remove),
                 };
-                let head = head_of(key);
-                batch.operations.push(ReplayedOperation { keyspace, head, key: offsets_of(key), change });
+                if keyspace == KeyspaceId::PREPARED {
+                    batch.note_prepared(key, &change);
+                }
+                batch.push(keyspace, key, offsets_of(key), change);
             }
             newest = record.timestamp;
             if batch.bytes.len() + batch.operations.len() * size_of::<ReplayedOperation>() >= batch_bytes(self.engine) {
@@ -211,6 +243,117 @@ impl Replay<'_> {
             }
         }
         self.apply_batch(&mut batch, newest)
+    }
+
+    /// Adds the changes of a prepared transaction to the batch. The keyspace of prepared transactions has them, or the
+    /// batch, which needs not be applied first: a database may commit many prepared transactions.
+    fn commit_prepared(
+        &self,
+        batch: &mut ReplayBatch,
+        id: &[u8],
+        newest: Timestamp,
+        timestamp: Timestamp,
+    ) -> Result<()> {
+        let malformed = || self.malformed(timestamp);
+        check_id(id).map_err(|_| malformed())?;
+        let hidden = self.open(KeyspaceId::PREPARED).ok_or_else(malformed)?;
+        let key = prepared::changes_key(id);
+        let changes = match batch.prepared.get(&key) {
+            Some(PreparedRow::Put(value)) => batch.bytes[value.range()].to_vec(),
+            Some(PreparedRow::Removed) => return Err(malformed()),
+            Some(PreparedRow::PutLarge) | None => {
+                if batch.prepared.contains_key(&key) {
+                    self.apply_batch(batch, newest)?;
+                }
+                self.prepared_changes(&hidden, &key)?.ok_or_else(malformed)?
+            }
+        };
+        let head = Head::decode(&changes).ok_or_else(malformed)?;
+        let values = match head.value_count {
+            0 => Vec::new(),
+            count => {
+                self.apply_batch(batch, newest)?;
+                self.take_values(&hidden, id, count, timestamp)?
+            }
+        };
+        let base = batch.bytes.len();
+        batch.bytes.extend_from_slice(&changes);
+        let span_of = |part: &[u8]| Span::new(base + (part.as_ptr() as usize - changes.as_ptr() as usize), part.len());
+        for (keyspace, operation) in prepared::operations(&changes) {
+            let (key, change) = match operation {
+                Operation::Put { key, value } => (key, ReplayedChange::Put(span_of(value))),
+                Operation::PutStored { key, number } => {
+                    batch.large.push(Arc::clone(&values[number as usize]));
+                    (key, ReplayedChange::PutLarge(batch.large.len() as u32 - 1))
+                }
+                Operation::Remove { key } => (key, ReplayedChange::Remove),
+                _ => continue,
+            };
+            if self.open(keyspace).is_none() {
+                return Err(malformed());
+            }
+            batch.push(keyspace, key, span_of(key), change);
+        }
+        let key_span = Span::new(batch.bytes.len(), key.len());
+        batch.bytes.extend_from_slice(&key);
+        batch.note_prepared(&key, &ReplayedChange::Remove);
+        batch.push(KeyspaceId::PREPARED, &key, key_span, ReplayedChange::Remove);
+        crate::coverage::mark!("a recovery committed a prepared transaction");
+        Ok(())
+    }
+
+    /// Returns the changes of a prepared transaction that earlier batches have put, or that the checkpoint has.
+    fn prepared_changes(&self, hidden: &OpenKeyspace, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let tree = &hidden.tree;
+        let found = tree.pool.waiting(|_| {
+            let page = tree.read_leaf(Target::At(key))?;
+            let leaf = Leaf::new(&page);
+            Ok::<_, Stop>(leaf.search(key).ok().map(|index| match leaf.value(index) {
+                RowValue::Inline(value) => Ok(value.to_vec()),
+                RowValue::Large(reference) => Err(reference),
+            }))
+        })?;
+        match found {
+            None => Ok(None),
+            Some(Ok(value)) => Ok(Some(value)),
+            Some(Err(reference)) => ready(values::read_whole(WaitMode::Blocking, tree, &reference, Vec::new())),
+        }
+    }
+
+    /// Removes the rows of a prepared transaction's large values, and returns the values for the rows that the commit
+    /// puts.
+    fn take_values(
+        &self,
+        hidden: &OpenKeyspace,
+        id: &[u8],
+        count: u32,
+        timestamp: Timestamp,
+    ) -> Result<Vec<Arc<LargeValue>>> {
+        let (engine, tree) = (self.engine, &hidden.tree);
+        let keys: Vec<Vec<u8>> = (0..count).map(|number| prepared::value_key(id, number)).collect();
+        let mut taken = Vec::new();
+        for key in &keys {
+            let reference = tree.pool.waiting(|_| {
+                let page = tree.read_leaf(Target::At(key))?;
+                let leaf = Leaf::new(&page);
+                Ok::<_, Stop>(leaf.search(key).ok().and_then(|index| match leaf.value(index) {
+                    RowValue::Large(reference) => Some(reference),
+                    RowValue::Inline(_) => None,
+                }))
+            })?;
+            let reference = reference.ok_or_else(|| self.malformed(timestamp))?;
+            // Fails unless these are pages of a value.
+            LargeValue::of_prepared(&engine.pool, &tree.pages, &reference)?;
+            let epoch_guard = engine.space.epoch_latch.shared();
+            let (first, count) = (reference.first_page, reference.chunk_count);
+            let addresses = engine.pool.take_pages(&epoch_guard, &tree.pages, first, count);
+            taken.push(Arc::new(LargeValue::of_record(reference.length, reference.id, addresses)));
+        }
+        let rows: Vec<Row<'_>> = keys.iter().map(|key| Row { tree, key, change: Change::Remove }).collect();
+        for rows in rows.chunks(VALUE_ROWS_MAX) {
+            engine.replay_removal_of_moved(rows, timestamp)?;
+        }
+        Ok(taken)
     }
 
     /// Attaches a bulk load under the page numbers that it was written with. Since the checkpoint, replay may have
@@ -293,7 +436,26 @@ fn thread_operations_min() -> usize {
 /// is little memory for pinned leaves. Each thread reserves space for this number of leaves.
 const ROWS_MAX: usize = 512;
 
+/// The maximum number of rows of large values of a prepared transaction that are removed together.
+const VALUE_ROWS_MAX: usize = 16;
+
 impl ReplayBatch {
+    fn push(&mut self, keyspace: KeyspaceId, key: &[u8], span: Span, change: ReplayedChange) {
+        self.operations.push(ReplayedOperation { keyspace, head: head_of(key), key: span, change });
+    }
+
+    /// Notes how an operation leaves a row of the keyspace of prepared transactions.
+    fn note_prepared(&mut self, key: &[u8], change: &ReplayedChange) {
+        let row = match change {
+            ReplayedChange::Put(value) => PreparedRow::Put(*value),
+            ReplayedChange::PutLarge(_) => PreparedRow::PutLarge,
+            ReplayedChange::Remove => PreparedRow::Removed,
+        };
+        if !prepared::is_value_key(key) {
+            self.prepared.insert(key.to_vec(), row);
+        }
+    }
+
     fn key(&self, operation: &ReplayedOperation) -> &[u8] {
         &self.bytes[operation.key.range()]
     }
@@ -338,6 +500,7 @@ impl ReplayBatch {
         self.bytes.clear();
         self.operations.clear();
         self.large.clear();
+        self.prepared.clear();
     }
 }
 

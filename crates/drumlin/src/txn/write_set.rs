@@ -243,6 +243,11 @@ impl WriteSet {
         self.row_count
     }
 
+    /// Returns the bytes that the changes take in a commit's record.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.record_bytes
+    }
+
     /// Returns `true` if the commit changes more rows than `row_count` or its record is longer than `record_bytes`.
     pub(crate) fn is_longer_than(&self, row_count: usize, record_bytes: usize) -> bool {
         self.row_count > row_count || self.record_bytes > record_bytes

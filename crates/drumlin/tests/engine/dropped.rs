@@ -234,6 +234,7 @@ fn any_call_dropped_at_any_wait_changes_no_answer() {
     keyspaces_change_whole_rows(&trial);
     transactions_change_whole_rows(&trial);
     transactions_commit_whole(&trial);
+    transactions_are_prepared_whole(&trial);
     loads_are_whole(&trial);
     databases_do_as_before(&trial, &folder);
     let tried: BTreeSet<String> = trial.tried.borrow().iter().map(|name| (*name).to_owned()).collect();
@@ -572,6 +573,72 @@ fn transactions_commit_whole(trial: &Trial) {
         trial.until_done(name, call, look);
         batch.into_inner().commit().unwrap();
         assert!(trial.state() == after, "{name}: other rows");
+        trial.reset();
+    }
+}
+
+/// Tries to prepare transactions, and to end prepared ones. After each dropped future, the transaction is prepared with
+/// all its changes and locks, or there is nothing of it.
+fn transactions_are_prepared_whole(trial: &Trial) {
+    let Trial { db, k, .. } = trial;
+    let before = trial.state();
+    let mut after = before.clone();
+    let begin = || {
+        let mut tx = db.begin().unwrap();
+        for number in 0..9 {
+            tx.insert(k, key(number), value(number + 1)).unwrap();
+        }
+        tx.insert(k, b"large", large(2)).unwrap();
+        tx
+    };
+    after.extend((0..9).map(|number| (key(number).to_vec(), value(number + 1))));
+    after.insert(b"large".to_vec(), large(2));
+    // Commits of dropped futures may not be durable yet.
+    let is_prepared = || {
+        db.sync().unwrap();
+        let count = db.prepared().unwrap().len();
+        assert_eq!(db.locks().unwrap().len(), 10 * count);
+        count == 1
+    };
+    let look = |_| {
+        assert!(trial.state() == before, "a prepared transaction is seen");
+        if is_prepared() {
+            db.abort_prepared("t").unwrap();
+        }
+        trial.forget_pages();
+    };
+    trial.until_done("Transaction::prepare_async", async |_| begin().prepare_async("t").await.unwrap(), look);
+    assert!(is_prepared() && trial.state() == before);
+    db.abort_prepared("t").unwrap();
+
+    for (name, end) in [
+        ("Database::commit_prepared_async", 0),
+        ("Database::commit_prepared_with_async", 1),
+        ("Database::abort_prepared_async", 2),
+        ("Database::ready_prepared_async", 3),
+    ] {
+        let call = async |_| {
+            if !is_prepared() {
+                begin().prepare("t").unwrap();
+                trial.forget_pages();
+                trial.end_turn();
+            }
+            match end {
+                0 => db.commit_prepared_async("t").await.map(drop).unwrap(),
+                1 => db.commit_prepared_with_async("t", Durability::Relaxed).await.map(drop).unwrap(),
+                2 => db.abort_prepared_async("t").await.unwrap(),
+                _ => drop(db.ready_prepared_async("t").await.unwrap().commit().unwrap()),
+            }
+        };
+        let look = |_| {
+            let (is_prepared, state) = (is_prepared(), trial.state());
+            assert!(state == *if is_prepared || end == 2 { &before } else { &after }, "{name}");
+            if !is_prepared {
+                trial.reset();
+            }
+        };
+        trial.until_done(name, call, look);
+        assert!(!is_prepared() && trial.state() == *if end == 2 { &before } else { &after }, "{name}");
         trial.reset();
     }
 }

@@ -32,6 +32,7 @@ mod memory;
 mod model;
 mod old_versions;
 mod power;
+mod prepared;
 mod read_only;
 mod space;
 #[path = "../support/mod.rs"]

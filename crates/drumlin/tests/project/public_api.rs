@@ -158,6 +158,7 @@ fn every_call_that_waits_has_both_forms() {
     const ALONE: &[&str] = &[
         "Database::check_with",
         "Database::locks",
+        "Database::prepared",
         "Database::transact_local",
         "Database::transact_with_local",
         "Database::try_transact_local",

@@ -8,6 +8,7 @@ use super::report::{CheckProgress, CheckReport};
 use crate::counts::KeptCounts;
 use crate::counts::count_range::CountCursor;
 use crate::error::{Error, Result};
+use crate::format::KeyspaceId;
 use crate::store::read_ahead::ReadAhead;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
@@ -102,7 +103,7 @@ impl Store {
             });
             match found {
                 Ok((page, rows, upper)) => {
-                    report.rows += rows;
+                    report.rows += if open.tree.pages.id == KeyspaceId::PREPARED { 0 } else { rows };
                     if let Some(kept) = kept {
                         open.tree.count_leaf(kept, page);
                     }

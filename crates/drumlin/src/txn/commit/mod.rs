@@ -25,14 +25,17 @@ mod apply;
 pub(crate) mod at_once;
 mod latch;
 mod prepare;
+pub(crate) mod ready;
 mod replay;
 mod settle;
 mod sink;
 
 pub(crate) use prepare::Row;
+use ready::Gate;
 use sink::{LiveLog, LogSpace};
 
 use crate::error::{Error, Result};
+use crate::format::KeyspaceId;
 use crate::format::record::{self, Operation};
 use crate::memory::Grant;
 use crate::seglog::{Appended, Body};
@@ -65,10 +68,34 @@ pub enum Durability {
 
 /// Memory for the record of a commit and for the pages that it pins, held until the commit is applied.
 pub(crate) struct Admitted {
-    _work: Grant,
-    _pinned: Grant,
+    work: Grant,
+    pinned: Grant,
     /// The maximum size of the record's body.
     body_bytes_max: usize,
+}
+
+/// The content of a commit's record.
+#[derive(Clone, Copy)]
+pub(crate) enum Recorded<'a> {
+    /// The rows that the commit changes.
+    Rows,
+    /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions.
+    Prepared(&'a [u8]),
+}
+
+/// Returns the body of the record that commits a prepared transaction. `body` must be empty.
+fn prepared_body(id: &[u8], mut body: Vec<u8>) -> Body {
+    assert!(body.is_empty(), "a record is appended to another");
+    record::encode(KeyspaceId::PREPARED, &Operation::CommitPrepared { id }, &mut body);
+    Body::new(body)
+}
+
+impl Admitted {
+    /// Gives back the memory of a commit that accounts for it otherwise.
+    fn give_back(&mut self) {
+        let is_smaller = self.work.resize(0) && self.pinned.resize(0);
+        assert!(is_smaller, "memory was not given back");
+    }
 }
 
 /// A commit that has changed its rows and appended its record to the log, but may not be durable yet.
@@ -101,20 +128,48 @@ impl Engine {
         reads: Option<Reads<'a>>,
         admitted: Admitted,
     ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
+        self.apply_as(mode, rows, reads, admitted, Recorded::Rows, None)
+    }
+
+    /// Like [`apply`](Self::apply), with the given record. With a gate, the commit waits for its signal before it is
+    /// applied.
+    pub(crate) fn apply_as<'a, 'g: 'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        rows: &'a [Row<'a>],
+        reads: Option<Reads<'a>>,
+        admitted: Admitted,
+        recorded: Recorded<'a>,
+        gate: Option<&'a Gate<'g>>,
+    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
         Box::pin(async move {
             assert!(!rows.is_empty());
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
             self.check_failure()?;
-            let body = self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?;
+            let body = match recorded {
+                Recorded::Rows => self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?,
+                Recorded::Prepared(id) => prepared_body(id, Vec::new()),
+            };
             let body_bytes = body.bytes().len();
             let reserved_pages = self.reserve_pages(mode, rows).await?;
             let medium = self.append_medium_values(mode, rows).await?;
             let log = self.log();
-            let stream = crate::sync::thread_index() % log.stream_count();
+            let stream = if gate.is_some() { 0 } else { crate::sync::thread_index() % log.stream_count() };
             let reservation = self.reserve_log(mode, stream, body_bytes).await?;
             let prepared = self.prepare(mode, rows, reads).await?;
-            let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
-            let sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Reserved(reservation) };
+            let mut version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
+            let (mut mode, mut admitted) = (mode, admitted);
+            if let Some(gate) = gate {
+                gate.hold(&self.budget, prepared.pinned.bytes(), prepared.version_bytes as u64)?;
+                admitted.give_back();
+                version_memory.resize(0);
+                gate.wait().await;
+                // The caller that gives the signal polls once. Pages that are missing now are read within that poll.
+                mode = WaitMode::Blocking;
+            }
+            let ends_prepared = matches!(recorded, Recorded::Prepared(_));
+            let space = LogSpace::Reserved(reservation);
+            let sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
             let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
