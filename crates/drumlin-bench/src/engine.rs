@@ -153,8 +153,8 @@ pub trait Session {
     /// Writes rows in one commit, with the durability that was chosen when the database was opened.
     fn write(&mut self, rows: &[Row]) -> Result<()>;
 
-    /// Writes rows in one transaction that is committed in two phases: prepared under an id, durable, and then committed
-    /// without another sync, because a coordinator would have recorded its decision. Only for engines that
+    /// Writes rows in one transaction that is committed in two phases: prepared under an id, durable, and then
+    /// committed without another sync, because a coordinator would have recorded its decision. Only for engines that
     /// [can](Capabilities::two_phases).
     ///
     /// # Errors

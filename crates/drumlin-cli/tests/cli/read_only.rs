@@ -40,7 +40,7 @@ fn run(bench: &Bench, args: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// Commands that read succeed, and `check` reports that it can't write. Commands that write end with code 9.
+/// Read commands succeed, and `check` reports that it can't write. Write commands exit with code 9.
 #[test]
 fn what_may_not_be_written_is_read() {
     let bench = Bench::new();

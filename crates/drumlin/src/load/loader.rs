@@ -320,8 +320,8 @@ fn attach_durably(
     // Sync before appending the record. The record may be written as soon as it is appended, and its write should not
     // have to wait for all of the data.
     engine.space.sync()?;
-    // Removed rows are retained as versions while a reader may need them, and until then the keyspace does not count as
-    // empty. Drop the versions that are no longer needed.
+    // Removed rows are retained as versions while a reader may need them, and the keyspace does not count as empty
+    // until those versions are gone. Drop the ones that are no longer needed.
     ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
     engine.free_unneeded_values();
     let changes = 2;

@@ -664,7 +664,7 @@ mod tests {
             for page in (1..=PAGES).rev() {
                 space.record(epoch.next(), KEYSPACE, PageId(page), address_of(round, page));
             }
-            // The epoch that is ending and the new epoch have their changes in memory.
+            // The changes of both the ending epoch and the new one are in memory.
             let bytes = u64::from(PAGES * round.min(2)) * size_of::<TableChange>() as u64;
             assert!(space.change_bytes() <= bytes + bytes / 4 + 192, "{} for {bytes}", space.change_bytes());
             complete(&space, &mut page_tables, epoch, &catalogue(0, 0));

@@ -102,7 +102,8 @@ impl RowLocks {
         RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
     }
 
-    /// Returns the memory of the locks and of one more lock, for which the transaction may have to wait.
+    /// Returns the memory that the locks would use with one more lock on `key`, including what the transaction needs if
+    /// it has to wait for it.
     pub(crate) fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());

@@ -178,9 +178,9 @@ pub(crate) struct WriteSet {
     arena: Vec<u8>,
     entries: Vec<Entry>,
     large_bytes: usize,
-    /// The size of the commit's record, in bytes: the newest change of each row. The next field is the number of these
-    /// rows.
+    /// The size in bytes of the commit's record, which contains only the newest change of each row.
     record_bytes: usize,
+    /// The number of rows in that record.
     row_count: usize,
 }
 
