@@ -279,6 +279,8 @@ impl From<Error> for Failure {
             Error::NoSuchKeyspace { .. } => {
                 Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces DATABASE` lists them")
             }
+            Error::KeyspaceExists { name } => Failure::other(format!("there is a keyspace {name:?} already"))
+                .hint("choose another name, or `drumlin rename --swap` to exchange the names of both"),
             Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
             Error::KeyspaceNotEmpty { keyspace, reason } => {
                 Failure::other(format!("nothing was loaded into keyspace {keyspace:?}: {reason}"))

@@ -11,7 +11,9 @@ use super::limits::Limits;
 use super::snapshot::Snapshot;
 use super::transaction::{Transaction, TxOptions};
 use crate::error::{Error, Result};
-use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Stats, Store};
+use crate::store::{
+    Change, CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Stats, Store,
+};
 use crate::task::{Rooted, WaitMode, ready};
 
 /// A handle to an open database, cheap to clone and usable from any thread. Its clones, keyspaces, snapshots,
@@ -137,7 +139,7 @@ impl Database {
         (store.keyspaces.all().iter())
             .filter(|open| store.has_created(open))
             .map(|open| KeyspaceInfo {
-                name: open.name().to_owned(),
+                name: open.name().to_string(),
                 id: open.tree.pages.id,
                 page_bytes: open.tree.pages.page_bytes,
                 page_count: open.tree.pages.table.page_count(),
@@ -151,7 +153,7 @@ impl Database {
     /// # Errors
     /// [`Error::NoSuchKeyspace`], and the errors of a commit.
     pub fn drop_keyspace(&self, name: &str) -> Result<()> {
-        self.store()?.drop_keyspace(name)
+        self.store()?.alter(&[Change::Drop { name: name.to_owned() }])
     }
 
     /// Waits until all commits that have returned are durable. Only [`Relaxed`](crate::Durability::Relaxed) commits can

@@ -1039,3 +1039,29 @@ fn leaves_of(db: &Database, keyspace: &Keyspace) -> Vec<Vec<u8>> {
     }
     leaves
 }
+
+/// An estimate brings no leaf into memory, and waits for no leaf that a commit has latched.
+#[test]
+fn an_estimate_waits_for_no_leaf() {
+    let backend = crate::io::in_memory();
+    let config = || Config::new().backend(Arc::clone(&backend)).memory(16 << 20).page_bytes(1024).warm_start(false);
+    let db = config().open("/db").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    (0..20_000u32).for_each(|row| load.insert(row.to_be_bytes(), [7; 20]).unwrap());
+    load.finish().unwrap();
+    db.close().unwrap();
+    let db = config().open("/db").unwrap();
+    let k = db.existing_keyspace("k").unwrap();
+    let table = &k.tree().pages.table;
+    let leaves = || table.iter().filter(|(_, entry)| matches!(entry, PageEntry::Leaf(_))).count();
+    let estimate = || k.estimate(3_000u32.to_be_bytes()..13_000u32.to_be_bytes()).unwrap();
+    assert!((5_000..20_000).contains(&estimate()));
+    assert_eq!(leaves(), 0, "leaves were read");
+    (3_000..13_000u32).for_each(|row| drop(k.get(row.to_be_bytes()).unwrap()));
+    assert!(leaves() > 100);
+    // If the estimate waited for one of these latches, it would wait forever.
+    let keys: Vec<_> = (0..=40u32).map(|leaf| (3_000 + 250 * leaf).to_be_bytes()).collect();
+    let latch = |key: &[u8; 4]| k.tree().pool.waiting(|_| k.tree().write_leaf(key, &|_| false)).unwrap();
+    let _latched: Vec<_> = keys.iter().map(latch).collect();
+    assert!((5_000..20_000).contains(&estimate()));
+}

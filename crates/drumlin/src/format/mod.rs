@@ -25,9 +25,9 @@ pub use ids::{KeyspaceId, Timestamp};
 
 /// The format version that this code writes, and the only one that it reads.
 ///
-/// Since version 2, a row of an inner node consists of a separator and a page number. In version 1, 12 more bytes
-/// followed.
-pub(crate) const FORMAT_VERSION: u32 = 2;
+/// Since version 3, the catalogue has the numbers of leaves and rows of each keyspace. Since version 2, a row of an
+/// inner node consists of a separator and a page number. In version 1, 12 more bytes followed.
+pub(crate) const FORMAT_VERSION: u32 = 3;
 
 /// The maximum number of streams of a log. The superblock has room for one range per stream.
 pub(crate) const LOG_STREAM_COUNT_MAX: u16 = 64;

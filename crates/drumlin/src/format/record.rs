@@ -12,9 +12,11 @@
 //! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
 //!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
+//! 7 rename       name length (2)  name
 //! ```
 //!
-//! Within a keyspace, the keys of a record ascend, without duplicates.
+//! Within a keyspace, the keys of a record ascend, without duplicates. A record that creates, renames or drops keyspaces
+//! does nothing else. Its operations take effect together: two keyspaces may take each other's names.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
@@ -25,6 +27,7 @@ const REMOVE: u8 = 3;
 const CREATE: u8 = 4;
 const DROP: u8 = 5;
 const ATTACH: u8 = 6;
+const RENAME: u8 = 7;
 
 /// One operation of a commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,6 +38,7 @@ pub(crate) enum Operation<'a> {
     Create { page_bytes: u32, name: &'a str },
     Drop,
     Attach(Attachment),
+    Rename { name: &'a str },
 }
 
 /// The pages of a bulk load, which become the pages of a keyspace without rows.
@@ -131,6 +135,11 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(name.as_bytes());
         }
         Operation::Drop => begin(DROP),
+        Operation::Rename { name } => {
+            begin(RENAME);
+            out.extend((name.len() as u16).to_le_bytes());
+            out.extend_from_slice(name.as_bytes());
+        }
         Operation::Attach(Attachment { rows, root, images, segments }) => {
             begin(ATTACH);
             out.extend(rows.to_le_bytes());
@@ -155,7 +164,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::Attach(attached) => {
             ATTACH_BYTES + attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES
         }
-        Operation::Create { .. } | Operation::Drop => out.len() - start,
+        Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => out.len() - start,
     };
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
@@ -191,6 +200,11 @@ fn take_u32(rest: &mut &[u8]) -> Option<u32> {
 
 fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?))
+}
+
+fn take_name<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
+    let name_bytes = take_u16(rest)?;
+    std::str::from_utf8(take(rest, name_bytes)?).ok()
 }
 
 /// Takes a reference to an extent. Returns `None` if it is empty or malformed.
@@ -247,11 +261,11 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
         }
         CREATE => {
             let page_bytes = take_u32(rest)?;
-            let name_bytes = take_u16(rest)?;
-            Operation::Create { page_bytes, name: std::str::from_utf8(take(rest, name_bytes)?).ok()? }
+            Operation::Create { page_bytes, name: take_name(rest)? }
         }
         DROP => Operation::Drop,
         ATTACH => Operation::Attach(take_attachment(rest)?),
+        RENAME => Operation::Rename { name: take_name(rest)? },
         _ => return None,
     };
     Some((keyspace, operation))
@@ -301,6 +315,7 @@ mod tests {
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
             Operation::Attach(attachment()),
+            Operation::Rename { name: "kuchen" },
         ];
         let mut body = Vec::new();
         for operation in &operations {

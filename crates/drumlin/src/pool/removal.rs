@@ -19,6 +19,7 @@ impl Pool {
         let dirty = write.header().dirty();
         assert!(dirty.is_none_or(|epoch| epoch == epoch_guard.epoch()), "a page is freed of which an image is due");
         let address = write.header().address();
+        pages.leaves_on_disk.replace(write.header().set_rows_on_disk(None), None);
         self.space.record_free(epoch_guard, pages, page);
         let entry = pages.table.free(page);
         if !address.is_none() {

@@ -96,10 +96,20 @@ impl Space {
     }
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
-        assert!(pages.name.len() <= usize::from(u16::MAX), "the catalogue has no room for a name");
-        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(pages.name.len()), Ordering::Relaxed);
+        let name_bytes = pages.name().len();
+        assert!(name_bytes <= usize::from(u16::MAX), "the catalogue has no room for a name");
+        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(name_bytes), Ordering::Relaxed);
         let replaced = self.page_spaces.write().insert(pages.id, pages);
         assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
+    }
+
+    /// Gives a keyspace another name.
+    pub(crate) fn rename_page_space(&self, _epoch_guard: &EpochGuard<'_>, pages: &PageSpace, name: Arc<str>) {
+        let name_bytes = name.len() as u64;
+        let before = pages.set_name(name);
+        // In this order, because the number must not become negative.
+        self.keyspace_bytes.fetch_add(name_bytes, Ordering::Relaxed);
+        self.keyspace_bytes.fetch_sub(before.len() as u64, Ordering::Relaxed);
     }
 
     /// Removes a dropped keyspace and releases the addresses of all its pages. Its frames must be empty, and the caller
@@ -109,7 +119,7 @@ impl Space {
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
         let removed = self.page_spaces.write().remove(&pages.id);
         assert!(removed.is_some(), "keyspace {} is dropped twice", pages.id);
-        let keyspace_bytes = catalogue::keyspace_bytes(pages.name.len());
+        let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len());
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
         // Leave out a bulk load's pages, which the load frees itself.
