@@ -174,6 +174,10 @@ impl Pool {
             crate::coverage::mark!("a page was copied by another thread first");
             return Ok(None);
         }
+        if pages.is_dropped_by(epoch) {
+            self.frames.set_dirty(frame, None);
+            return Ok(None);
+        }
         header.pin();
         match self.append_image(&epoch_guard, epoch, page_key, &read, header, Some(frame)) {
             Ok(()) => {

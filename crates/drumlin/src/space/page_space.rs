@@ -1,13 +1,14 @@
 //! The pages of a keyspace: their table, and state that concerns all of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
+use super::epoch::EpochGuard;
 use super::load_gate::LoadGate;
 use super::table::PageTable;
 use crate::error::quoted;
 use crate::format::node::is_page_bytes;
-use crate::format::{KeyspaceId, PageId};
+use crate::format::{Epoch, KeyspaceId, PageId};
 use crate::memory::Budget;
 use crate::sync::RwLock;
 
@@ -62,8 +63,8 @@ pub(crate) struct PageSpace {
     /// The keyspace's name, for the catalogue and for error messages. It changes under the epoch latch.
     name: RwLock<Arc<str>>,
     pub(crate) table: PageTable,
-    /// Set when the keyspace is dropped and its pages are being freed.
-    pub(crate) dropped: AtomicBool,
+    /// The epoch in which the keyspace was dropped, or 0. It changes under the exclusive epoch latch.
+    dropped_in: AtomicU64,
     /// Set if page-table entries were lost when the database was opened despite corruption. In that case nodes may name
     /// pages that do not exist.
     has_lost_pages: AtomicBool,
@@ -75,18 +76,37 @@ pub(crate) struct PageSpace {
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
-        let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
+        let (table, dropped_in) = (PageTable::new(budget), AtomicU64::new(0));
         let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
         PageSpace {
             id,
             page_bytes,
             name: RwLock::new(name.into()),
             table,
-            dropped,
+            dropped_in,
             has_lost_pages,
             load_gate,
             leaves_on_disk: LeavesOnDisk::default(),
         }
+    }
+
+    /// Marks the keyspace as dropped. The caller holds the epoch latch exclusively.
+    pub(super) fn set_dropped(&self, epoch_guard: &EpochGuard<'_>) {
+        let before = self.dropped_in.swap(epoch_guard.epoch().0, Ordering::AcqRel);
+        assert!(before == 0, "keyspace {} is dropped twice", self.id);
+    }
+
+    /// Returns `true` if the keyspace was dropped. Its pages are freed in the background. Under the epoch latch the
+    /// answer does not change.
+    #[inline]
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped_in.load(Ordering::Acquire) != 0
+    }
+
+    /// Returns `true` if the checkpoint that ends this epoch does not include the keyspace, because it was dropped.
+    pub(crate) fn is_dropped_by(&self, epoch: Epoch) -> bool {
+        let dropped_in = self.dropped_in.load(Ordering::Acquire);
+        dropped_in != 0 && dropped_in <= epoch.0
     }
 
     /// Notes that entries of the page table may have been lost.

@@ -169,17 +169,17 @@ impl Store {
         };
         engine.log_ddl(&Body::new(body), |take_timestamp| {
             let frames = created.iter().map(|new| engine.pool.take_frame(new.page_bytes)).collect::<Result<_>>()?;
-            // While `page_tables` is locked, no checkpoint is running, and the check below makes sure that no
-            // checkpoint has failed. So no checkpoint still needs the image of a page that is dropped, and nothing can
-            // fail once the record has been appended.
-            let _page_tables = (!dropped.is_empty()).then(|| self.page_tables.lock());
-            engine.check_failure()?;
             let epoch_guard = engine.space.epoch_latch.exclusive();
+            dropped.iter().try_for_each(|open| engine.pool.prepare_root(&epoch_guard, &open.tree.pages))?;
             let timestamp = take_timestamp()?;
-            let result = self.keyspaces.alter(engine, &alteration, frames, &epoch_guard, timestamp);
+            // Nothing below this point can fail.
+            self.keyspaces.alter(engine, &alteration, frames, &epoch_guard, timestamp);
             engine.clock.mark_applied(timestamp);
-            result
+            Ok(())
         })?;
+        if !dropped.is_empty() {
+            self.maintenance.ask_to_free();
+        }
         Ok(())
     }
 

@@ -12,7 +12,9 @@ use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::hash::HashSet;
 use crate::pool::NewFrame;
 use crate::space::{EpochGuard, PageSpace};
-use crate::sync::RwLock;
+#[cfg(test)]
+use crate::sync::MutexGuard;
+use crate::sync::{Mutex, RwLock};
 use crate::tree::{RowObserver, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
@@ -24,6 +26,10 @@ pub(crate) struct Keyspaces {
     by_name: RwLock<ByName>,
     /// The number of the next new keyspace.
     next: AtomicU32,
+    /// Dropped keyspaces whose pages are not freed yet.
+    unfreed: Mutex<Vec<Arc<OpenKeyspace>>>,
+    /// Held by the thread that frees the pages of dropped keyspaces. Others wait until it has finished.
+    freeing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +80,12 @@ impl Alteration {
 impl Keyspaces {
     /// Creates an empty list of keyspaces. The first keyspace to be created gets the number `next`.
     pub(super) fn new(next: u32) -> Keyspaces {
-        Keyspaces { by_name: RwLock::default(), next: AtomicU32::new(next) }
+        Keyspaces {
+            by_name: RwLock::default(),
+            next: AtomicU32::new(next),
+            unfreed: Mutex::default(),
+            freeing: Mutex::default(),
+        }
     }
 
     /// Returns the numbers of the next `count` new keyspaces, or `None` if there are not so many left.
@@ -137,7 +148,8 @@ impl Keyspaces {
     }
 
     /// Makes changes of keyspaces under the exclusive epoch latch. `frames` are for the root pages of those that are
-    /// created, in the same order.
+    /// created, in the same order. The roots of those that are dropped are [prepared](crate::pool::Pool::prepare_root). O(keyspaces):
+    /// [`free_dropped`](Self::free_dropped) frees the pages of dropped keyspaces.
     pub(super) fn alter<L>(
         &self,
         engine: &Engine<L>,
@@ -145,13 +157,14 @@ impl Keyspaces {
         frames: Vec<NewFrame<'_>>,
         epoch_guard: &EpochGuard<'_>,
         timestamp: Timestamp,
-    ) -> Result<()> {
+    ) {
         let Alteration { dropped, renamed, created } = alteration;
         assert_eq!(frames.len(), created.len(), "keyspaces are created without root pages");
         let create = |(new, frame): (&NewKeyspace, _)| self.create_root(engine, new, frame, epoch_guard, timestamp);
         let created: Vec<Arc<OpenKeyspace>> = created.iter().zip(frames).map(create).collect();
         for open in dropped {
-            open.tree.pages.dropped.store(true, Ordering::Release);
+            engine.space.drop_page_space(epoch_guard, &open.tree.pages);
+            engine.pool.free_root(epoch_guard, &open.tree.pages);
         }
         let mut by_name = self.by_name.write();
         for open in dropped.iter().chain(renamed.iter().map(|(open, _)| open)) {
@@ -168,7 +181,32 @@ impl Keyspaces {
             assert!(replaced.is_none(), "two keyspaces have the name {:?}", open.name());
         }
         drop(by_name);
-        dropped.iter().try_for_each(|open| drop_tree(engine, open, epoch_guard))
+        self.unfreed.lock().extend(dropped.iter().cloned());
+    }
+
+    /// Frees the memory and the disk space of dropped keyspaces. If another thread is doing so, waits for it. The disk
+    /// space can be reused after the next checkpoint. O(pages), in small steps beside which commits and checkpoints
+    /// continue.
+    ///
+    /// If the process is killed before that, nothing is lost: recovery repeats the drop, unless a checkpoint covers it,
+    /// in which case nothing on disk refers to the pages.
+    pub(super) fn free_dropped<L>(&self, engine: &Engine<L>) -> Result<()> {
+        let _guard = self.freeing.lock();
+        loop {
+            let Some(open) = self.unfreed.lock().last().cloned() else { return Ok(()) };
+            let pages = &open.tree.pages;
+            open.tree.counts.discard();
+            engine.versions.drop_keyspace(pages.id);
+            engine.pool.free_dropped(pages)?;
+            engine.space.remove_page_space(pages);
+            self.unfreed.lock().retain(|other| !Arc::ptr_eq(other, &open));
+        }
+    }
+
+    /// Keeps dropped keyspaces from being freed, as if the thread that frees them were slow.
+    #[cfg(test)]
+    pub(crate) fn hold_freeing(&self) -> MutexGuard<'_, ()> {
+        self.freeing.lock()
     }
 
     /// Creates an empty keyspace with `frame` as its root page.
@@ -201,16 +239,6 @@ impl Keyspaces {
                 names.insert(name) && owner.is_none_or(|owner| left.contains(&owner.tree.pages.id))
             })
     }
-}
-
-/// Removes the content of a keyspace that is being dropped, under the exclusive epoch latch.
-fn drop_tree<L>(engine: &Engine<L>, open: &OpenKeyspace, epoch_guard: &EpochGuard<'_>) -> Result<()> {
-    let pages = &open.tree.pages;
-    open.tree.counts.discard();
-    engine.pool.discard(epoch_guard, pages)?;
-    engine.space.drop_page_space(epoch_guard, pages);
-    engine.versions.drop_keyspace(pages.id);
-    Ok(())
 }
 
 /// Passes on the structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts

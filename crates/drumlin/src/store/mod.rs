@@ -185,6 +185,11 @@ impl Store {
         open.created <= self.engine.log().durable()
     }
 
+    /// Frees the memory and the disk space of dropped keyspaces, if there are any.
+    pub(super) fn free_dropped(&self) -> Result<()> {
+        self.keyspaces.free_dropped(&self.engine)
+    }
+
     /// Returns the keyspaces and values that a checkpoint records. Called under the exclusive epoch latch.
     pub(crate) fn catalogue(&self) -> Catalogue {
         let (keyspaces, next_keyspace) = self.keyspaces.entries();

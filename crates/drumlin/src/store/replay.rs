@@ -257,8 +257,13 @@ impl Replay<'_> {
             _ => Some(engine.space.reserve(Purpose::Replay, 2 * root_bytes)?),
         };
         let frames = created.iter().map(|new| engine.pool.take_frame(new.page_bytes)).collect::<Result<_>>()?;
-        let epoch_guard = engine.space.epoch_latch.exclusive();
-        self.keyspaces.alter(engine, &alteration, frames, &epoch_guard, timestamp)
+        {
+            let epoch_guard = engine.space.epoch_latch.exclusive();
+            let mut dropped = alteration.dropped.iter();
+            dropped.try_for_each(|open| engine.pool.prepare_root(&epoch_guard, &open.tree.pages))?;
+            self.keyspaces.alter(engine, &alteration, frames, &epoch_guard, timestamp);
+        }
+        self.keyspaces.free_dropped(engine)
     }
 
     /// Applies the newest operation on each row in key order, and empties the batch. Several threads share a large

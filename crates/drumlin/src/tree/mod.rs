@@ -429,7 +429,7 @@ impl Tree {
 
     /// Fails if the keyspace is being dropped, since dropping frees its pages.
     pub(crate) fn check_dropped(&self) -> Result<(), Error> {
-        if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
+        if self.pages.is_dropped() {
             return Err(Error::KeyspaceDropped { name: self.pages.name().to_string() });
         }
         Ok(())

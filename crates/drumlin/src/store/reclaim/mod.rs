@@ -158,6 +158,7 @@ impl Store {
 
     /// Reclaims space for these goals, one after another. Waits for other callers to finish.
     pub(crate) fn reclaim(&self, goals: &[Goal]) -> Result<Reclaimed> {
+        self.free_dropped()?;
         self.reclaimer().run(goals)
     }
 
