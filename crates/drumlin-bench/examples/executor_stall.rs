@@ -1,13 +1,13 @@
-//! Measures how long an executor stalls: on a store whose pages are not in memory, and during long calls on pages that
-//! are in memory.
+//! Measures how long an executor stalls, both on a store whose pages are not in memory and during long calls on pages
+//! that are in memory.
 //!
 //! First, one tokio worker thread runs 256 tasks that read random rows of a database larger than memory, and a timer
-//! task that ticks every millisecond. A store that maps its file blocks the thread at every page that is not in memory,
+//! task that ticks every millisecond. A store with a mapped file blocks the thread at every page that is not in memory,
 //! so ticks are late and reads wait for each other. Drumlin's reads are futures, so the thread can run other tasks
-//! meanwhile.
+//! while a read waits.
 //!
 //! Then the timer ticks while the tasks make one long call after another on a database that fits in memory. Such calls
-//! never have to wait, so they must yield to the executor on their own.
+//! never wait for the drive, so they must yield to the executor on their own.
 //!
 //! ```text
 //! cargo run --release -p drumlin-bench --example executor_stall [disk | cached [SECONDS [CASE]]]
@@ -35,7 +35,8 @@ const ROWS: u64 = 4_000_000;
 const VALUE_BYTES: usize = 100;
 const TASKS: u64 = 256;
 const SECONDS: u64 = 8;
-/// Drumlin's memory budget. The limit of the map's memory group, which includes the page cache, is 32 MiB higher.
+/// Drumlin's memory budget. For the mapped store, the limit of the memory group is 32 MiB higher and includes the page
+/// cache.
 const MEMORY_BYTES: u64 = 64 << 20;
 
 /// The number of rows of the database that fits in memory.
@@ -57,13 +58,13 @@ fn value(number: u64) -> [u8; VALUE_BYTES] {
     value
 }
 
-/// The lateness of the ticks and the number of reads for one store.
+/// The lateness of the ticks and the number of reads, for one store.
 struct Outcome {
     lateness_us: Histogram<u64>,
     reads: u64,
 }
 
-/// Ticks every millisecond for `duration`, and returns how late the ticks were.
+/// Ticks every millisecond for `duration`. Returns the lateness of the ticks.
 async fn tick(duration: Duration) -> Result<Histogram<u64>> {
     let mut lateness_us = Histogram::<u64>::new_with_bounds(1, 60_000_000, 3)?;
     let end = Instant::now() + duration;
@@ -92,7 +93,7 @@ where
             while !stop.load(Ordering::Relaxed) {
                 read(random.below(ROWS)).await?;
                 reads.fetch_add(1, Ordering::Relaxed);
-                // Yield after each read, so the tasks share the thread fairly with any store.
+                // Yield after each read, so that the tasks share the thread fairly whatever the store.
                 tokio::task::yield_now().await;
             }
             Result::<()>::Ok(())
@@ -135,7 +136,7 @@ fn drumlin(folder: &Path) -> Result<Outcome> {
     outcome
 }
 
-/// Measures LMDB. The process enters the memory group only when the rows are on disk and their pages have been dropped
+/// Measures LMDB. The process enters the memory group only after the rows are on disk and their pages have been dropped
 /// from the page cache. Otherwise, pages cached earlier would be charged to a different group.
 fn mapped(folder: &Path) -> Result<Outcome> {
     let path = folder.join("lmdb");
@@ -151,7 +152,7 @@ fn mapped(folder: &Path) -> Result<Outcome> {
         }
         tx.commit()?;
     }
-    // Drop the pages that were just written, which would otherwise still be in memory.
+    // Drop the pages that were just written; otherwise they would still be in memory.
     let file = fs::File::open(path.join("data.mdb"))?;
     file.sync_all()?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -162,7 +163,7 @@ fn mapped(folder: &Path) -> Result<Outcome> {
             println!("No memory cgroup ({error}): the map's pages were dropped once, and then stay in memory.");
         }
     }
-    // Leak the environment, because the tasks share it until the process ends.
+    // Leak the environment, because the tasks share it until the process exits.
     let env: &'static heed::Env = Box::leak(Box::new(open_map(&options, &path)?));
     let rows = table(env)?;
     measure(move |number| async move {
@@ -226,7 +227,7 @@ type Task = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 struct Cached {
     db: Database,
     rows: Keyspace,
-    /// A handle to the same rows whose commits are relaxed.
+    /// A handle to the same rows, but with relaxed commits.
     relaxed: Keyspace,
     other: Keyspace,
     queue: Keyspace,
@@ -283,8 +284,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Computes sums over 90 fields in turn. The engine has no reduced states for a field that it has not summed
-    /// before.
+    /// Computes sums over 90 fields in turn. The first sum over a field finds no reduced states in the engine.
     async fn aggregate(self) -> Result<()> {
         let mut salt = 0;
         while self.goes_on() {
@@ -335,7 +335,7 @@ impl Cached {
         let keys: Vec<[u8; 8]> = (0..20_000).map(|_| key(random.below(CACHED_ROWS))).collect();
         while self.goes_on() {
             let values = self.rows.get_many_async(&keys).await?;
-            // Free the values on a different thread: freeing this many takes a millisecond, which is not part of the
+            // Free the values on a different thread. Freeing this many takes a millisecond, which is not part of the
             // call.
             tokio::task::spawn_blocking(move || assert!(values.iter().all(Option::is_some)));
             self.count(20_000);
@@ -378,7 +378,7 @@ impl Cached {
         Ok(())
     }
 
-    /// Runs a case while the timer ticks. Returns the lateness of the ticks and the number of rows handled per second.
+    /// Runs a case while the timer ticks. Returns the lateness of the ticks and the rows processed per second.
     fn measure(&self, seconds: u64, tasks: impl Fn(&Cached) -> Vec<Task>) -> Result<(Histogram<u64>, f64)> {
         self.stop.store(false, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);

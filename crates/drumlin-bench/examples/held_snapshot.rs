@@ -1,10 +1,10 @@
-//! Measures how much a held snapshot slows down writers, and how much writers slow down a scan.
+//! Measures how much a held snapshot slows down writers, and how much writers slow down a scan of a snapshot.
 //!
 //! `scan` reads all rows of a snapshot, alone and with two writers that update random rows without pausing. The cases
-//! alternate. The program prints the rates of each round, and at the end the median rates relative to the scan alone
-//! and the writers alone. A third case scans a second database while the writers update the first: the slowdown in this
-//! case is the cost of sharing the cores and the drive, and the remaining slowdown in the second case is the cost of
-//! old versions.
+//! alternate. The program prints the rates of each round and, at the end, the median rates relative to those of the
+//! scan alone and of the writers alone. A third case scans a second database while the writers update the first: the
+//! slowdown in this case is the cost of sharing the cores and the drive. Any further slowdown in the second case is the
+//! cost of old versions.
 //!
 //! `hold` holds a snapshot while two writers update random rows, for each engine of the build. It prints the updates
 //! per second without and with the snapshot, and the bytes on disk. At the end, it compares every row of the snapshot
@@ -121,8 +121,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures in turn a scan alone, a scan with writers, a scan of a different database from the one that writers update,
-/// and writers alone.
+/// Measures, in alternation, a scan alone, a scan with writers, a scan of a second database while writers update the
+/// first, and the writers alone.
 fn scan(rows: u64, rounds: u64) -> Result<()> {
     let drumlin = engines::named("drumlin").ok_or("Drumlin is built in")?;
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
@@ -179,8 +179,8 @@ fn disk_bytes(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Measures the rate of updates for `duration` without a held snapshot, then with one. At the end, compares the
-/// snapshot's rows with its rows at the start.
+/// Measures the rate of updates for `duration` without a held snapshot, and then with one. At the end, compares the
+/// snapshot's rows with those that it had at the start.
 fn hold(peer: &Peer, rows: u64, duration: Duration) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let engine = load(peer, folder.path(), rows)?;

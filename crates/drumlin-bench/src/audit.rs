@@ -1,7 +1,7 @@
 //! Counts how often an engine's durable commits flush the device, on a separate file system.
 //!
-//! An acknowledged commit may still be in the drive's volatile cache unless the drive was told to flush that cache or
-//! to write the commit through. If one thread makes durable commits one by one, each commit needs about one flush. The
+//! An acknowledged commit may still be in the drive's volatile cache unless the engine made the drive flush that cache
+//! or write the commit through. If one thread makes durable commits one by one, each commit needs about one flush. The
 //! flushes are counted on a loop device that no other process uses, which requires root. Without root, they are counted
 //! on the device that holds the engine's folder, and include the flushes of other processes.
 
@@ -16,10 +16,10 @@ use crate::rows::{fill, key};
 
 /// The number of commits whose flushes are counted.
 const COMMITS: u64 = 500;
-/// The size of a value in bytes, as in the benchmark from which S2 is taken.
+/// The size of a value in bytes, as in the benchmark of S2.
 const VALUE_BYTES: usize = 1024;
 const IMAGE_BYTES: u64 = 2 << 30;
-/// If an engine flushes less often per commit than this, it acknowledges commits before they are safe.
+/// An engine with fewer flushes per commit than this acknowledges commits before they are durable.
 const FLUSHES_MIN: f64 = 0.9;
 
 /// The result of counting the flushes of one engine.
@@ -35,14 +35,15 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Returns `true` if an acknowledged commit may be lost with the drive's cache.
+    /// Returns `true` if the engine acknowledges commits that may be lost with the drive's cache.
     #[must_use]
     pub fn acknowledges_early(&self) -> bool {
         self.flushes_per_commit < FLUSHES_MIN
     }
 }
 
-/// Commits rows one after another. Returns the flushes and the bytes written per commit. Runs in the worker process.
+/// Commits rows one after another. Returns the number of flushes and of bytes written per commit. Runs in the worker
+/// process.
 pub(crate) fn perform(peer: &Peer, folder: &Path) -> Result<(f64, f64)> {
     let settings = Settings { memory_bytes: 64 << 20, durability: Durability::Full, threads: 1 };
     let engine = (peer.open)(folder, &settings)?;
@@ -59,7 +60,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
         fill(&mut row[0].1, number, 0, VALUE_BYTES);
         session.write(&row)
     };
-    // Do not count the first commits, because they make files grow.
+    // Do not count the flushes of the first commits, because those commits make files grow.
     (0..100).try_for_each(&mut commit)?;
     let meter = Meter::start(folder);
     (100..100 + COMMITS).try_for_each(&mut commit)?;
@@ -68,7 +69,7 @@ fn commits(engine: &dyn Engine, folder: &Path) -> Result<(f64, f64)> {
     Ok((per_commit(costs.device_flushes), per_commit(costs.device_write_bytes)))
 }
 
-/// A mounted file system within an image file. Unmounted and removed on drop.
+/// A mounted file system within an image file. Dropping it unmounts and removes it.
 #[derive(Debug)]
 pub(crate) struct LoopMount {
     image: PathBuf,

@@ -9,16 +9,16 @@ use hdrhistogram::Histogram;
 use crate::engine::Result;
 use crate::measure::{histogram, record};
 
-/// The length of a timeline's buckets.
+/// The duration of a timeline's buckets.
 pub const BUCKET: Duration = Duration::from_millis(100);
-/// Longer waits sleep until shortly before their end; shorter waits spin.
+/// A wait longer than this sleeps until shortly before its end; a shorter wait spins.
 const SLEEP_MIN: Duration = Duration::from_micros(150);
-/// An upper bound on how late a sleep ends.
+/// An upper bound on how late a sleep may end.
 const SLEEP_LATENESS: Duration = Duration::from_micros(60);
 
 /// The operations of one thread. Each thread has its own session.
 pub trait Actor {
-    /// Performs one operation. Returns the number of units done: rows, commits or operations.
+    /// Performs one operation. Returns the number of units completed: rows, commits or operations.
     ///
     /// # Errors
     /// The engine's error, or an error if a value that was read does not belong to its row.
@@ -35,9 +35,9 @@ pub struct Outcome {
     /// Latencies of single operations, in nanoseconds. At a fixed rate, the latency of an operation counts from the
     /// moment at which it was due.
     pub latencies: Histogram<u64>,
-    /// The number of units done in each time bucket.
+    /// The number of units completed in each time bucket.
     pub timeline: Vec<u64>,
-    /// The longest time during which no thread completed an operation.
+    /// The longest period during which no thread completed an operation.
     pub longest_gap: Duration,
 }
 
@@ -46,8 +46,8 @@ pub struct Outcome {
 pub enum Pace {
     /// Each thread starts an operation as soon as its previous operation has ended.
     Closed,
-    /// All threads together start this many operations per second. They are due at regular intervals, whether or not
-    /// earlier operations have ended.
+    /// All threads together start this many operations per second. Operations are due at regular intervals, whether or
+    /// not earlier ones have ended.
     Open(f64),
 }
 
@@ -60,8 +60,8 @@ struct Share {
     ends: Vec<(Instant, Instant)>,
 }
 
-/// Only gaps longer than this between the ends of a thread's operations are kept, to find the gaps common to all
-/// threads.
+/// The shortest gap between the ends of a thread's operations that is recorded. The gaps common to all threads are
+/// found among the recorded ones.
 const GAP_MIN: Duration = Duration::from_millis(10);
 
 /// Runs an actor on each of `threads` threads for `duration`. Each actor is created on its own thread.
@@ -104,7 +104,7 @@ pub fn run<'a>(
     Ok(merge(shares, begun))
 }
 
-/// The schedule of a thread: the moments at which its operations are due.
+/// A thread's schedule: the moments at which its operations are due.
 struct Due {
     interval: Option<Duration>,
     next: Instant,
@@ -184,7 +184,7 @@ fn merge(shares: Vec<Share>, begun: Instant) -> Outcome {
     outcome
 }
 
-/// Returns the longest time span that lies within a gap of every thread.
+/// Returns the longest period that lies within a gap of every thread.
 fn longest_gap(threads: Vec<&[(Instant, Instant)]>) -> Duration {
     let mut threads = threads.into_iter();
     let mut common: Vec<(Instant, Instant)> = threads.next().unwrap_or_default().to_vec();
@@ -207,7 +207,7 @@ fn longest_gap(threads: Vec<&[(Instant, Instant)]>) -> Duration {
 mod tests {
     use super::*;
 
-    /// A pause counts only while all threads pause.
+    /// A pause counts only if all threads pause simultaneously.
     #[test]
     fn a_gap_is_common_to_all_threads() {
         let zero = Instant::now();

@@ -1,16 +1,16 @@
 //! The traits that this benchmark implements for every engine, and the facts about an engine that explain its figures.
 //!
 //! Every workload uses [`Engine`] and [`Session`], so all engines perform the same operations on the same keys. If an
-//! engine lacks an operation, its [`Capabilities`] say so, and so does the report: no operation is emulated silently.
+//! engine lacks an operation, its [`Capabilities`] say so, and so does the report. No operation is emulated silently.
 
 use std::path::Path;
 
-/// An error of any engine. A worker process reports the error's text.
+/// An error of any engine. A worker process reports its text.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// The result of a call to an engine.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// A key: a big-endian number, so keys sort like numbers.
+/// A key: a big-endian number, so that keys sort like numbers.
 pub type Key = [u8; 8];
 /// A row to write.
 pub type Row = (Key, Vec<u8>);
@@ -20,7 +20,7 @@ pub type Row = (Key, Vec<u8>);
 pub enum Durability {
     /// The commit survives a power cut, provided that the engine keeps its promise.
     Full,
-    /// The commit may be lost in a power cut until [`Engine::sync`] makes it durable. At best, it survives the end of
+    /// The commit may be lost in a power cut until [`Engine::sync`] makes it durable. At best, it survives the death of
     /// the process.
     Relaxed,
 }
@@ -28,11 +28,11 @@ pub enum Durability {
 /// The settings with which every engine is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Bytes for the engine's own caches and write buffers together, not counting the page cache.
+    /// The bytes for all of the engine's own caches and write buffers, not counting the page cache.
     pub memory_bytes: u64,
-    /// The guarantee of each commit.
+    /// The durability of each commit.
     pub durability: Durability,
-    /// The number of sessions that will be open at the same time.
+    /// The number of sessions that will be open concurrently.
     pub threads: usize,
 }
 
@@ -48,15 +48,15 @@ pub enum Order {
 /// Facts about an engine, as the report lists them.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
-    /// Writers queue behind one another, so several threads commit no faster than one.
+    /// The engine allows one writer at a time, so several threads commit no faster than one.
     pub one_writer: bool,
-    /// The engine can read many keys in one call. If not, `get_many` makes one get after another.
+    /// The engine can read many keys in one call. If not, `get_many` makes one get per key.
     pub multi_get: bool,
-    /// The engine has transactions that can both read and write. If not, an update is an atomic change to one row.
+    /// The engine has transactions that can both read and write. If not, an update is an atomic change to a single row.
     pub transactions: bool,
-    /// A batch of writes is applied as a whole or not at all.
+    /// The engine applies a batch of writes as a whole or not at all.
     pub atomic_batches: bool,
-    /// After the process was killed, its files can be opened, and they contain all rows that were synced.
+    /// After a kill, the database's files can be opened, and they contain all rows that were synced.
     pub recovers: bool,
     /// The engine takes part only in the workload of durable 1 KiB inserts.
     pub inserts_only: bool,
@@ -67,12 +67,12 @@ pub struct Capabilities {
 pub struct Peer {
     /// The name that selects the engine on the command line.
     pub name: &'static str,
-    /// The version of its crate.
+    /// The version of the engine's crate.
     pub version: &'static str,
     /// The engine's settings in this benchmark, in a sentence.
     pub settings: &'static str,
     pub capabilities: Capabilities,
-    /// Opens the database in an existing folder, and creates it if the folder is empty.
+    /// Opens the database in an existing folder. Creates it if the folder is empty.
     pub open: fn(&Path, &Settings) -> Result<Box<dyn Engine>>,
 }
 
@@ -82,7 +82,7 @@ pub trait Source {
     fn next(&mut self) -> Option<(Key, &[u8])>;
 }
 
-/// The number of rows per transaction when an engine without a faster way loads rows.
+/// The number of rows per transaction of a load, for engines without a faster method.
 pub const LOAD_BATCH_ROWS: usize = 1000;
 
 /// An open database with one table of rows. Its methods return the errors of the engine itself.
@@ -93,20 +93,20 @@ pub trait Engine: Send + Sync {
     /// Makes all commits so far durable.
     fn sync(&self) -> Result<()>;
 
-    /// Loads rows in the fastest way the engine offers, atomically or not. The rows may become durable only with
-    /// [`sync`](Engine::sync).
+    /// Loads rows by the fastest method that the engine offers, atomically or not. The rows may become durable only
+    /// with the next [`sync`](Engine::sync).
     fn bulk_load(&self, rows: &mut dyn Source, order: Order) -> Result<()> {
         let _ = order;
         load_in_batches(&mut *self.session()?, rows, LOAD_BATCH_ROWS)
     }
 
-    /// Waits for the flushes and compactions that a load has left running in the background. Does not start any itself.
+    /// Waits for the flushes and compactions that a load has left running in the background. Starts none itself.
     fn settle(&self) -> Result<()> {
         Ok(())
     }
 
     /// Takes a snapshot of the rows, which the caller holds while other threads write. Returns `None` if the engine has
-    /// no snapshots or is not measured with them.
+    /// no snapshots, or is not measured with a held snapshot.
     ///
     /// # Errors
     /// The engine's own errors.
@@ -114,7 +114,7 @@ pub trait Engine: Send + Sync {
         Ok(None)
     }
 
-    /// Syncs and closes.
+    /// Syncs and closes the database.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
@@ -132,8 +132,8 @@ pub trait Session {
     /// Passes the row's value to `see`. Returns `false` if the row does not exist.
     fn get(&mut self, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
-    /// Passes the values of many rows to `see`, each with the index of its key in `keys`. Returns how many of the rows
-    /// exist.
+    /// Passes the values of many rows to `see`, each with the index of its key in `keys`. Returns the number of rows
+    /// that exist.
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
         let mut found = 0;
         for (index, key) in keys.iter().enumerate() {
@@ -148,11 +148,11 @@ pub trait Session {
     /// Counts the rows from `first` (inclusive) to `end` (exclusive).
     fn count(&mut self, first: Key, end: Key) -> Result<u64>;
 
-    /// Writes rows in one commit, with the durability with which the database was opened.
+    /// Writes rows in one commit, with the durability that was chosen when the database was opened.
     fn write(&mut self, rows: &[Row]) -> Result<()>;
 
-    /// Replaces the value of a row with a new value computed from the old one, in one transaction, which is retried
-    /// after a conflict. `change` may be called more than once. Fails if the row does not exist.
+    /// Replaces the value of a row with a value computed from the old one, in one transaction. After a conflict, the
+    /// transaction is retried, so `change` may be called more than once. Fails if the row does not exist.
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()>;
 }
 
@@ -164,7 +164,7 @@ pub fn load_in_batches(session: &mut dyn Session, rows: &mut dyn Source, batch_r
     let mut batch: Vec<Row> = Vec::with_capacity(batch_rows);
     let mut used = 0;
     while let Some((key, value)) = rows.next() {
-        // Reuse the buffers, because allocating them is not part of the measurement.
+        // Reuse the buffers, so that the measurement does not include allocating them.
         if used == batch.len() {
             batch.push((key, value.to_vec()));
         } else {
@@ -180,7 +180,7 @@ pub fn load_in_batches(session: &mut dyn Session, rows: &mut dyn Source, batch_r
     if used > 0 { session.write(&batch[..used]) } else { Ok(()) }
 }
 
-/// Returns the error for an update of a row that does not exist.
+/// Returns the error for updating a row that does not exist.
 pub(crate) fn missing_row(key: Key) -> Failure {
     format!("row {} is missing", u64::from_be_bytes(key)).into()
 }

@@ -3,13 +3,13 @@
 //! - `engine`: the traits that all engines implement; `engines/` has one file per engine.
 //! - `commerce/`: the shop of S2's benchmark and its shoppers; `shops/` implements the shop for each engine that takes
 //!   part.
-//! - `plan`: the workloads. `rows`: the keys and values of their rows and the random choices of rows, all from a seed.
+//! - `plan`: the workloads. `rows`: their keys, values and random choices of rows, all derived from a seed.
 //! - `run`: runs the turns. `worker`: the process of each turn, in its own memory group.
 //! - `workloads/`: the operations of each workload. `driver`: their threads. `measure`: their costs. `raw`: the limits
 //!   of the device. `audit`: the syncs that reach the device.
 //! - `results`: the figures as JSON. `report/`: the figures as Markdown, as one HTML page, and in docs/benchmarks.md.
 //!
-//! Runs on Linux only. Each other engine is a feature; by default, only Drumlin is built.
+//! Runs on Linux only. Every engine except Drumlin needs a feature; by default, only Drumlin is built.
 #![cfg(target_os = "linux")]
 
 pub mod audit;
@@ -29,7 +29,7 @@ pub mod shops;
 pub mod worker;
 pub mod workloads;
 
-/// All engines use the same allocator, including those written in C and C++.
+/// All engines use this allocator, even those written in C and C++.
 #[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

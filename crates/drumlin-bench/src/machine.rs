@@ -6,7 +6,7 @@ use std::process::Command;
 
 use drumlin_lab::Machine;
 
-/// Returns facts about the machine and the file system of a folder, by name.
+/// Returns facts about the machine and about the file system of a folder, by name.
 ///
 /// # Errors
 /// If the folder can't be examined or is in memory.

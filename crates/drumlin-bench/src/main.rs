@@ -10,7 +10,7 @@ use drumlin_bench::results::{EngineFacts, Results};
 use drumlin_bench::run::{Plan, run};
 use drumlin_bench::{engines, machine, plan, report, worker};
 
-/// Drumlin compared with other stores: the same work for each engine, measured in turns.
+/// Compares Drumlin with other stores. Every engine runs the same workloads, and the engines take turns.
 #[derive(Parser)]
 #[command(version, disable_help_subcommand = true)]
 struct Program {
@@ -24,7 +24,7 @@ enum Command {
     List,
     /// Run workloads; running all takes hours.
     Run(RunArgs),
-    /// Show the results of runs; if several files have the same workload, the last file wins.
+    /// Show the results of earlier runs; if several files contain the same workload, the last file wins.
     Show(ShowArgs),
     #[command(name = worker::COMMAND, hide = true)]
     Worker,
@@ -32,24 +32,24 @@ enum Command {
 
 #[derive(Args)]
 struct RunArgs {
-    /// Names of workloads or their prefixes, or rows of the table; all by default.
+    /// Workloads, by name, by a prefix of the name, or by row of the table; all by default.
     workloads: Vec<String>,
-    /// Engines, separated by commas; all of this build by default.
+    /// Engines, separated by commas; all engines of this build by default.
     #[arg(long, value_delimiter = ',')]
     engines: Vec<String>,
-    /// The folder for the engines' files; must not be in memory.
+    /// The folder for the engines' files, which must not be on a file system in memory.
     #[arg(long, default_value = ".")]
     folder: PathBuf,
-    /// Turns of each engine.
+    /// The number of turns of each engine.
     #[arg(long, default_value_t = 3)]
     turns: u64,
-    /// Seconds of each measurement.
+    /// The duration of each measurement in seconds.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Factor for the rows and the memory.
+    /// The factor by which the rows and the memory are scaled.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Run one turn of a tenth of a second on small data, to check that everything runs. Its figures are not
+    /// Run one turn of a tenth of a second on small data, to check that everything works. Its figures are not
     /// comparable.
     #[arg(long)]
     quick: bool,
@@ -71,7 +71,7 @@ struct ShowArgs {
 
 #[derive(Args)]
 struct Output {
-    /// Write the results as JSON; other workloads in an existing file are kept.
+    /// Write the results as JSON; an existing file keeps its other workloads.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Write the tables as Markdown.
@@ -153,7 +153,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
         audit: args.audit,
     };
     let json = args.output.json.clone();
-    // Called after each workload, so an interrupted run keeps the results so far.
+    // Called after each workload, so that an interrupted run keeps the results so far.
     let keep = |results: &Results| match &json {
         Some(path) => merged(path, results.clone())?.write(path),
         None => Ok(()),
@@ -166,7 +166,7 @@ fn run_plan(args: &RunArgs) -> Result<()> {
     write(&results, &args.output)
 }
 
-/// Returns the results merged into the results that a file already has.
+/// Returns these results merged into those that the file already contains.
 fn merged(path: &std::path::Path, newer: Results) -> std::io::Result<Results> {
     if !path.exists() {
         return Ok(newer);

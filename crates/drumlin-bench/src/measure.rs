@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 /// The longest latency that a histogram can record: 10 minutes.
 const LATENCY_NS_MAX: u64 = 600_000_000_000;
 
-/// Returns an empty histogram of latencies in nanoseconds, precise to 1 %. It takes 40 KiB. With a precision of three
-/// digits, the histograms of 32 threads would take a third of the memory that the group has beyond the engine's budget.
+/// Returns an empty histogram of latencies in nanoseconds, precise to 1 %. It occupies 40 KiB. With a precision of
+/// three digits, the histograms of 32 threads would occupy a third of the memory that the group has beyond the engine's
+/// budget.
 ///
 /// # Panics
 /// Never: the bounds are valid.
@@ -43,7 +44,7 @@ pub struct Latencies {
     pub max_us: f64,
     /// The share of operations that took more than 10 times the median.
     pub outliers: f64,
-    /// Pairs of quantile and latency, from the median up.
+    /// Pairs of quantile and latency, from the median upwards.
     pub tail: Vec<(f64, f64)>,
 }
 
@@ -81,19 +82,19 @@ impl Latencies {
 pub struct Costs {
     /// CPU time of the process, summed over all threads.
     pub cpu_seconds: f64,
-    /// Bytes that the process made the device read, including page faults.
+    /// The bytes that the device read for this process, including those of page faults.
     pub read_bytes: u64,
     /// Bytes that the process wrote directly or dirtied in the page cache.
     pub write_bytes: u64,
     /// Bytes that all processes wrote to the whole device during the measurement.
     pub device_write_bytes: u64,
-    /// Flushes of the whole device's cache by all processes during the measurement.
+    /// Cache flushes of the whole device by all processes during the measurement.
     pub device_flushes: u64,
     /// CPU time that all processes of the machine used during the measurement.
     pub machine_cpu_seconds: f64,
 }
 
-/// Counts costs from the moment of its creation.
+/// Measures costs from the moment of its creation.
 #[derive(Debug)]
 pub struct Meter {
     before: Counters,
@@ -111,7 +112,7 @@ impl Meter {
         Meter { before: Counters::now(), device, device_before, machine_before: machine_cpu_seconds() }
     }
 
-    /// Returns the costs since the start.
+    /// Returns the costs since the meter was started.
     #[must_use]
     pub fn costs(&self) -> Costs {
         let counters = Counters::now().since(&self.before);
@@ -159,7 +160,7 @@ impl Device {
         Device::parse(&fs::read_to_string(stat).unwrap_or_default())
     }
 
-    /// Parses a device's `stat`: the 7th number counts the 512-byte sectors written, and the 16th the flushes.
+    /// Parses a device's `stat` file. The 7th number counts the 512-byte sectors written, the 16th the flushes.
     fn parse(text: &str) -> Device {
         let numbers: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
         let number = |index: usize| numbers.get(index).copied().unwrap_or(0);
@@ -204,8 +205,7 @@ pub fn drop_caches(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the median of some numbers: the lower of the two middle numbers if their count is even, `NaN` if there are
-/// no numbers.
+/// Returns the median: the lower of the two middle numbers if their count is even, and `NaN` if there are no numbers.
 #[must_use]
 pub fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
@@ -217,7 +217,7 @@ pub fn median(numbers: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Latencies keep their order and unit, and a slow operation is an outlier.
+    /// Latencies are summarised in the right order and unit, and a slow operation counts as an outlier.
     #[test]
     fn latencies_are_summarised() {
         let mut histogram = histogram();

@@ -6,8 +6,8 @@ use crate::commerce::{Size, Traffic};
 use crate::engine::{Capabilities, Durability, Order, Peer};
 use crate::rows::Choice;
 
-/// The memory that a group has in addition to the engine's budget. It holds the program, stacks, and some page cache
-/// for engines that read through it.
+/// The memory of a group beyond the engine's budget. It holds the program, stacks, and some page cache for engines that
+/// read through it.
 const GROUP_BEYOND_BUDGET_BYTES: u64 = 48 << 20;
 /// The smallest budget. Drumlin allows a transaction to use 1/32 of it, which is enough for 1,000 rows of 1 KiB.
 const BUDGET_BYTES_MIN: u64 = 48 << 20;
@@ -15,7 +15,7 @@ const BUDGET_BYTES_MIN: u64 = 48 << 20;
 /// The rows with which a workload begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Data {
-    /// The number of rows. They are numbered from 0.
+    /// The number of rows. The rows are numbered from 0.
     pub rows: u64,
     /// The size of a value in bytes. Keys have 8 bytes.
     pub value_bytes: usize,
@@ -42,7 +42,7 @@ impl Data {
         self.rows * (8 + self.value_bytes as u64)
     }
 
-    /// Returns the data with its number of rows and its budget scaled.
+    /// Returns the data with its number of rows and its budget multiplied by `scale`.
     #[must_use]
     fn scaled(self, scale: f64) -> Data {
         let share = |number: u64| (number as f64 * scale) as u64;
@@ -58,7 +58,7 @@ impl Data {
     }
 }
 
-/// 54 MB, which fit in memory.
+/// 54 MB, which fits in memory.
 const SMALL: Data = Data {
     rows: 500_000,
     value_bytes: 100,
@@ -67,7 +67,7 @@ const SMALL: Data = Data {
     budget_bytes: 512 << 20,
     exceeds_memory: false,
 };
-/// 528 MB in a group of 128 MiB.
+/// 528 MB, in a group of 128 MiB.
 const LARGE_1K: Data = Data {
     rows: 512_000,
     value_bytes: 1024,
@@ -76,7 +76,7 @@ const LARGE_1K: Data = Data {
     budget_bytes: 80 << 20,
     exceeds_memory: true,
 };
-/// 454 MB in a group of 128 MiB.
+/// 454 MB, in a group of 128 MiB.
 const LARGE_100: Data = Data { rows: 4_200_000, value_bytes: 100, ..LARGE_1K };
 /// 201 MB: 1.7 times the group's memory.
 const TIGHT: Data = Data { rows: 1_860_000, budget_bytes: 64 << 20, ..LARGE_100 };
@@ -101,21 +101,21 @@ pub enum Mix {
 /// The operation that a workload measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// One get of a row, drawn from this distribution.
+    /// One get of a row drawn from this distribution.
     Get(Choice),
-    /// One `get_many` of this many rows, drawn uniformly.
+    /// One `get_many` of this many uniformly drawn rows.
     GetMany(usize),
-    /// One commit that replaces this many rows, drawn uniformly.
+    /// One commit that replaces this many uniformly drawn rows.
     Commit(usize),
-    /// One commit of a new row.
+    /// One commit that inserts a row.
     Insert,
     /// A load of all rows in transactions of 1,000 rows.
     Load,
-    /// A load of all rows in the fastest way the engine offers.
+    /// A load of all rows by the fastest method that the engine offers.
     BulkLoad,
     /// One operation of a YCSB mix.
     Ycsb(Mix),
-    /// 50 % gets and 50 % commits of one row, drawn uniformly.
+    /// 50 % gets and 50 % commits of one row, both of uniformly drawn rows.
     Half,
     /// One scan of this many rows in key order.
     Scan(u64),
@@ -123,12 +123,12 @@ pub enum Job {
     FullScan,
     /// One count of this many rows.
     Count(u64),
-    /// Opening the database and one get, after a kill or a close.
+    /// One opening of the database and one get, after a kill or a close.
     Open {
-        /// `true` if the process that wrote last was killed without closing the database.
+        /// `true` if the last process that wrote was killed without closing the database.
         killed: bool,
     },
-    /// The operations of shoppers, in a shop with its own data.
+    /// The operations of shoppers, in a shop with data of its own.
     Shop {
         /// The size of the shop.
         size: Size,
@@ -144,7 +144,7 @@ pub enum Caches {
     Cold,
     /// The caches are emptied, then all rows are read once.
     Filled,
-    /// The caches are emptied, then warmed by an unmeasured run of the same job, which takes as long as the measurement
+    /// The caches are emptied, then warmed by an unmeasured run of the same job. It lasts as long as the measurement,
     /// but at least 3 seconds.
     Warmed,
 }
@@ -162,10 +162,10 @@ pub struct Workload {
     pub job: Job,
     /// The number of threads that perform the job concurrently.
     pub threads: usize,
-    /// The guarantee of each commit.
+    /// The durability of each commit.
     pub durability: Durability,
     pub caches: Caches,
-    /// The length of the measurement in seconds, if it differs from the run's setting.
+    /// The duration of the measurement in seconds, if it differs from the run's setting.
     pub seconds: Option<f64>,
 }
 
@@ -199,13 +199,14 @@ impl Workload {
         }
     }
 
-    /// Returns `true` if the workload creates its rows itself.
+    /// Returns `true` if the workload starts without rows and creates them itself.
     #[must_use]
     pub fn begins_empty(&self) -> bool {
         matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Shop { .. })
     }
 
-    /// Returns `true` if the job repeats until the time is over, and can therefore also run at a fixed rate.
+    /// Returns `true` if the job repeats its operation until the time has run out. Such a job can also run at a fixed
+    /// rate.
     #[must_use]
     pub fn repeats(&self) -> bool {
         !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } | Job::Shop { .. })
@@ -244,7 +245,7 @@ impl Workload {
         }
     }
 
-    /// Returns the workload with its rows and its memory scaled.
+    /// Returns the workload with its rows and its memory multiplied by `scale`.
     #[must_use]
     pub fn scaled(self, scale: f64) -> Workload {
         let data = self.data.scaled(scale);
@@ -268,7 +269,7 @@ const SMALL_SORTED: Data = Data { order: Order::Sorted, ..SMALL };
 const LOAD_1K: Data = Data { rows: 500_000, value_bytes: 1024, ..SMALL };
 const LOAD_100: Data = Data { rows: 2_000_000, ..SMALL };
 const LOAD_100_SORTED: Data = Data { order: Order::Sorted, ..LOAD_100 };
-/// Shops have their own data.
+/// Shops generate their own data.
 const SHOP: Data = Data { rows: 0, value_bytes: 0, budget_bytes: 64 << 20, ..SMALL };
 const S2: Data = Data { rows: 1000, value_bytes: 1024, budget_bytes: 64 << 20, ..SMALL };
 
@@ -378,7 +379,7 @@ pub const WORKLOADS: &[Workload] = &{
     ]
 };
 
-/// Returns the workloads whose row is among the words of `chosen` or whose name begins with one of these words. Returns
+/// Returns the workloads whose row equals one of the words in `chosen`, or whose name begins with one of them. Returns
 /// all workloads if `chosen` is empty.
 ///
 /// # Errors
@@ -396,14 +397,14 @@ pub fn select(chosen: &[String]) -> Result<Vec<Workload>, String> {
 mod tests {
     use super::*;
 
-    /// No two workloads have the same name, every measured row of the table has a workload, and prefixes of names
-    /// select workloads.
+    /// Workload names are unique, every measured row of the table has a workload, and prefixes of names select
+    /// workloads.
     #[test]
     fn the_rows_of_the_table_are_there() {
         let mut names: Vec<&str> = WORKLOADS.iter().map(|workload| workload.name).collect();
         names.sort_unstable();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
-        // Rows 16 and 17 (size and memory) are taken from the workloads of other rows.
+        // The figures of rows 16 and 17 (size and memory) come from the workloads of other rows.
         for row in (1..=15).map(|row| row.to_string()).chain(["S2".to_owned()]) {
             assert!(WORKLOADS.iter().any(|workload| workload.row == row), "row {row}");
         }

@@ -1,7 +1,7 @@
-//! Measures the limits of the device itself for direct random reads of 4 KiB, on the files of the engine under test.
+//! Measures the device's limits for direct random reads of 4 KiB, on the files of the engine under test.
 //!
-//! The drive may sit behind a cache of the host and be shared with other virtual machines, so limits are comparable
-//! only for the same blocks and at nearly the same time. [`heat`] reads the files once, so the host's cache is in the
+//! The host may cache the drive's data, and other virtual machines may share the drive. So limits are comparable only
+//! for the same blocks and at nearly the same time. [`heat`] reads the files once, so that the host's cache is in the
 //! same state for each engine.
 
 use std::io;
@@ -17,7 +17,7 @@ use crate::measure::files;
 const BLOCK_BYTES: usize = 4096;
 /// The size of a sequential read in bytes.
 const SEQUENTIAL_BYTES: usize = 1 << 20;
-/// Files smaller than this are left out.
+/// Files smaller than this are ignored.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Reads per second, by the number of reads in flight.
@@ -28,7 +28,7 @@ pub struct RawReads {
     pub depth_64: f64,
 }
 
-/// Opens the large files of a folder. Returns each file with its length in whole blocks.
+/// Opens the large files of a folder. Returns each file with the number of its whole blocks.
 fn open_files(folder: &Path) -> io::Result<Vec<(FileRef, u64)>> {
     let io = backend(IoBackend::Auto)?;
     let mut found = Vec::new();
@@ -79,7 +79,7 @@ fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::R
             let (file, offset) = place();
             queue.push_read(file, offset, buffer, 0);
         }
-        // Wait for a quarter of the reads at a time: reaping them one by one would measure the cost of the calls.
+        // Reap a quarter of the reads at a time. Reaping them one by one would measure the cost of the calls.
         queue.wait((depth / 4).max(1), &mut finished)?;
         for completion in finished.drain(..) {
             completion.result?;

@@ -13,7 +13,7 @@ use crate::workloads::Figures;
 /// The version of the JSON format.
 const VERSION: u32 = 1;
 
-/// The figures of a run or of several merged runs.
+/// The figures of a single run, or of several merged runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
     /// The version of the JSON format.
@@ -31,7 +31,7 @@ pub struct Results {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineFacts {
     pub name: String,
-    /// The version of its crate.
+    /// The version of the engine's crate.
     pub version: String,
     pub settings: String,
     /// The capabilities that the engine lacks, in words.
@@ -72,11 +72,11 @@ pub struct Measured {
     pub title: String,
     /// The unit of the rates.
     pub unit: String,
-    /// A description of the rows at the beginning and of the limits.
+    /// A description of the initial rows and of the limits.
     pub setting: String,
     /// The date of the run, in UTC.
     pub date: String,
-    /// `true` if the run used small data and short times. Its figures are not comparable.
+    /// `true` if the run used small data and short measurements. Its figures are not comparable.
     pub quick: bool,
     /// `true` if each commit had to be durable.
     pub durable: bool,
@@ -94,14 +94,14 @@ pub struct Entry {
     pub engine: String,
     /// The turns that the engine finished.
     pub turns: Vec<Turn>,
-    /// The reason why the engine took no more turns, if any.
+    /// The reason why the engine took no further turns, if it stopped early.
     pub failure: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Turn {
     pub figures: Figures,
-    /// The peak memory of the group, page cache included.
+    /// The peak memory of the group, including the page cache.
     pub group_bytes_max: Option<u64>,
 }
 
@@ -125,7 +125,7 @@ impl Entry {
     }
 }
 
-/// Describes the data at the beginning and the limits in words.
+/// Describes the initial data and the limits in words.
 fn setting(workload: &Workload) -> String {
     let data = workload.data;
     let limits = format!("budget {} MiB in a group of {} MiB", data.budget_bytes >> 20, data.group_bytes() >> 20);
@@ -144,7 +144,7 @@ fn setting(workload: &Workload) -> String {
 }
 
 impl Measured {
-    /// Creates the entry of a workload that no engine has run yet.
+    /// Creates a workload's entry before any engine has run it.
     #[must_use]
     pub fn new(workload: &Workload, date: String, quick: bool) -> Measured {
         Measured {
@@ -162,14 +162,14 @@ impl Measured {
         }
     }
 
-    /// Returns an engine's entry, if it has finished a turn.
+    /// Returns the entry of an engine that has finished a turn, or `None`.
     #[must_use]
     pub fn entry(&self, engine: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.engine == engine && !entry.turns.is_empty())
     }
 
     /// Returns the median share of the machine's CPU time that other processes and the kernel used during the
-    /// measurement. This includes the kernel's work on behalf of the engine.
+    /// measurement. This includes the kernel's work for the engine.
     #[must_use]
     pub fn other_work(&self) -> f64 {
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
@@ -190,8 +190,8 @@ impl Results {
         Results { version: VERSION, machine, engines: Vec::new(), workloads: Vec::new(), audits: Vec::new() }
     }
 
-    /// Returns `true` if the workload's commits must be durable and the audit saw the engine acknowledge such commits
-    /// without a sync. If so, its rate is for a weaker guarantee.
+    /// Returns `true` if the workload's commits must be durable, but the audit found that the engine acknowledges such
+    /// commits without a sync. If so, its rate is for a weaker guarantee.
     #[must_use]
     pub fn breaks_promise(&self, workload: &Measured, engine: &str) -> bool {
         workload.durable && self.audits.iter().any(|audit| audit.engine == engine && audit.acknowledges_early())
@@ -218,8 +218,8 @@ impl Results {
         std::fs::write(path, serde_json::to_vec_pretty(self)?)
     }
 
-    /// Merges the figures of a newer run. Its workloads, engines and audits replace the ones with the same names, and
-    /// its facts about the machine replace the old ones.
+    /// Merges the figures of a newer run. Its workloads, engines and audits replace those with the same names, and its
+    /// facts about the machine replace the old facts.
     pub fn merge(&mut self, newer: Results) {
         self.machine = newer.machine;
         for engine in newer.engines {
@@ -234,7 +234,8 @@ impl Results {
         self.sort();
     }
 
-    /// Sorts workloads in the order of the table, and engines in the order of [`all`](crate::engines::all).
+    /// Sorts workloads in the order of the table in docs/benchmarks.md, and engines in the order of
+    /// [`all`](crate::engines::all).
     fn sort(&mut self) {
         let place = |name: &str| crate::plan::WORKLOADS.iter().position(|workload| workload.name == name);
         self.workloads.sort_by_key(|workload| place(&workload.name));

@@ -1,7 +1,7 @@
-//! Generates rows. Keys, values and random choices come from a seed, so they are the same for each engine.
+//! Generates rows. Keys, values and random choices are derived from a seed, so they are the same for each engine.
 //!
-//! The number and version of a row determine its value, so every value that is read can be verified. The first half of
-//! a value is incompressible and the second half is compressible, so engines that compress store about half of it.
+//! The number and version of a row determine its value, so that every value read can be verified. The first half of a
+//! value is incompressible and the second half is compressible, so engines that compress store about half of it.
 
 use drumlin_testing::Random;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::engine::{Key, Order, Source};
 pub const SEED: u64 = 0x5EED;
 /// The skew of a zipfian choice, as in YCSB.
 const SKEW: f64 = 0.99;
-/// The size of the number and version at the start of a value, in bytes.
+/// The size of the header of a value (the row's number and version), in bytes.
 const HEADER_BYTES: usize = 16;
 
 /// Returns the key of the row with this number.
@@ -56,15 +56,15 @@ pub fn version(value: &[u8], number: u64, bytes: usize) -> Option<u64> {
         return None;
     }
     let version = u64::from_le_bytes(value[8..HEADER_BYTES].try_into().expect("eight bytes"));
-    // Compare whole words inline: calls that compare bytes took half of the time of scanning small rows.
+    // Compare whole words inline: calls that compare bytes took half of the time of a scan of small rows.
     let (parts, rest) = value[HEADER_BYTES..].as_chunks::<8>();
     let mut words = words(number, version, bytes);
     let matches = parts.iter().zip(&mut words).all(|(part, word)| *part == word);
     (matches && words.next().is_some_and(|word| *rest == word[..rest.len()])).then_some(version)
 }
 
-/// A permutation of `0..count`: a Feistel network over the next power of four, applied repeatedly until the result is
-/// below `count`.
+/// A permutation of `0..count`: a Feistel network over the next power of four. It is applied repeatedly until the
+/// result is below `count`.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     count: u64,
@@ -149,7 +149,7 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// Returns a thread's chooser among `count` rows. If `zipf` is given, draws are zipfian, otherwise uniform.
+    /// Returns a thread's chooser among `count` rows. Draws are zipfian if `zipf` is given, and uniform otherwise.
     #[must_use]
     pub fn new(seed: u64, count: u64, zipf: Option<Zipf>) -> Chooser {
         let zipf = zipf.map(|zipf| (zipf, Permutation::new(count, SEED)));
@@ -205,7 +205,7 @@ impl Source for AllRows {
 mod tests {
     use super::*;
 
-    /// A value is recognised as the value of its row and version, and a change to any byte is detected.
+    /// A value is recognised as that of its row and version, and a change to any byte is detected.
     #[test]
     fn values_are_verified() {
         let mut value = Vec::new();

@@ -1,4 +1,4 @@
-//! Runs workloads. For each workload, the engines take turns: A B C A B C.
+//! Runs workloads. In each workload, the engines take turns: A B C A B C.
 
 use std::fs;
 use std::io;
@@ -17,17 +17,17 @@ pub struct Plan {
     /// The workloads, in the order in which they run.
     pub workloads: Vec<Workload>,
     pub peers: Vec<Peer>,
-    /// The folder in which the run creates its own folder, which it removes at the end. Other files are kept.
+    /// The folder in which the run creates a folder of its own. The run removes only that folder at the end.
     pub folder: PathBuf,
     /// The number of turns of each engine.
     pub turns: u64,
-    /// The length of each measurement in seconds.
+    /// The duration of each measurement in seconds.
     pub seconds: f64,
     /// The factor by which the rows and the memory are scaled.
     pub scale: f64,
     /// `true` for short runs on small data.
     pub quick: bool,
-    /// `true` to also count the flushes of durable commits.
+    /// `true` if the run also counts the flushes of durable commits.
     pub audit: bool,
 }
 
@@ -50,7 +50,7 @@ impl Drop for OwnFolder {
     }
 }
 
-/// Runs the plan. Calls `keep` with the results after each workload, and `say` with a line after each turn.
+/// Runs the plan. Calls `keep` with the results after each workload, and `say` with a line of text after each turn.
 ///
 /// # Errors
 /// If folders or groups can't be created. An engine's failures are part of the results.
@@ -112,7 +112,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Returns an engine's folder for the workload. Workloads that only read the same data share a folder.
+    /// Returns an engine's folder for the workload. Workloads that only read share a folder if they have the same data.
     fn place(&self, engine: &str) -> PathBuf {
         let data = self.workload.data.name();
         let own = if self.workload.writes() { format!("-{}", self.workload.name) } else { String::new() };
@@ -161,7 +161,7 @@ impl Bench<'_> {
             procs_file: None,
             answer: self.folder.join("answer.json"),
         };
-        // The memory limit applies only to the measurement.
+        // Only the measurement has a memory limit.
         let limit_bytes = (stage == Stage::Measure).then(|| self.workload.data.group_bytes());
         match worker::run(task.clone(), limit_bytes) {
             // Figures for data in memory are useful even if this process is not permitted to create a memory group.
@@ -188,7 +188,7 @@ impl Bench<'_> {
     }
 }
 
-/// Returns the line to print about a turn.
+/// Returns the line to print after a turn.
 fn line(workload: &Workload, turn: u64, entry: &Entry, taken: &Turn) -> String {
     let figures = &taken.figures;
     let per_unit = |amount: f64| amount / figures.units.max(1) as f64;

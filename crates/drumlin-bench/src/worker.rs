@@ -1,8 +1,8 @@
-//! A separate process for each turn of an engine at a workload. It starts with empty memory, has its own counters and
-//! its own memory limit, and can be killed without ending the run.
+//! A separate process for each turn of an engine with a workload. It starts with no data in memory, has its own
+//! counters and its own memory limit, and can be killed without ending the run.
 //!
 //! The run starts its own executable with the hidden command `worker`, writes a `Task` to the worker's stdin, and reads
-//! the figures from a file, so engines are free to print to stdout.
+//! the figures from a file, so that engines are free to print to stdout.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -20,7 +20,7 @@ use crate::{audit, engines, plan};
 
 /// The command that makes the executable run as a worker.
 pub const COMMAND: &str = "worker";
-/// A worker that takes longer than this must be hanging, and is killed.
+/// A worker that takes longer than this is considered hung and is killed.
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// The stage of a turn that a process performs.
@@ -46,7 +46,7 @@ pub(crate) struct Task {
     pub(crate) turn: u64,
     pub(crate) seconds: f64,
     pub(crate) quick: bool,
-    /// The file through which the process enters its memory group.
+    /// The file to which the process writes its id to enter its memory group.
     pub(crate) procs_file: Option<PathBuf>,
     /// The file to which the process writes its answer.
     pub(crate) answer: PathBuf,
@@ -55,9 +55,9 @@ pub(crate) struct Task {
 /// The outcome of a worker process.
 #[derive(Debug)]
 pub(crate) struct Ending {
-    /// The answer of the process, or the reason why it gave no answer.
+    /// The answer of the process, or the reason why there is no answer.
     pub(crate) answer: Result<Value, String>,
-    /// The signal that killed the process, if any.
+    /// The signal that killed the process, if a signal did.
     pub(crate) signal: Option<i32>,
     /// The peak memory of the group.
     pub(crate) group_bytes_max: Option<u64>,
@@ -71,11 +71,11 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
     let program = std::env::current_exe()?;
     let mut child = Command::new(program)
         .arg(COMMAND)
-        // Let mimalloc return memory as soon as it is freed, so the group's memory is what the engine really uses.
+        // Make mimalloc return memory as soon as it is freed, so that the group is charged only for memory in use.
         .env("MIMALLOC_PURGE_DELAY", "0")
-        // Keep mimalloc from using huge pages. With them, the first bytes of a thread would take 2 MiB, and freed parts
-        // of a huge page would count until the kernel splits it: groups of 96 MiB were full while their processes used
-        // 64 MiB.
+        // Keep mimalloc from using huge pages. With them, the first allocation of a thread would occupy 2 MiB, and
+        // freed parts of a huge page would count until the kernel splits it: groups of 96 MiB were full while their
+        // processes used 64 MiB.
         .env("MIMALLOC_ALLOW_THP", "0")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -110,14 +110,14 @@ pub(crate) fn run(mut task: Task, limit_bytes: Option<u64>) -> std::io::Result<E
     Ok(Ending { answer, signal: status.signal(), group_bytes_max })
 }
 
-/// Runs as a worker.
+/// Runs this process as a worker.
 ///
 /// # Errors
 /// If the task can't be read or the answer can't be written. All other failures become part of the answer.
 pub fn serve() -> Result<()> {
-    // Die with the parent process, which removes the files of this process.
+    // Make the kernel kill this process if its parent dies, because the parent removes this process's files.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    // Make sleeps end on time for fixed rates. Threads inherit this setting.
+    // Make sleeps end on time, for the fixed rates. Threads inherit this setting.
     let _ = std::fs::write("/proc/self/timerslack_ns", "1000");
     // mimalloc has disabled huge pages for the whole process. Re-enable them, because engines may request huge pages
     // themselves.
@@ -126,7 +126,7 @@ pub fn serve() -> Result<()> {
     std::io::stdin().read_to_string(&mut text)?;
     let task: Task = serde_json::from_str(&text)?;
     let answer = perform(&task).map_err(|error| error.to_string());
-    // Rename the finished file, so the answer exists either completely or not at all.
+    // Write to a temporary name and rename the finished file, so that the answer is either complete or absent.
     let unfinished = task.answer.with_extension("part");
     std::fs::write(&unfinished, serde_json::to_vec(&answer)?)?;
     Ok(std::fs::rename(unfinished, &task.answer)?)

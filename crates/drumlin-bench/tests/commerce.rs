@@ -15,7 +15,8 @@ fn opened(open: Open, folder: &Path, agents: u64) -> Box<dyn Shop> {
     open(folder, &settings(agents)).unwrap()
 }
 
-/// Every answer of every engine equals the model's answer. So do the contents at the end, before and after reopening.
+/// Every answer of every engine equals the model's answer. The final contents equal the model's too, before and after
+/// reopening.
 #[test]
 fn shops_answer_like_the_model() {
     for ((name, open), size) in shops::all().into_iter().flat_map(|shop| [(shop, Size::Small), (shop, Size::Medium)]) {
@@ -43,7 +44,7 @@ fn shops_answer_like_the_model() {
     }
 }
 
-/// Several concurrent agents leave the same contents as agents that run one after another.
+/// Several concurrent agents leave the same contents as the same agents running one after another.
 #[test]
 fn agents_at_once_leave_what_the_model_has() {
     const AGENTS: u64 = 4;
@@ -77,7 +78,7 @@ fn agents_at_once_leave_what_the_model_has() {
     }
 }
 
-/// Looking up a missing product returns `None`, using a missing cart is an error, and neither changes the contents.
+/// Looking up a missing product returns `None`, and using a missing cart is an error. Neither changes the contents.
 #[test]
 fn missing_carts_and_products_are_reported() {
     for (name, open) in shops::all() {

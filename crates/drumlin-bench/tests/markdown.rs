@@ -43,7 +43,7 @@ fn results() -> Results {
     results
 }
 
-/// The table of rates has the medians, and Drumlin's rate divided by the best peer's.
+/// The table of rates has the medians, and Drumlin's rate relative to the best peer's.
 #[test]
 fn the_table_of_rates_is_as_expected() {
     let text = report::markdown(&results());

@@ -1,5 +1,5 @@
-//! Tests every engine of the build on small data: all engines give the same answers, and a quick run measures each of
-//! them.
+//! Tests every engine of the build on small data. All engines must give the same answers, and a quick run must measure
+//! each of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn get(session: &mut dyn Session, key: Key) -> Option<Vec<u8>> {
     found
 }
 
-/// Makes random writes of all kinds, and applies the same changes to the model.
+/// Makes random writes of all kinds to an engine, and applies the same changes to the model.
 fn change(session: &mut dyn Session, model: &mut BTreeMap<Key, Vec<u8>>) {
     let mut random = Random(7);
     for round in 1..300u64 {
@@ -112,7 +112,7 @@ fn all_engines_give_the_same_answers() {
     }
 }
 
-/// Engines that take part only in inserts keep their rows after reopening.
+/// Engines that take part only in the insert workload keep their rows across a reopening.
 #[test]
 fn engines_that_insert_keep_their_rows() {
     for peer in engines::all().into_iter().filter(|peer| peer.capabilities.inserts_only) {
@@ -130,11 +130,11 @@ fn engines_that_insert_keep_their_rows() {
     }
 }
 
-/// A quick run of the program measures every engine at every kind of workload and verifies the values that it reads.
+/// A quick run of the program measures every engine with every kind of workload, and verifies the values that it reads.
 /// The report names all engines.
 #[test]
 fn a_quick_run_measures_every_engine() {
-    // Do not use the system's temporary folder. It may be in memory, where no write is durable.
+    // Avoid the system's temporary folder: it may be in memory, where no write is durable.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let json = folder.path().join("results.json");
     let workloads = [

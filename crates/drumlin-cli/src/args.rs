@@ -85,7 +85,7 @@ const OTHER_NAMES: [(&[&str], &[&str]); 14] = [
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];
 
-/// Ends a run whose command line requests help or is invalid.
+/// Ends the process because the command line requests help or is invalid.
 pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     let call = Call::unknown();
     if !error.use_stderr() {
@@ -117,7 +117,7 @@ pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     ExitCode::from(Exit::Usage as u8)
 }
 
-/// Returns the failure of a command that has to print while stdout is closed.
+/// Returns the error of a command that has to print although stdout is closed.
 pub(crate) fn closed() -> Failure {
     Failure::other("stdout is closed: there is nowhere to print to").hint("redirect it to a file, or to /dev/null")
 }
@@ -132,7 +132,7 @@ mod tests {
         super::Cli::command().debug_assert();
     }
 
-    /// No name of a command in another program is a command here, and each hint names existing commands.
+    /// `drumlin` has no command with one of the foreign names, and each hint names existing commands.
     #[test]
     fn other_names_lead_to_commands() {
         let command = super::Cli::command();

@@ -1,10 +1,10 @@
-//! The parts of the parsed command that the report of a failure needs.
+//! The parts of the command line that an error report needs.
 
 use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Command};
 
-/// The parts of the command, as the user typed it, that the report of a failure needs.
+/// The parts of the command line that an error report needs, as the user typed them.
 #[derive(Debug, Default)]
 pub(crate) struct Call {
     json: bool,
@@ -29,7 +29,7 @@ impl Call {
         }
     }
 
-    /// Returns the call of an invalid command line.
+    /// Returns a call for a command line that could not be parsed.
     pub(crate) fn unknown() -> Call {
         Call { json: std::env::args_os().any(|arg| arg == "--json"), ..Call::default() }
     }
@@ -43,8 +43,8 @@ impl Call {
         self.database.as_deref()
     }
 
-    /// Returns `true` if the command has all options that a hint names. Options in backquotes belong to another
-    /// command, which is named there too.
+    /// Returns `true` if the command accepts every option that the hint mentions. Options in backquotes do not count,
+    /// because the backquotes enclose a whole command line, whose command accepts them.
     pub(crate) fn has_options_of(&self, hint: &str) -> bool {
         let Some(options) = &self.options else { return true };
         let own = hint.split('`').step_by(2).flat_map(str::split_whitespace);

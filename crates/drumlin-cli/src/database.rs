@@ -1,4 +1,5 @@
-//! Opens databases for the commands: the options shared by all commands, and the failures if there is no database.
+//! Opens databases for the commands. Has the options that select a database and a keyspace, and the errors if either is
+//! missing.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -32,7 +33,8 @@ pub(crate) struct KeyspaceArgs {
 
 impl DatabaseArgs {
     pub(crate) fn config(&self) -> Config {
-        // A command needs few pages, and should not evict those of the program that normally uses the database.
+        // A command needs few pages. Without a warm start, it also leaves alone the list of pages that the database's
+        // usual program keeps for its own warm start.
         Config::new().memory(self.memory).warm_start(false)
     }
 
@@ -58,7 +60,7 @@ impl DatabaseArgs {
     }
 
     /// Opens an existing database for a command that counts rows. Opens it for writing if possible, so that the counts
-    /// are kept when the database is closed. Otherwise also returns the reason why the counts can't be kept.
+    /// are stored when the database is closed. Otherwise also returns the reason why they can't be stored.
     pub(crate) fn open_to_count(&self) -> Result<(Database, Option<String>)> {
         self.check_there()?;
         let not_kept = match self.config().create(false).open(&self.path) {
@@ -106,8 +108,8 @@ impl DatabaseArgs {
         Ok((database, skipped_count))
     }
 
-    /// Opens an existing database for an examination. Opening repairs and reports any damage that it can. A database
-    /// that can't be written to is opened read-only.
+    /// Opens an existing database to examine it. Opening repairs damage if it can, and reports it. A database that
+    /// can't be written to is opened read-only.
     pub(crate) fn open_to_examine(&self, output: Output) -> drumlin::Result<Database> {
         let refused = match self.config().create(false).open(&self.path) {
             Err(error) if may_not_write(&error) => error,
@@ -132,7 +134,7 @@ impl DatabaseArgs {
         self.config().open(&self.path).map_err(|error| self.not_opened(error))
     }
 
-    /// Converts the error of an opening for writing.
+    /// Converts the error of opening a database for writing.
     fn not_opened(&self, error: Error) -> Failure {
         if !may_not_write(&error) || !self.path.exists() {
             return error.into();

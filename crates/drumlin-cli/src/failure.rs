@@ -97,19 +97,20 @@ impl Failure {
         self
     }
 
-    /// Replaces the hints of the failure with this one.
+    /// Replaces all hints of the failure by this one.
     pub(crate) fn with_hint(mut self, hint: &str) -> Failure {
         self.hints.clear();
         self.hint(hint)
     }
 
-    /// Adds the hints for a database on a full disk.
+    /// Adds the hints for a full disk.
     fn space_helps(self) -> Failure {
         self.hint("free space there, or remove rows (`drumlin rm DATABASE`); what was acknowledged is safe")
             .hint("`drumlin compact DATABASE` gives back the space of removed rows, and of a load that failed")
     }
 
-    /// Creates the failure of one of the command's own file operations, such as "reading" or "creating".
+    /// Returns the failure of a file operation by the command itself. `action` is a word such as "reading" or
+    /// "creating".
     pub(crate) fn file(action: &str, path: &Path, source: &io::Error) -> Failure {
         let message = format!("{action} {}: {}", path.display(), plain(source));
         let exit = match source.kind() {
@@ -177,8 +178,8 @@ struct Report<'a> {
     hints: Vec<String>,
 }
 
-/// Makes a panic end the whole process: a panic is a bug, and other threads might wait for the panicked one forever. A
-/// database survives the end of its process at any moment.
+/// Makes a panic abort the whole process: a panic is a bug, and other threads might wait forever for the one that
+/// panicked. A database survives the end of its process at any time.
 pub(crate) fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -199,7 +200,7 @@ pub(crate) fn plain(source: &io::Error) -> String {
     }
 }
 
-/// Returns the library's message without its last sentence, which advises programmers.
+/// Returns the library's message without its last sentence, which is advice for programmers.
 fn without_remedy(error: &Error) -> String {
     let text = error.to_string();
     text.rsplit_once(". ").map_or(&*text, |(failure, _)| failure).to_owned()

@@ -1,4 +1,4 @@
-//! Gives the fuzzer access to the row readers, with any bytes as a file of any format.
+//! Gives the fuzzer access to the row readers: it can pass any bytes as a file of any format.
 
 use crate::rows::{self, Choice, Format, Layout, Next, Row, SourceError};
 
@@ -12,7 +12,7 @@ fn choice(key: &[&str], value: Option<&str>, header: bool) -> Choice {
 /// Pairs of key and value.
 type Rows = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Reads all rows of a file, up to the first error after which no row can be trusted.
+/// Reads the rows of a file up to its end, or up to an error that makes the rest of the file untrustworthy.
 fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
     let mut source = rows::source(format, file, choice);
     let mut found = Rows::new();

@@ -7,7 +7,7 @@ use crate::failure::{Exit, Failure, Result};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process. A command that does not call this is ended
+/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process. Without this call, a signal ends the command
 /// immediately, which the engine survives like any kill.
 pub(crate) fn watch() {
     watch_with(|| {});

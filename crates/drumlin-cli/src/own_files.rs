@@ -1,8 +1,7 @@
-//! Identifies the files of a database as the operating system does, so that a command does not treat its own database
-//! as data.
+//! Identifies the files of a database by device and inode, so that a command does not treat its own database as data.
 //!
 //! A path alone does not identify a file: the folder may be reached through a symbolic link or a bind mount, and its
-//! files may have other hard links. Device and inode are the same no matter how a file is reached.
+//! files may have other hard links. Device and inode are the same for every path to a file.
 
 use std::collections::HashSet;
 use std::fs::{self, Metadata};
@@ -25,7 +24,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 }
 
 impl OwnFiles {
-    /// Collects the current files of these databases. A folder that does not exist has none.
+    /// Collects the existing files of these databases. A folder that does not exist contributes no files.
     pub(crate) fn of<P: AsRef<Path>>(databases: impl IntoIterator<Item = P>) -> OwnFiles {
         let mut own = OwnFiles::default();
         for database in databases {
@@ -41,7 +40,7 @@ impl OwnFiles {
         own
     }
 
-    /// Adds a file. If it is a symbolic link, adds its target, which the engine opens.
+    /// Adds a file. If the file is a symbolic link, adds its target, because that is what the engine opens.
     fn add(&mut self, path: &Path) {
         // If the metadata of a file can't be read, its content can't be stored as data either.
         self.0.extend(fs::metadata(path).ok().as_ref().map(identity));

@@ -17,7 +17,7 @@ pub(crate) fn resident_bytes_max() -> Option<u64> {
     resident_bytes_max_of("self")
 }
 
-/// Returns the peak resident memory of the process with this id, or `self`.
+/// Returns the peak resident memory of a process, given its id or `self`.
 pub(crate) fn resident_bytes_max_of(process: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;

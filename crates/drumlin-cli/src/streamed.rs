@@ -1,4 +1,4 @@
-//! Converts values of any size to text in pieces, so that no value is in memory as a whole.
+//! Converts values of any size to text in pieces, so that a whole value is never in memory.
 
 use std::io::{self, BufReader, Read, Seek, Write};
 
@@ -109,8 +109,7 @@ pub(crate) fn write_json(value: &mut (impl Stream + ?Sized), output: &mut impl W
     output.write_all(b"\"")
 }
 
-/// Writes the values of rows as text. Short values are read in one piece, into memory that is reused for the next
-/// value.
+/// Writes the values of rows as text. Reads a short value in one piece, into memory that the next value reuses.
 #[derive(Default)]
 pub(crate) struct ValueText(Vec<u8>);
 
@@ -152,7 +151,7 @@ pub(crate) fn reading(error: &io::Error) -> Option<drumlin::Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref::<drumlin::Error>()).cloned()
 }
 
-/// Converts an error in printing a value, which comes from either reading the value or writing it.
+/// Converts an error from printing a value: either reading the value failed, or writing to stdout did.
 pub(crate) fn failed(error: &io::Error) -> Failure {
     reading(error).map_or_else(|| Failure::stdout(error), Failure::from)
 }
@@ -164,7 +163,7 @@ mod tests {
     use super::*;
     use crate::text::JsonBytes;
 
-    /// Only a character that later bytes may complete is held back.
+    /// Only a character that later bytes may complete is held back for the next piece.
     #[test]
     fn cut_characters_wait() {
         assert_eq!(whole_characters(b"caf\xc3"), 3);
@@ -192,7 +191,7 @@ mod tests {
         }
     }
 
-    /// A value in pieces produces the same text as the whole, regardless of the boundaries.
+    /// A value written in pieces gives the same text as the whole value, wherever the pieces end.
     #[test]
     fn pieces_read_as_the_whole() {
         let values: [&[u8]; 5] = [

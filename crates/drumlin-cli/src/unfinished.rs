@@ -1,7 +1,7 @@
-//! Directory entries that get their name only when they are complete.
+//! Files and links that get their final name only when they are complete.
 //!
 //! A file or link is created in its directory under an unused temporary name, and renamed at the end. If it is dropped
-//! before that, it is removed. A killed process leaves it under its temporary name.
+//! before that, it is removed. If the process is killed, it stays under its temporary name.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// An entry under its temporary name.
+/// A file or link under its temporary name.
 #[derive(Debug)]
 pub(crate) struct Unfinished<D: AsFd> {
     directory: D,
@@ -25,7 +25,8 @@ pub(crate) struct Unfinished<D: AsFd> {
 impl<D: AsFd> Unfinished<D> {
     /// Chooses a temporary name for an entry, without creating the entry.
     pub(crate) fn new(directory: D, name: &[u8]) -> Unfinished<D> {
-        // The time distinguishes the name from those left by a killed process with the same id.
+        // The process id may be that of a killed process, so add the time to distinguish the name from the names it
+        // left.
         let time = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos());
         let first_name = format!(".drumlin-{}-{time:x}", std::process::id());
         Unfinished { directory, first_name, name: name.to_vec(), is_finished: false }
@@ -43,7 +44,7 @@ impl<D: AsFd> Unfinished<D> {
     pub(crate) fn create(&self, mode: Mode) -> io::Result<std::fs::File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.directory, &self.first_name, flags, mode)?;
-        // This fails on file systems without locks, on which leftovers are not removed.
+        // This fails on a file system without locks. There, leftovers are not removed.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         Ok(file.into())
     }
@@ -105,8 +106,9 @@ mod tests {
 
     use super::*;
 
-    /// A file has its name once it is finished, and is removed if it is dropped before that. Leftovers of killed
-    /// processes are removed, but not files that are still being written or have a different kind of name.
+    /// A file gets its name once it is finished, and is removed if it is dropped before that. Leftovers of killed
+    /// processes are removed, but a file that is still being written stays, and so does a file with a different kind of
+    /// name.
     #[test]
     fn names_come_last() {
         let folder = tempfile::tempdir().unwrap();

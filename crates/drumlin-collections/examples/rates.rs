@@ -1,6 +1,6 @@
-//! Measures the cost of derived rows. Compares the rate of durable inserts of documents with two indexes and a view to
-//! the rate for plain rows with the same bytes, with one and with a hundred inserts per commit. The measurements
-//! alternate.
+//! Measures the cost of indexes and views: the rate of durable inserts of documents with two indexes and a view,
+//! compared with the rate for plain rows with the same bytes, with one and with a hundred inserts per commit. The
+//! measurements alternate.
 //!
 //! `cargo run --release -p drumlin-collections --example rates [FOLDER] [SECONDS]`
 //!
@@ -63,7 +63,7 @@ impl Collection for Order {
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Inserts `step` documents per call for `time`. Returns the number of documents inserted per second.
+/// Inserts `step` documents per call until `time` has passed. Returns the number of documents inserted per second.
 fn rate(
     time: Duration,
     next: &mut u64,

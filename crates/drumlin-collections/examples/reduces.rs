@@ -1,5 +1,5 @@
-//! Measures reductions over ranges between two random keys, repeated without changes in between: the reduce of a view
-//! of a million documents, and the sum, maximum and count of the same number of 108-byte rows. All data is in memory.
+//! Measures reductions over ranges between two random keys, repeated without writes in between: the reduce of a view of
+//! a million documents, and the sum, maximum and count of a million rows of 108 bytes. All data is in memory.
 //!
 //! `cargo run --release -p drumlin-collections --example reduces [DOCUMENTS]`
 
@@ -74,8 +74,8 @@ fn range(number: u64, end: u64) -> (u64, u64) {
     (one.min(other), one.max(other))
 }
 
-/// Prints the time that a reduction of all rows takes, which creates the stored reduced states. Then prints, for random
-/// ranges, the median and 99th percentile, and the lowest median of any round.
+/// Prints how long a reduction of all rows takes, which also stores the reduced states. Then prints, for random ranges,
+/// the median and the 99th percentile, and the lowest median of any round.
 fn measure(name: &str, end: u64, mut ask: impl FnMut(u64, u64) -> Outcome) -> Outcome {
     let start = Instant::now();
     ask(0, end)?;

@@ -6,7 +6,7 @@
 //! acknowledgements per second, each a durable transaction. Each measurement takes SECONDS, 2 by default. The files are
 //! removed.
 //!
-//! Tasks that need no lease, second attempt or view can be plain rows:
+//! A queue without leases, retries and views can store its tasks as plain rows:
 //! [`Keyspace::pop_first_in`](drumlin::Keyspace::pop_first_in) takes the next task, and
 //! [`Transaction::pop_first_in`](drumlin::Transaction::pop_first_in) keeps the task locked until the transaction ends.
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 const TASKS: u32 = 30;
 const WORKERS: usize = 3;
 const ATTEMPTS_MAX: u32 = 3;
-/// If a worker does not finish a task within this time, it is considered dead, and another worker gets the task.
+/// A worker that does not finish a task within this time is considered dead, and the task goes to a different worker.
 const LEASE: Duration = Duration::from_secs(60);
 const RETRY_DELAY: Duration = Duration::from_millis(2);
 /// The thread counts to measure.
@@ -57,7 +57,7 @@ impl Collection for Task {
 }
 
 /// Takes the task that has been visible for the longest time, and hides it from other workers for the duration of a
-/// lease. If two workers find the same task, the second one gets a conflict and runs again.
+/// lease. If two workers find the same task, one of them gets a conflict and its transaction runs again.
 fn take(collections: &Collections, tasks: &Documents<Task>) -> Result<Option<Task>, Error> {
     collections.transact(|tx| {
         let now = SystemTime::now();
@@ -120,8 +120,8 @@ pub(crate) fn run(db: &Database, out: &mut impl Write) -> Result<(), Box<dyn std
     Ok(())
 }
 
-/// Calls `step` from many threads for `time`, or until it returns `false`. Returns the number of successful calls per
-/// second and per sync.
+/// Calls `step` from many threads until `time` has passed or it returns `false`. Returns the number of successful calls
+/// per second and per sync.
 fn rate(
     db: &Database,
     threads: usize,

@@ -1,9 +1,9 @@
 //! Background maintenance: builds indexes and views from existing documents, and removes expired documents.
 //!
 //! While a part is being built, writers update its rows for every document that they write. The builder visits the
-//! documents in key order, at most 128 per transaction. It locks each document, so the rows it derives match the stored
-//! document. The same transaction saves the last document's key in the part's record, and an interrupted build resumes
-//! from there. If a writer has already inserted a row, the builder overwrites it with identical bytes.
+//! documents in key order, at most 128 per transaction. It locks each document, so the rows that it derives match the
+//! stored document. The transaction also saves the key of its last document in the part's record, from which an
+//! interrupted build resumes. If a writer has already inserted a row, the builder overwrites it with identical bytes.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::mode::{Mode, ready};
 use crate::open::{OpenCollection, OpenPart, PartState, part_record, run_guarded};
 use crate::transaction::Transaction;
 
-/// The maximum number of documents in one transaction of a build. Writers of these documents wait for about a
+/// The maximum number of documents in one transaction of a build. A writer of one of these documents waits for about a
 /// millisecond plus a sync.
 const BUILD_DOCUMENTS_MAX: usize = 128;
 /// The maximum number of expired documents that one transaction removes.
@@ -37,7 +37,7 @@ pub(crate) fn run<C: Collection>(open: &Arc<OpenCollection<C>>, stop: &Stop) {
         }
     }
     while open.expires.is_some() && !stop.is_set() {
-        // Ignore errors: the next search may succeed, and reading a damaged document reports what is wrong with it.
+        // Ignore errors: the next search may succeed, and a read of the damaged document reports what is wrong with it.
         let _ = run_guarded(|| remove_expired(open, stop));
         if stop.wait(EXPIRE_PAUSE) {
             return;
@@ -67,7 +67,7 @@ fn build<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, stop: &Sto
     None
 }
 
-/// Returns `true` for errors that disappear once other transactions have ended.
+/// Returns `true` if the error goes away once other transactions have ended.
 fn is_passing(error: &StoreError) -> bool {
     matches!(error, StoreError::LockTimeout { .. }) || error.recourse() == Recourse::Retry
 }
@@ -106,7 +106,7 @@ pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Sto
     let Some(part) = open.parts.iter().find(|open| open.part.name.kind == PartKind::Expiry) else { return Ok(0) };
     let mut removed = 0;
     let mut from = Bound::Unbounded;
-    // Documents that have been given a later expiry time in the meantime are skipped.
+    // Skip a document if its expiry time has been extended since it was found.
     while !stop.is_set() {
         let end = Bound::Included(open.shared.now());
         let (_, end) = bounds::<SystemTime>((Bound::Unbounded, end));
@@ -120,8 +120,8 @@ pub(crate) fn remove_expired<C: Collection>(open: &OpenCollection<C>, stop: &Sto
     Ok(removed)
 }
 
-/// Removes the documents to which these expiry rows belong, unless they no longer count as expired. Returns the number
-/// of documents removed.
+/// Removes the documents that own these expiry rows, unless they no longer count as expired. Returns the number of
+/// documents removed.
 fn remove_of<C: Collection>(
     open: &OpenCollection<C>,
     tx: &mut Transaction<'_>,

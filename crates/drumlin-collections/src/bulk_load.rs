@@ -67,8 +67,8 @@ use crate::parts::Parts;
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct BulkLoad<C: Collection> {
-    /// The collection that is being loaded. No other handle can see it yet; the load uses it to encode documents and to
-    /// compute their rows.
+    /// The collection that is being loaded. No other handle can see it yet. The load uses it to encode documents and to
+    /// derive their rows.
     open: OpenCollection<C>,
     documents: Load,
     parts: Vec<Load>,
@@ -152,8 +152,8 @@ impl Load {
 }
 
 impl<C: Collection> BulkLoad<C> {
-    /// Starts a load. The caller has checked that the collection is not in use, and holds the lock that prevents others
-    /// from opening it.
+    /// Starts a load. The caller has checked that the collection is not in use. It holds the lock that prevents others
+    /// from opening the collection.
     pub(crate) fn begin(collections: &Collections, parts: Parts<C>) -> Result<BulkLoad<C>> {
         let core = &collections.core;
         let db = &core.shared.db;
@@ -191,8 +191,8 @@ impl<C: Collection> BulkLoad<C> {
         Ok(())
     }
 
-    /// Asynchronous [`insert`](BulkLoad::insert). An error of the database may belong to an earlier document, and
-    /// always ends the load. Dropping the future ends the load too.
+    /// Asynchronous [`insert`](BulkLoad::insert). A database error may stem from an earlier document, and always ends
+    /// the load. Dropping the future ends the load too.
     ///
     /// # Errors
     /// See [`insert`](BulkLoad::insert).
@@ -208,8 +208,8 @@ impl<C: Collection> BulkLoad<C> {
         Ok(())
     }
 
-    /// Fails if the key of the document or of one of its rows is too long. Called before any row of the document is
-    /// loaded.
+    /// Fails if the key of the document or of one of its rows is too long. The caller checks this before it loads any
+    /// row of the document.
     fn check_keys(&self, prepared: &Prepared) -> Result<()> {
         let keyspaces = self.open.parts.iter().map(|part| &part.keyspace);
         let part_rows = keyspaces
@@ -239,7 +239,7 @@ impl<C: Collection> BulkLoad<C> {
     pub fn finish(self) -> Result<Documents<C>> {
         let BulkLoad { open, documents, parts, collections, _loading } = self;
         let db = &collections.core.shared.db;
-        // If a document was inserted twice, the index and view rows of its first version have been loaded too.
+        // If a document was inserted twice, the rows derived from its first version were loaded too.
         let are_whole = documents.finish()?;
         let mut records = db.batch()?;
         for (part, load) in open.parts.iter().zip(parts) {

@@ -43,8 +43,8 @@ pub struct Change<C: Collection> {
 pub enum Event<C: Collection> {
     /// A committed change.
     Change(Change<C>),
-    /// This many changes were lost at this point, because the queue was full or the outcome of a commit is unknown.
-    /// Reread the documents that matter to you.
+    /// The subscriber lost this many changes at this point, because the queue was full or the outcome of a commit is
+    /// unknown. Reread the documents that matter to you.
     Lost(u64),
 }
 

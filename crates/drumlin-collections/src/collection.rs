@@ -63,8 +63,8 @@ pub trait Collection: Sized + Send + Sync + 'static {
         Parts::new()
     }
 
-    /// Converts a document that was written with an older [`VERSION`](Collection::VERSION). Called each time such a
-    /// document is read; the document is stored in the new format the next time it is written.
+    /// Converts a document that was written with an older [`VERSION`](Collection::VERSION). Each read of such a
+    /// document calls this function; the next write of the document stores it in the new format.
     ///
     /// ```
     /// # use drumlin_collections::{BoxError, Codec, Collection, Postcard};

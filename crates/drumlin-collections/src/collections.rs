@@ -98,8 +98,8 @@ impl Collections {
     /// [`Error::Definition`] if a name is invalid or already in use, or if a [bulk load](Collections::bulk_load) of the
     /// collection is in progress; [`Error::Store`].
     pub fn open<C: Collection>(&self) -> Result<Documents<C>> {
-        // Hold the lock throughout, so no two threads open the same collection concurrently. No future is awaited while
-        // it is held.
+        // Hold the lock throughout, so that two threads never open the same collection concurrently. No future is
+        // awaited under the lock.
         let mut opened = lock(&self.core.opened);
         if let Some(found) = opened.get(&TypeId::of::<C>()) {
             let open = Arc::clone(&found.open).downcast::<OpenCollection<C>>();
@@ -117,7 +117,8 @@ impl Collections {
         Ok(Documents::new(&open, &self.core))
     }
 
-    /// Fails if another type is open under the collection's name, or if the collection is being bulk loaded.
+    /// Fails if the collection's name is taken by an open collection of a different type, or if the collection is being
+    /// bulk loaded.
     pub(crate) fn check_free<C: Collection>(&self, opened: &HashMap<TypeId, Opened>) -> Result<()> {
         if opened.values().any(|other| other.name == C::NAME) {
             return Err(Error::definition(C::NAME, "another type is open under this name"));
@@ -388,7 +389,7 @@ fn types_of<C: Collection>(parts: &[(String, Part<C>)], expires: bool) -> Vec<Ty
     [key, codec].into_iter().chain(parts).collect()
 }
 
-/// Fails if existing rows were written with different types.
+/// Fails if existing rows were written with other types.
 fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()> {
     for Types { key, names, part } in types {
         let has_rows = part.map_or(Ok(true), |(_, keyspace)| meta.contains_key(keyspace))?;

@@ -40,7 +40,7 @@ pub(crate) struct Opened {
     pub(crate) open: Arc<dyn Any + Send + Sync>,
 }
 
-/// The core that all handles share. Dropping the last handle ends the background threads, which hold no handle
+/// The state that all handles share. Dropping the last handle ends the background threads, which hold no handle
 /// themselves.
 pub(crate) struct Core {
     pub(crate) shared: Arc<Shared>,

@@ -83,7 +83,7 @@ impl<C: Collection> Debug for Documents<C> {
     }
 }
 
-/// The kinds of writes that store a document.
+/// The kinds of writes of a document.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Write {
     Put,
@@ -106,7 +106,7 @@ async fn write<C: Collection>(
     open.change(mode, tx, key, before.as_ref(), Some(prepared)).await
 }
 
-/// Inserts a document. If another document already has the same key in the unique index, returns that document and
+/// Inserts a document. If a different document already has the same key in the unique index, returns that document and
 /// inserts nothing.
 async fn insert_or_get<C: Collection>(
     mode: Mode,
@@ -122,8 +122,8 @@ async fn insert_or_get<C: Collection>(
     let owner = match write(mode, open, tx, Write::Insert, prepared).await {
         Ok(()) => return Ok(None),
         Err(Error::NotUnique { index: of, other, .. }) if of == index => other.bytes().to_vec(),
-        // The index key may be taken too. If the call repeats an earlier one, its owner is the document with this
-        // primary key.
+        // The index key may be taken too. If the call repeats an earlier one, the document with this primary key also
+        // owns the index key.
         Err(Error::Exists { collection, key }) => match open.owner(mode, tx, index, prepared).await? {
             Some(owner) => owner,
             None => return Err(Error::Exists { collection, key }),
@@ -180,8 +180,8 @@ impl<C: Collection> Documents<C> {
         TxOptions { durability: self.durability, ..self.core.shared.db.tx_options() }
     }
 
-    /// Returns the documents' keyspace if it can be written to directly: the collection has no parts, no history and no
-    /// subscribers.
+    /// Returns the keyspace of the documents if writes can go to it directly, because the collection has no parts, no
+    /// history and no subscribers.
     pub(crate) fn plain_rows(&self) -> Option<Keyspace> {
         let is_plain = self.open.is_plain() && !self.open.channel.has_subscribers();
         is_plain.then(|| self.open.documents.with_durability(self.durability))

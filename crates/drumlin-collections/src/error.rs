@@ -233,7 +233,7 @@ pub enum Error {
         /// The cause.
         reason: String,
     },
-    /// A function of an index or view panicked. Nothing was changed.
+    /// A function of an index or view panicked. The call changed nothing.
     #[error("collection {collection:?}, {of}, document {key}: its function panicked: {message}")]
     Panicked {
         /// The collection's name.
@@ -291,7 +291,7 @@ pub enum Error {
     },
 }
 
-/// Returns the remedy to suggest if the program's types differ from those of the rows.
+/// Returns the remedy to suggest if the program's types differ from those of the stored rows.
 fn remedy(of: Option<&PartName>, stored: &str) -> &'static str {
     match of {
         Some(_) => "Give it a new version to rebuild it",

@@ -50,7 +50,7 @@ fn encode(key: &[u8], version: &StoredVersion) -> (Vec<u8>, Vec<u8>) {
     (row_key, value)
 }
 
-/// A change to a document that is to be recorded in its history.
+/// A change to a document, before it is recorded in the history.
 pub(crate) struct Change<'c> {
     pub(crate) key: &'c [u8],
     /// The document's row before the change; `None` if the document did not exist.
@@ -59,9 +59,9 @@ pub(crate) struct Change<'c> {
     pub(crate) now: SystemTime,
 }
 
-/// Records a change, and removes the versions that are past their retention. If the document was last written while the
-/// collection kept no history, first records its row before this change as a separate version, with the time of this
-/// change.
+/// Records a change, and removes the versions that are past their retention. The document may have been written while
+/// the collection kept no history. In that case, first records the document's old row as a separate version, with the
+/// time of this change.
 pub(crate) async fn record(
     mode: Mode,
     tx: &mut drumlin::Transaction,
@@ -100,8 +100,8 @@ fn decoded(key: &Value, value: &Value) -> Result<StoredVersion, RecordError> {
     decode(key, value).map(|(_, version)| version).map_err(|reason| RecordError::Row(key.to_vec(), reason))
 }
 
-/// Removes the oldest versions that are past their retention. A version remained the newest until its successor was
-/// written, so its age counts from the time of its successor.
+/// Removes the oldest versions that are past their retention. The age of a version counts from the time of its
+/// successor, because it was the newest version until then.
 async fn give_up(
     mode: Mode,
     tx: &mut drumlin::Transaction,

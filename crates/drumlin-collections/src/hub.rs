@@ -1,8 +1,8 @@
 //! Delivers changes to subscribers in the order of the transactions that made the changes.
 //!
-//! A transaction takes a *ticket* when its body has returned and its commit begins. Changes are delivered in ticket
-//! order: the changes of each ticket wait until all smaller tickets have ended. If one transaction saw or overwrote a
-//! write of another transaction, it did so after the other's commit, so it has the larger ticket.
+//! A transaction takes a *ticket* after its body has returned, when its commit begins. Changes are delivered in ticket
+//! order: the changes of a ticket wait until all smaller tickets have ended. If a transaction saw or overwrote a write
+//! of another transaction, it did so after the other's commit, so it has the larger ticket.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 
-/// Locks a mutex and ignores poisoning. The data is consistent even after a panic, since wakers are the only foreign
-/// code that runs under these locks.
+/// Locks a mutex and ignores poisoning. The data is consistent even after a panic, because the only foreign code that
+/// runs under these locks is that of wakers.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -73,7 +73,7 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct QueueState {
     changes: VecDeque<RawChange>,
-    /// The number of lost changes, all older than those in the queue.
+    /// The number of lost changes. All of them are older than the queued changes.
     lost: u64,
     waker: Option<Waker>,
 }
@@ -94,7 +94,7 @@ impl QueueState {
 }
 
 impl Queue {
-    /// Adds a change. `None` stands for a lost change: that change and all queued changes are counted as lost.
+    /// Adds a change. `None` stands for a lost change; all queued changes then count as lost too.
     fn push(&self, change: Option<RawChange>) {
         let mut state = lock(&self.state);
         match change {
@@ -158,8 +158,8 @@ pub(crate) struct Hub {
 #[derive(Default)]
 struct Tickets {
     next: u64,
-    /// The tickets whose changes have not been delivered yet, in order. The value is the outcome of the commit, or
-    /// `None` if the commit has not returned yet.
+    /// The tickets whose changes have not been delivered yet, in order, each with the outcome of its commit, or `None`
+    /// if the commit has not returned yet.
     committing: BTreeMap<u64, Option<End>>,
 }
 
@@ -203,8 +203,8 @@ impl Hub {
     }
 }
 
-/// One commit. It holds a ticket from its beginning until its outcome is known. If it is dropped while it still holds
-/// the ticket, the outcome remains unknown, and its changes count as lost.
+/// One commit. It holds a ticket from its beginning until its outcome is known. If it is dropped before that, the
+/// outcome remains unknown, and its changes count as lost.
 pub(crate) struct Committing {
     hub: Arc<Hub>,
     ticket: Option<u64>,
@@ -212,7 +212,7 @@ pub(crate) struct Committing {
 }
 
 impl Committing {
-    /// Begins the commit after the transaction's body has returned: takes a ticket if there are changes.
+    /// Begins the commit, after the transaction's body has returned. Takes a ticket if there are changes.
     pub(crate) fn begin(&mut self, changes: Vec<PendingChange>) {
         self.cancel();
         if changes.is_empty() {

@@ -1,4 +1,4 @@
-//! Finding documents by the keys of an index.
+//! Finds documents by the keys of an index.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
@@ -279,10 +279,10 @@ pub struct Found<'r, C: Collection, K> {
     read_ahead: usize,
 }
 
-/// The documents and keys prefetched from one end of the range, nearest to that end first. A step keeps all of its
+/// The documents and keys prefetched from one end of the range, nearest to that end first. A step stores all of its
 /// progress here, so dropping its future loses nothing.
 struct ReadAhead<C> {
-    /// Prefetched documents. They are nearer to the end than the documents of `keys`.
+    /// The documents that have been read. They are nearer to the end than the documents of `keys`.
     documents: VecDeque<Result<C>>,
     /// The keys of documents still to be read.
     keys: Vec<Vec<u8>>,
@@ -336,7 +336,7 @@ impl<C: Collection, K: Key> Found<'_, C, K> {
         if backwards { &mut self.back } else { &mut self.front }
     }
 
-    /// Finds the keys of the next documents from one end. Adds no keys if no rows are left.
+    /// Finds the keys of the next documents from one end. Adds no keys once the rows are exhausted.
     async fn find_keys(&mut self, mode: Mode, backwards: bool) {
         let Found { keys: index, front, back, read_ahead } = self;
         let end = if backwards { back } else { front };

@@ -1,6 +1,6 @@
-//! A single implementation of blocking and asynchronous calls. Operations are `async` functions with a [`Mode`]
-//! argument that selects between Drumlin's blocking and asynchronous calls. In [`Mode::Blocking`], an operation never
-//! returns `Pending`, so a single poll completes it.
+//! Implements each blocking call and its asynchronous counterpart with the same code. Operations are `async` functions
+//! with a [`Mode`] argument that selects between Drumlin's blocking and asynchronous calls. In [`Mode::Blocking`], an
+//! operation never returns `Pending`, so a single poll completes it.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,4 +1,5 @@
-//! Runs blocking calls of futures on a separate thread. Meant for rare calls, since each of them starts a thread.
+//! Runs blocking calls on a separate thread on behalf of futures. Suitable only for rare calls, because each call
+//! starts a thread.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};

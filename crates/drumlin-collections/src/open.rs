@@ -31,7 +31,7 @@ pub(crate) struct OpenPart<C> {
     state: Mutex<PartState>,
 }
 
-/// The build state of a part: whether it contains the rows of all documents yet.
+/// The build state of a part.
 #[derive(Clone)]
 pub(crate) enum PartState {
     Building,
@@ -137,7 +137,7 @@ impl<C: Collection> OpenCollection<C> {
         OpenCollection { shared: Arc::clone(shared), documents, meta, parts, expires, history, channel, waiting }
     }
 
-    /// Returns the part with this name. Fails if the part lacks rows of documents that `reader` sees.
+    /// Returns the part with this name. Fails if the part does not have the rows of all documents that `reader` sees.
     pub(crate) async fn ready_part(&self, mode: Mode, reader: &Reader, name: PartName) -> Result<&OpenPart<C>> {
         let open = self.parts.iter().find(|open| open.part.name == name);
         let open = open.ok_or_else(|| Error::definition(C::NAME, format!("it has no {name} in its parts")))?;
@@ -154,7 +154,7 @@ impl<C: Collection> OpenCollection<C> {
     }
 
     pub(crate) fn set_state(&self, part: &OpenPart<C>, state: PartState) {
-        // Waiters hold this lock while they check the states of the parts, so they cannot miss the change.
+        // Waiters check the states of the parts under this lock, so they can't miss the change.
         let mut wakers = lock(&self.waiting.wakers);
         *lock(&part.state) = state;
         let woken = std::mem::take(&mut *wakers);
@@ -250,8 +250,8 @@ impl<C: Collection> OpenCollection<C> {
         self.parts.iter().map(|open| self.rows_of(&open.part, document, key)).collect()
     }
 
-    /// Encodes a document and computes its rows in each part. No later step of a write calls the user's functions on
-    /// the new document.
+    /// Encodes a document and computes its rows in each part. This is the last step of a write that calls the user's
+    /// functions on the new document.
     pub(crate) fn prepare(&self, document: &C) -> Result<Prepared> {
         let key = document.key().encode();
         let mut row = Vec::new();
@@ -346,7 +346,7 @@ impl<C: Collection> OpenCollection<C> {
     }
 
     /// Returns `true` if this document owns the row of a unique index. While the index is being built from documents
-    /// with duplicate keys, another document may own the row.
+    /// with duplicate keys, a different document may own the row.
     async fn owns(
         &self,
         mode: Mode,
@@ -412,8 +412,8 @@ impl<C: Collection> OpenCollection<C> {
         Error::Decode { collection: C::NAME, of: Some(of), row: row.escape_ascii().to_string(), reason: reason.into() }
     }
 
-    /// Removes a document if it has expired. Returns `true` if the document is now gone, `false` if it is live. Always
-    /// returns `false` if the collection has no expiry.
+    /// Removes a document if it has expired. Returns `true` if the document is gone, or `false` if it is live. If the
+    /// collection has no expiry, always returns `false`.
     pub(crate) async fn remove_if_expired(&self, mode: Mode, tx: &mut Transaction<'_>, key: &[u8]) -> Result<bool> {
         if self.expires.is_none() {
             return Ok(false);
@@ -461,7 +461,7 @@ impl Undo<'_, '_> {
     fn undo(&mut self) -> Result<()> {
         let Some(savepoint) = self.savepoint.take() else { return Ok(()) };
         self.tx.rollback_to(savepoint).inspect_err(|_| {
-            // A half-finished change must never be committed.
+            // A half-finished change must never be committed, so make the transaction fail with a conflict.
             self.tx.conflict("a change of a document failed and could not be undone");
         })
     }

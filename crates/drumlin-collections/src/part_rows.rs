@@ -27,8 +27,8 @@ impl At<'_> {
     }
 }
 
-/// An iterator over the rows of a part within bounds. The first step looks up the part, because the lookup may wait.
-/// The iterator owns everything it reads from, except for a borrowed reader.
+/// An iterator over the rows of a part within bounds. The part is looked up at the first step, because the lookup may
+/// wait. The iterator owns everything it reads from, except for a borrowed reader.
 pub(crate) struct PartRows<'r, C: Collection> {
     pub(crate) open: Arc<OpenCollection<C>>,
     pub(crate) at: At<'r>,

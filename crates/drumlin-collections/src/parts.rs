@@ -1,7 +1,7 @@
 //! The parts of a collection: indexes, views, the expiry and the history.
 //!
-//! An index or view is a function from a document to rows in its own keyspace. To find the rows of a stored document,
-//! the function is called on the document a second time, so its result must depend only on the document.
+//! An index or view is a function from a document to rows in a keyspace of its own. The function must depend only on
+//! the document, because it is called a second time to find the rows of the stored document.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -202,7 +202,7 @@ impl Retention {
         Retention { versions: if count == 0 { 1 } else { count }, ..Retention::FOREVER }
     }
 
-    /// Keeps the versions that were the newest at some moment within the last `age`.
+    /// Keeps the versions that were the newest at any time within the last `age`.
     #[must_use]
     pub const fn age(age: Duration) -> Retention {
         Retention { age, ..Retention::FOREVER }

@@ -1,4 +1,4 @@
-//! Reading a collection as of a snapshot, or within a transaction.
+//! Reads a collection as of a snapshot, or within a transaction.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -300,7 +300,7 @@ impl<'r, C: Collection> Reading<'r, C> {
         Versions::as_of(Mode::Async, &self.open, self.at.reader(), &key, time).await
     }
 
-    /// Returns the documents in a range of keys as they were at the given time. Leaves out documents whose version of
+    /// Returns the documents in a range of keys as they were at the given time. Leaves out a document if its version of
     /// that time is no longer kept. Reads all versions in the range.
     ///
     /// # Errors

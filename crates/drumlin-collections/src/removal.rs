@@ -50,7 +50,7 @@ impl<C: Collection> Documents<C> {
     }
 
     /// Asynchronous [`remove_range`](Documents::remove_range). If the future is dropped, the documents that it has not
-    /// reached yet are kept.
+    /// yet reached stay.
     ///
     /// # Errors
     /// See [`remove`](Documents::remove).
@@ -102,7 +102,7 @@ impl<C: Collection> Documents<C> {
         }
     }
 
-    /// Removes the documents with these keys in one transaction. Returns how many of them existed.
+    /// Removes the documents with these keys in one transaction. Returns the number of documents that existed.
     async fn remove_keys(&self, mode: Mode, keys: Arc<Vec<Value>>) -> Result<u64> {
         let shared = &self.core.shared;
         match mode {
@@ -120,7 +120,7 @@ impl<C: Collection> Documents<C> {
     }
 }
 
-/// Removes the documents with these keys. Returns how many of them existed.
+/// Removes the documents with these keys. Returns the number of documents that existed.
 async fn remove_stored<C: Collection>(
     mode: Mode,
     open: &OpenCollection<C>,

@@ -29,7 +29,7 @@ impl<E> From<drumlin::Error> for Ended<E> {
     }
 }
 
-/// Ends the commit of a transaction according to the transaction's result.
+/// Ends the commit as the result of the transaction requires.
 fn end<T, E>(committing: &mut Committing, returned: &Result<T, Ended<E>>) {
     match returned {
         Ok(_) => committing.publish(),
@@ -79,7 +79,7 @@ impl Shared {
         options: TxOptions,
         mut body: impl for<'t> FnMut(Transaction<'t>) -> Attempt<'t, T, E>,
     ) -> Result<T, E> {
-        // The body's future owns everything it uses, so it shares the ticket with this function.
+        // The future of the body owns everything it uses, so share the commit's ticket with it.
         let committing = Arc::new(Mutex::new(self.hub.commit()));
         let value = self.db.transact_with_async(options, |raw| -> Attempt<'_, T, Ended<E>> {
             lock(&committing).cancel();

@@ -63,7 +63,8 @@ use crate::viewed::{Groups, ViewRow, ViewRows};
 /// # Ok::<(), drumlin_collections::Error>(())
 /// ```
 pub struct ItemStream<T> {
-    /// `None` once the iterator is exhausted. The mutex only makes the stream `Sync`; no thread ever waits for it.
+    /// `None` once the iterator is exhausted. The mutex is needed only to make the stream `Sync`; no thread ever waits
+    /// for it.
     step: Option<Mutex<Step<T>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Reading past versions of documents.
+//! Reads past versions of documents.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use crate::open::OpenCollection;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Version<C> {
-    /// The version's number. The first version of a document has number 1.
+    /// The version number. The first version of a document has number 1.
     pub number: u64,
     /// The time of the write, by the writer's clock. Never earlier than the time of the previous version.
     pub time: SystemTime,
@@ -85,7 +85,7 @@ fn version<C: Collection>(open: &OpenCollection<C>, key: &[u8], stored: StoredVe
     Ok(Version { number, time, document })
 }
 
-/// Returns the document of a version, unless the document had expired at `time`.
+/// Returns the document of a version, or `None` if the version records a removal or had expired at `time`.
 fn document_at<C: Collection>(
     open: &OpenCollection<C>,
     key: &[u8],
@@ -176,12 +176,12 @@ impl<C: Collection> DoubleEndedIterator for Versions<C> {
 /// }
 /// ```
 pub struct AsOf<C: Collection> {
-    /// `None` after an error: with a version missing, the document would be wrong.
+    /// `None` after an error: without the version that could not be read, the document would be wrong.
     rows: Option<drumlin::Range>,
     open: Arc<OpenCollection<C>>,
     time: SystemTime,
-    /// The key of the document whose versions are being read, and the newest version read so far that was written no
-    /// later than `time`. It outlives each step, so dropping a step's future loses nothing.
+    /// The key of the document whose versions are being read, and the newest version found so far that is not later
+    /// than `time`. It is kept between steps, so dropping a step's future loses nothing.
     current: Option<(Vec<u8>, Option<StoredVersion>)>,
 }
 
@@ -225,8 +225,8 @@ impl<C: Collection> AsOf<C> {
         Ok(None)
     }
 
-    /// Adds the next version to its document. If `next` belongs to a different document or is `None`, returns the
-    /// document that is now complete.
+    /// Adds the next version to its document. If `next` belongs to a different document or is `None`, the previous
+    /// document is complete, and is returned.
     fn complete(&mut self, next: Option<(Vec<u8>, StoredVersion)>) -> Option<(Vec<u8>, Option<StoredVersion>)> {
         let Some((key, version)) = next else { return self.current.take() };
         let version = (version.time <= self.time).then_some(version);

@@ -22,7 +22,8 @@ pub(crate) enum Reduced<V> {
     /// The range has no rows.
     Nothing,
     Value(V),
-    /// The document of at least one row has an expiry time. A stored state can't tell whether that time has passed.
+    /// At least one row belongs to a document with an expiry time. A stored state can't tell whether that time has
+    /// passed.
     Expires,
 }
 
@@ -35,8 +36,8 @@ impl<C: Collection, K: 'static, V: Serialize + DeserializeOwned + Send + 'static
     type Output = Reduced<V>;
 
     fn name(&self) -> Cow<'_, str> {
-        // The address tells views apart: one program may define two views that have the same name but different reduce
-        // functions.
+        // Include the function's address, because a program may define two views with the same name but different
+        // reduce functions.
         format!("{}, version {}, by {:p}", self.view.part_name(), self.view.version_number(), self.reduce).into()
     }
 

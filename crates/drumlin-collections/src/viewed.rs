@@ -1,4 +1,4 @@
-//! Reading the rows of a view, and reducing them.
+//! Reads the rows of a view, and reduces them.
 
 use std::fmt::Debug;
 use std::time::SystemTime;
@@ -140,8 +140,8 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Viewed { rows: self.rows.before(Self::row_of(&key, &document)), view: self.view }
     }
 
-    /// Returns the prefix of the keys of all rows that this document emitted with this key. In a row's key, a number
-    /// may follow the prefix.
+    /// Returns the prefix of the keys of all rows that this document emitted with this key. In a row's key, the prefix
+    /// may be followed by a number.
     fn row_of(key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
         let mut row = encoded(key);
         document.encode_into(&mut row);
@@ -191,7 +191,7 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         match rows.rows.aggregate(mode, &reducer).await {
             Ok(Reduced::Nothing) => Ok(None),
             Ok(Reduced::Value(value)) => Ok(Some(value)),
-            // Reduce row by row to find out which documents have expired, or at which row the reduce function fails.
+            // Reduce row by row, to skip expired documents or to find the row at which the reduce function fails.
             Ok(Reduced::Expires) | Err(Error::Store(drumlin::Error::Reducer { .. })) => {
                 Self::fold(&reducing, mode, rows).await
             }
@@ -275,7 +275,7 @@ pub struct ViewRow<K, D, V> {
 /// ```
 pub struct ViewRows<'r, C: Collection, K, V> {
     rows: PartRows<'r, C>,
-    /// The time used for expiry checks. Taken at the first row that has an expiry time, and used for all later rows.
+    /// The current time, for expiry checks. Read at the first row with an expiry time, and used for all later rows.
     now: Option<SystemTime>,
     values: std::marker::PhantomData<fn() -> (K, V)>,
 }
@@ -342,12 +342,12 @@ impl<C: Collection, K: Key, V: DeserializeOwned> Iterator for ViewRows<'_, C, K,
 /// ```
 pub struct Groups<'r, C: Collection, K, V, G, F> {
     rows: ViewRows<'r, C, K, V>,
-    /// The view's reduce function, or the error that ended the iteration. The error is taken when it is returned, so it
-    /// is returned only once.
+    /// The view's reduce function, or the error that ended the iteration. Returning the error takes it out, so it is
+    /// returned only once.
     reducing: Result<Reducing<C, K, V>, Option<Error>>,
     group: F,
-    /// The group that is being read, and the reduction of its values so far. It outlives each step, so dropping a
-    /// step's future loses nothing.
+    /// The unfinished group and the reduction of its values so far. It is kept between steps, so dropping a step's
+    /// future loses nothing.
     reduced: Option<(G, V)>,
 }
 
@@ -377,7 +377,7 @@ where
             match self.add(row) {
                 Ok(None) => {}
                 Ok(complete) => return Ok(complete),
-                // The group is missing a row, so its value would be wrong: end the iteration.
+                // The group lacks a row, so its value would be wrong: end the iteration.
                 Err(error) => {
                     self.reducing = Err(Some(error));
                     self.reduced = None;

@@ -1,8 +1,8 @@
 //! Entry points for fuzzing the decoders, which must not panic on any input.
 //!
-//! Most structures carry a checksum, which random bytes never pass. So each input is decoded twice, as it is and with a
-//! corrected checksum: a decoder must also withstand corruption that the checksum does not reveal. Encoding a decoded
-//! structure must return the same bytes.
+//! Most structures have a checksum, which random bytes never pass. So each input is decoded twice, once unchanged and
+//! once with a corrected checksum: a decoder must also withstand corruption that the checksum does not reveal. If a
+//! structure is decoded, encoding it must return the same bytes.
 //!
 //! This file is not a module of this crate. The engine's decoders are private, so the engine compiles it as its own
 //! module `fuzzing` if its feature `fuzzing` is on.
@@ -18,7 +18,7 @@ use crate::format::{
 use crate::format::{catalogue::Catalogue, node, record, summary};
 use crate::tree::node::{Inner, InnerMut, Leaf, LeafChange, LeafMut, Node, RowValue, check};
 
-/// Returns a block of `length` bytes: the given bytes, truncated or padded with zeros.
+/// Returns a block of `length` bytes: the input, truncated or padded with zeros.
 fn padded(bytes: &[u8], length: usize) -> Vec<u8> {
     let mut block = bytes[..bytes.len().min(length)].to_vec();
     block.resize(length, 0);
@@ -220,7 +220,8 @@ pub fn node(bytes: &[u8]) {
     exercise(&page, script.0);
 }
 
-/// Returns the lower and the upper fence of a node, if the next two strings of the script are in order.
+/// Returns the lower and the upper fence of a node, or no fences if the next two strings of the script are out of
+/// order.
 fn fences<'s>(page_bytes: usize, script: &mut Script<'s>) -> (Option<&'s [u8]>, Option<&'s [u8]>) {
     let limit = node::key_bytes_max(page_bytes);
     let (a, b) = (script.string(limit), script.string(limit));
@@ -293,7 +294,7 @@ fn change_inner(inner: &mut InnerMut<'_>, script: &mut Script<'_>) {
     }
 }
 
-/// Performs every operation on a page, if the page passes the check.
+/// Performs every operation on a page that passes the check.
 fn exercise(page: &[u8], script: &[u8]) {
     if check(page).is_err() {
         return;
@@ -421,7 +422,7 @@ impl Sealed {
         found
     }
 
-    /// Recomputes the checksum after the part's bytes were changed.
+    /// Recomputes the checksum after a change to the part's bytes.
     pub fn renew(&self, file: &mut [u8]) {
         let Some(bytes) = file.get_mut(self.start..self.start + self.length) else { return };
         match self.kind {

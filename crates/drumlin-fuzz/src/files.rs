@@ -1,12 +1,12 @@
 //! Damages the files of databases, then opens them.
 //!
-//! There are three small databases, each created once: one that was closed, one that was killed with commits in its
-//! log, and one with two log streams that was killed, reopened and killed again, after a keyspace had been dropped and
-//! the file compacted. A script says how to damage their files.
+//! There are three small databases, each created once: the first was closed; the second was killed with commits in its
+//! log; the third has two log streams, and was killed, reopened and killed again after a keyspace had been dropped and
+//! the file compacted. A script describes the damage to their files.
 //!
-//! If the script recomputes no checksums, the full promise must hold: reads return the right value or an error that
+//! If the script recomputes no checksums, the full promise must hold: a read returns the right value or an error that
 //! names a file, although the log may end early, after a complete commit. If the script does recompute checksums, no
-//! program can detect the damage; then the engine must not panic, hang, or use unbounded memory.
+//! program can detect the damage. Even then, the engine must not panic, hang, or use unbounded memory.
 //!
 //! Before a damaged database is opened, `examine` runs on it. It must not change a single byte, and must find damage
 //! whenever opening does.
@@ -50,7 +50,7 @@ enum History {
 struct Sample {
     history: History,
     files: Files,
-    /// The files at earlier moments, for the script to put back.
+    /// The files at earlier times, which the script can put back.
     earlier: Vec<Files>,
     sealed: Vec<(PathBuf, Sealed)>,
     states: Vec<Rows>,
@@ -65,7 +65,7 @@ fn sample(byte: u8) -> &'static Sample {
     &samples[if byte >= 192 { 2 } else { usize::from(byte % 2) }]
 }
 
-/// Returns bytes that compress a little and are different for each number.
+/// Returns bytes that compress a little and differ for each number.
 fn value(number: u64, length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (number.wrapping_mul(0x9E37_79B9) >> (at % 13)) as u8 ^ (at / 7) as u8).collect()
 }
@@ -135,7 +135,7 @@ impl Sample {
         Ok(vec![rows])
     }
 
-    /// Makes commits that are in the log only, and adds the rows after each commit to `states`.
+    /// Makes commits that stay in the log, and appends the rows after each commit to `states`.
     fn commit(db: &Database, commits: Range<u64>, states: &mut Vec<Rows>) -> drumlin::Result<()> {
         let keyspace = db.existing_keyspace("rows")?;
         let mut rows = states.last().expect("the checkpoint's").clone();
@@ -155,7 +155,7 @@ impl Sample {
             }
             tx.insert(&keyspace, b"commit", commit.to_be_bytes())?;
             rows.insert(b"commit".to_vec(), commit.to_be_bytes().to_vec());
-            // Each thread is assigned a log stream, so new threads use both.
+            // Each thread is assigned a log stream, so commit on new threads to use both streams.
             std::thread::scope(|scope| scope.spawn(|| tx.commit()).join().expect("a commit does not panic"))?;
             states.push(rows.clone());
         }
@@ -186,7 +186,7 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
     for (path, bytes) in files {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let file = backend.open(path, options).expect("memory takes everything");
-        // Most of a file is zeros, which need no writing.
+        // Most of a file is zeros, which don't have to be written.
         for (number, block) in bytes.chunks(4096).enumerate().filter(|(_, block)| block.iter().any(|&byte| byte != 0)) {
             file.write_at(block, number as u64 * 4096, Persist::Later).expect("memory takes everything");
         }
@@ -198,13 +198,13 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
 /// The damage that a script did.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Damage {
-    /// A checksum was recomputed.
+    /// `true` if a checksum was recomputed.
     resealed: bool,
-    /// Bytes of the log were changed.
+    /// `true` if bytes of the log were changed.
     log: bool,
-    /// Bytes of a file other than the log were changed.
+    /// `true` if bytes of a file other than the log were changed.
     data: bool,
-    /// Whole files are missing, old, or swapped.
+    /// `true` if whole files are missing, old, or swapped.
     lost: bool,
 }
 
@@ -218,13 +218,14 @@ impl Damage {
         self.data |= !is_log(path);
     }
 
-    /// Returns the index of the oldest state that the database may have without reporting damage. The end of a killed
-    /// database's log can't be told from damage to the log, but the superblock knows the state with which an opening
-    /// began. A closed database needs its log only if its newest superblock is damaged too.
+    /// Returns the index of the oldest state that the database may have without reporting damage. In a killed database,
+    /// damage to the log looks the same as the end of the log, but the superblock records the state with which the last
+    /// opening began. A closed database needs its log only if its newest superblock is damaged too.
     fn ends_from(self, sample: &Sample) -> usize {
         match sample.history {
             History::Closed if !self.data => sample.states.len() - 1,
-            // The newest superblock lists the log files, so missing files are noticed unless it is damaged too.
+            // The newest superblock lists the log files. So missing files are detected, unless the superblock is
+            // damaged too.
             _ if !(self.log || self.data && self.lost) => sample.states.len() - 1,
             _ if !self.data => sample.opened_at,
             _ => 0,
@@ -251,14 +252,14 @@ fn lose(sample: &Sample, files: &mut Files, way: u8, script: &mut Script<'_>, do
         _ => {
             let earlier = &sample.earlier[script.number() % sample.earlier.len()];
             let Some(before) = earlier.get(path) else { return };
-            // An old log file may lack the end of the log.
+            // An old version of a log file may lack the end of the log.
             done.log |= is_log(path);
             files.insert(path.clone(), before.clone());
         }
     }
 }
 
-/// Damages the files as the script says.
+/// Damages the files as the script describes.
 fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage {
     let mut done = Damage::default();
     let names: Vec<PathBuf> = files.keys().cloned().collect();
@@ -267,11 +268,11 @@ fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage
         let strings =
             [&b""[..], b"\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00\x00\x00\x00\x80", b"dRec", b"DRUMLIN\n"];
         if kind >= 128 && !sample.sealed.is_empty() {
-            // Within a part that has a checksum, which is recomputed.
+            // Change a part that has a checksum, and recompute the checksum.
             let (path, sealed) = &sample.sealed[script.number() % sample.sealed.len()];
             let Some(file) = files.get_mut(path) else { continue };
             let Some(part) = file.get_mut(sealed.start..sealed.start + sealed.length) else { continue };
-            // Headers are short and matter most, so damage them half of the time.
+            // Headers are short and matter most, so they receive half of the damage.
             let limit = if kind & 1 == 0 { sealed.length.min(128) } else { sealed.length };
             let at = script.number() % limit;
             let bytes = if kind & 2 == 0 {
@@ -323,7 +324,7 @@ fn damage(sample: &Sample, files: &mut Files, script: &mut Script<'_>) -> Damage
     done
 }
 
-/// Damages a database as the bytes say, opens it, and reads and changes it.
+/// Damages a database as the bytes describe, opens it, and reads and changes it.
 pub fn run(bytes: &[u8]) {
     let mut script = Script(bytes);
     let sample = sample(script.byte());
@@ -362,7 +363,7 @@ fn read_everything(db: &Database) -> drumlin::Result<usize> {
     let mut count = 0;
     for info in db.keyspaces() {
         let keyspace = db.existing_keyspace(&info.name)?;
-        // Damage that no checksum reveals may make a scan run in circles, so take a limited number of rows.
+        // If no checksum reveals the damage, a scan may run in circles. So limit the number of rows.
         count += keyspace.iter().take(100_000).take_while(Result::is_ok).count();
         count += keyspace.iter().rev().take(100_000).take_while(Result::is_ok).count();
         assert!(count < 100_000, "a scan does not end");

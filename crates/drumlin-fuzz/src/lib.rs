@@ -1,8 +1,8 @@
-//! Fuzz targets: each takes arbitrary bytes, and panics if the library misbehaves.
+//! Fuzz targets. Each takes arbitrary bytes, and panics if the library misbehaves.
 //!
-//! `fuzz/` at the root of the repository hands these functions to libFuzzer. `tests/corpus.rs` replays the inputs worth
-//! keeping, with the stable toolchain. This crate's program damages and opens databases by the hundred thousand, and
-//! runs seeded sequences of calls to the whole public API.
+//! `fuzz/` at the root of the repository hands these functions to libFuzzer. `tests/corpus.rs` replays a corpus of
+//! inputs with the stable toolchain. This crate's program damages and opens databases by the hundred thousand, and runs
+//! seeded sequences of calls to the whole public API.
 
 pub mod api;
 pub mod files;

@@ -1,8 +1,8 @@
 //! Two long-running fuzzers.
 //!
 //! `drumlin-fuzz --files 100000` damages databases by the hundred thousand and opens them. The scripts for
-//! [`drumlin_fuzz::files`] are drawn from seeds. The count is kept in `target/fuzz/files`, and each run continues where
-//! the last one ended. Scripts that fail are kept in the same folder, as input for the target `files`.
+//! [`drumlin_fuzz::files`] are drawn from seeds. The number of runs is stored in `target/fuzz/files`, from which the
+//! next run continues. Scripts that fail are stored in the same folder, as input for the target `files`.
 //!
 //! `drumlin-fuzz api --seconds 60` runs seeded sequences of calls to the whole public API. Child processes run the
 //! seeds, so a sequence that hangs can be killed; `drumlin-fuzz api --seed 7` repeats one seed.
@@ -32,7 +32,7 @@ fn folder() -> PathBuf {
     target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target")).join("fuzz")
 }
 
-/// More memory than a database of this size can need.
+/// More peak memory than any database of this size can need.
 const PEAK_BYTES_MAX: u64 = 512 << 20;
 
 /// Returns this process's peak memory since the last call, in bytes, or `None` if the system does not report it.
@@ -51,7 +51,7 @@ fn run(goal: u64) -> std::io::Result<u64> {
     let mut said = Instant::now();
     while done < goal {
         let script = script(done);
-        // Running out of memory can't be caught. If that happens, this file has the script.
+        // Running out of memory can't be caught. If it happens, this file still contains the script.
         std::fs::write(folder().join("current"), &script)?;
         let is_whole = std::panic::catch_unwind(|| drumlin_fuzz::files::run(&script)).is_ok();
         let peak = take_peak_bytes().unwrap_or(0);
@@ -91,11 +91,11 @@ fn write_files(failed: u64) -> std::io::Result<u64> {
 /// No sequence of calls takes this long, not even in a debug build on a busy machine.
 const SEED_DURATION_MAX: Duration = Duration::from_secs(60);
 
-/// Each sequence leaks a database at its end, so a process runs only this many.
+/// A process runs at most this many seeds, because each sequence leaks a database at its end.
 const SEEDS_PER_PROCESS: u64 = 10;
 
-/// The body of a child process: runs `count` seeds, beginning with `from`. Prints each seed before running it, and
-/// afterwards the memory that it used.
+/// The body of a child process: runs `count` seeds, beginning with `from`. Prints each seed before running it.
+/// Afterwards, prints the memory that the sequence used.
 fn api_worker(from: u64, count: u64) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -114,7 +114,7 @@ fn api_worker(from: u64, count: u64) {
 struct Lanes {
     begun: Instant,
     duration: Duration,
-    /// The next seed, and the end of the range (excluded).
+    /// The next seed, and the exclusive end of the range.
     next: AtomicU64,
     end: u64,
     done: AtomicU64,
@@ -183,7 +183,7 @@ impl Lanes {
     }
 }
 
-/// Runs seeds, as many concurrently as there are processors. Returns the number of failed seeds.
+/// Runs seeds on all processors. Returns the number of seeds that failed.
 fn api(from: u64, count: u64, duration: Duration) -> std::io::Result<u64> {
     let (next, end, zero) = (AtomicU64::new(from), from.saturating_add(count), AtomicU64::default);
     let lanes =

@@ -1,4 +1,4 @@
-//! Runs the same sequences of operations on a database and on an ordered map, whose answers must agree.
+//! Runs the same sequence of operations on a database and on an ordered map, and compares their answers.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -23,7 +23,7 @@ struct World {
     db: Option<Database>,
     keyspaces: Vec<Keyspace>,
     models: [Model; 2],
-    /// A snapshot, and the rows that it must show.
+    /// A snapshot, and the rows that it must see.
     kept: Option<(Snapshot, [Model; 2])>,
 }
 
@@ -198,7 +198,7 @@ impl World {
                 self.models[which].remove(&key);
             }
             20 => {
-                // Remove a run of rows to make leaves merge.
+                // Remove many adjacent rows, so that leaves merge.
                 let from = key(script);
                 let doomed: Vec<_> = self.models[which].range(from..).take(50).map(|(key, _)| key.clone()).collect();
                 for key in doomed {

@@ -1,4 +1,4 @@
-//! Bytes read as instructions: any bytes are a valid script.
+//! Bytes that are read as instructions. Any bytes form a valid script.
 
 /// The remaining bytes. After its end, a script reads as zeros.
 #[derive(Clone, Debug)]

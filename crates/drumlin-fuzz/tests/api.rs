@@ -1,4 +1,4 @@
-//! The generator of call sequences makes every public call.
+//! The generator of call sequences covers every public call.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -35,7 +35,7 @@ fn public_functions() -> BTreeSet<String> {
     functions
 }
 
-/// A few hundred seeds make every public call, and each call answers correctly.
+/// A few hundred seeds cover every public call, and each call returns the right answer.
 #[test]
 fn every_call_is_made() {
     let wanted = public_functions();
@@ -44,7 +44,7 @@ fn every_call_is_made() {
         wanted.iter().filter(|name| !called.contains(name.as_str())).cloned().collect()
     };
     let mut seed = 0;
-    // A few hundred seeds are enough; the exact number changes with every draw that is added.
+    // The exact number of seeds changes with every draw that is added to the generator.
     while !missing(&wanted).is_empty() && seed < 1000 {
         api::run(&api::script(seed));
         seed += 1;

@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzzers, so that bugs found once stay fixed.
+//! Replays the fuzzing corpus, so that fixed bugs stay fixed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ fn every_target_is_fuzzed() {
     assert_eq!(found, TARGETS.map(|(target, _)| target));
 }
 
-/// The corpus has samples of everything that the encoders write, so fuzzing the decoders begins with valid bytes. If
-/// `DRUMLIN_FUZZ_SAMPLES` is set, the test writes them.
+/// The corpus has samples of everything that the encoders write, so that fuzzing the decoders starts from valid bytes.
+/// If `DRUMLIN_FUZZ_SAMPLES` is set, the test writes the samples.
 #[test]
 fn the_corpus_has_the_samples() {
     for (number, (target, bytes)) in drumlin::fuzzing::samples().into_iter().enumerate() {

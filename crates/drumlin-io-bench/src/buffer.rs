@@ -1,4 +1,4 @@
-//! A buffer that all peers accept. Their own buffers would not be aligned for direct I/O.
+//! A buffer that all peers accept. Their own buffers are not aligned for direct I/O.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
@@ -57,7 +57,7 @@ mod peers {
             self.0.len()
         }
 
-        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
+        // SAFETY: has no requirements of its caller, because all bytes are initialised, regardless of the count.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
@@ -82,7 +82,7 @@ mod peers {
             self.0.as_mut_ptr()
         }
 
-        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
+        // SAFETY: has no requirements of its caller, because all bytes are initialised, regardless of the count.
         unsafe fn set_init(&mut self, _: usize) {}
     }
 
@@ -93,7 +93,7 @@ mod peers {
     }
 
     impl compio::buf::SetLen for Buffer {
-        // SAFETY: asks nothing of its caller: all bytes are initialised, regardless of the count.
+        // SAFETY: has no requirements of its caller, because all bytes are initialised, regardless of the count.
         unsafe fn set_len(&mut self, _: usize) {}
     }
 

@@ -15,11 +15,10 @@ use crate::work::{Measured, Row};
 /// The unit in which the files under /proc count processor time.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Returns the processor time of all ended children of this process, in seconds.
+/// Returns the processor time of all children of this process that have ended, in seconds.
 pub(crate) fn children_seconds() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
-    // Splitting starts after the name, which is in parentheses. So fields 16 and 17 of proc(5) have the indexes 13 and
-    // 14.
+    // Split after the process name, which is in parentheses. So fields 16 and 17 of proc(5) have the indexes 13 and 14.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     Ok(fields.iter().skip(13).take(2).filter_map(|field| field.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND)
 }
@@ -29,8 +28,8 @@ pub(crate) fn busy_seconds() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/stat")?;
     let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
     let ticks: Vec<f64> = fields.filter_map(|field| field.parse().ok()).collect();
-    // The fields are user, nice, system, idle, iowait, irq, softirq. Omit irq and softirq, since the measured transfers
-    // cause most of that time.
+    // The fields are user, nice, system, idle, iowait, irq, softirq. Omit irq and softirq, because most of that time is
+    // caused by the measured transfers.
     Ok(ticks.iter().take(3).sum::<f64>() / TICKS_PER_SECOND)
 }
 

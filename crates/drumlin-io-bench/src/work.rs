@@ -1,4 +1,4 @@
-//! The rows of the table, and the work of each row: the ranges to read or write, and their bytes.
+//! The rows of the table. Each row has its own reads or writes: which ranges they cover, and which bytes they transfer.
 //!
 //! Block `n` of a file begins and ends with the number `n`, mixed with a seed, so both ends of every block read can be
 //! checked.
@@ -25,7 +25,7 @@ pub(crate) const REQUESTS: usize = 5;
 pub(crate) const RANGES: usize = 256;
 /// The number of bytes in one range of `read_many`.
 pub(crate) const RANGE_BYTES: usize = 1000;
-/// The number of blocks within which the ranges of a near call lie.
+/// The number of blocks that the ranges of a near call are spread over.
 const WINDOW_BLOCKS: u64 = 1024;
 const WRITE_BYTES: u64 = 1 << 30;
 
@@ -87,7 +87,7 @@ impl Row {
     }
 }
 
-/// The work of one measurement. The tasks and threads that do the work share it.
+/// The reads or writes of one measurement, shared by the tasks and threads that perform them.
 pub(crate) struct Work {
     pub(crate) row: Row,
     pub(crate) path: PathBuf,
@@ -153,10 +153,10 @@ impl Work {
         Measured { units, seconds, processor_seconds, other_processors: 0.0 }
     }
 
-    /// Returns the number of the next request, or `None` if the time is up.
+    /// Returns the index of the next request, or `None` if the time is up.
     fn next(&self) -> Option<u64> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Reading the clock is the most expensive step, so random reads do that only for one request in 32.
+        // Reading the clock is the most expensive step, so random reads check the time only at every 32nd request.
         if self.is_over.load(Ordering::Relaxed) {
             return None;
         }
@@ -284,7 +284,8 @@ pub(crate) fn remove_files(folder: &Path) -> io::Result<()> {
     fs::remove_file(folder.join(WRITE_FILE))
 }
 
-/// Opens the file of the work: for direct I/O, or buffered, after evicting the file from the page cache.
+/// Opens the file that the row reads or writes: for direct I/O, or buffered, after evicting the file from the page
+/// cache.
 pub(crate) fn open(work: &Work, is_direct: bool) -> io::Result<fs::File> {
     let flags = if is_direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
     let file = fs::OpenOptions::new().read(true).write(work.row == Row::Write).custom_flags(flags).open(&work.path)?;

@@ -31,22 +31,22 @@ pub struct Capabilities {
     pub mount_options: String,
     /// The mounted device, its number, and whether it has a volatile write cache.
     pub device: String,
-    /// Files are in memory or syncs are skipped: no file survives a power cut, even after a sync.
+    /// Set if files are in memory or syncs are skipped, so that no file survives a power cut, even after a sync.
     pub is_volatile: bool,
-    /// Files can bypass the page cache.
+    /// Set if files can bypass the page cache.
     pub is_direct: bool,
-    /// The alignment of direct transfers, in bytes; 1 if files are not direct.
+    /// The alignment of direct transfers, in bytes: 1 if files are not direct.
     pub alignment: usize,
-    /// A write can be durable on its own ([`SyncMethod::DurableWrite`]), without a following sync.
+    /// Set if a write can be durable on its own ([`SyncMethod::DurableWrite`]), without a sync.
     pub has_durable_writes: bool,
-    /// Parts of a file can be freed ([`File::punch`](crate::File::punch)).
+    /// Set if parts of a file can be freed ([`File::punch`](crate::File::punch)).
     pub has_punch: bool,
     /// The block device, if the file system is on a block device and the system describes it.
     pub block_device: Option<BlockDevice>,
 }
 
 impl Capabilities {
-    /// Asks the system, and tries some calls on a temporary file in the folder.
+    /// Queries the system, and tries some calls on a temporary file in the folder.
     ///
     /// # Errors
     /// Any error that the system reports: the folder is missing, full, or not writable.
@@ -115,7 +115,7 @@ mod tests {
     use crate::tests::TestFolder;
     use crate::{IoBackend, in_memory};
 
-    /// The capabilities agree with the behaviour of a file, and no file is left in the folder.
+    /// The capabilities match the behaviour of a file, and no file is left in the folder.
     #[test]
     fn a_folder_is_examined() {
         for backend in [select(IoBackend::Auto).unwrap(), select(IoBackend::Portable).unwrap(), in_memory()] {

@@ -15,8 +15,8 @@ use crate::file::{File, ReadMany, ReadManyOptions};
 use crate::read::ReadBuffer;
 use crate::stream::{ReadStream, StreamOptions, WriteStream};
 
-/// A file that never changes: written once, then shared by any number of readers. Its length is known without a system
-/// call.
+/// A file that never changes: it is written once, then shared by any number of readers. Its length is known without a
+/// system call.
 ///
 /// # Examples
 /// ```
@@ -43,8 +43,8 @@ pub struct ImmutableFile {
 }
 
 impl ImmutableFile {
-    /// Begins to write a file, under the name `<path>.partial` until it is [finished](ImmutableFileWriter::finish).
-    /// Replaces a partial file that an interrupted program has left.
+    /// Begins to write a file. Until it is [finished](ImmutableFileWriter::finish), its name is `<path>.partial`.
+    /// Replaces a partial file that an interrupted program has left behind.
     ///
     /// # Errors
     /// `AlreadyExists` if a file exists at `path`, and any error that the system reports.
@@ -118,7 +118,7 @@ impl ImmutableFile {
         ReadStream::open(&self.file, range, options)
     }
 
-    /// Returns the same file on the given handle of its driver, for instance [`Driver::background`].
+    /// Returns the same file for use with the given handle of its driver, for instance [`Driver::background`].
     #[must_use]
     pub fn with_driver(&self, driver: &Driver) -> ImmutableFile {
         ImmutableFile { file: self.file.with_driver(driver), bytes: self.bytes }
@@ -135,7 +135,7 @@ impl fmt::Debug for ImmutableFile {
 /// partial file.
 pub struct ImmutableFileWriter {
     stream: WriteStream,
-    /// The path of the partial file; `None` once the file is complete.
+    /// The path of the partial file, or `None` once the file is complete.
     partial: Option<PathBuf>,
     path: PathBuf,
     driver: Driver,

@@ -19,7 +19,7 @@ pub(super) struct Medium {
 }
 
 impl Medium {
-    /// Describes `folder`, whose files `backend` serves.
+    /// Describes the medium of `folder`, whose files `backend` serves.
     pub(super) fn of(backend: &dyn Backend, folder: &Path) -> io::Result<Medium> {
         if matches!(backend.name(), "uring" | "portable") {
             return of_system(folder);
@@ -38,7 +38,7 @@ impl Medium {
     }
 }
 
-/// The properties of a block device, from `/sys/dev/block/…/queue`.
+/// The properties of a block device, read from `/sys/dev/block/…/queue`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each is an answer of its own")]
 pub struct BlockDevice {
@@ -46,24 +46,24 @@ pub struct BlockDevice {
     pub logical_block_bytes: u64,
     /// The smallest unit that the device can write without a read-modify-write cycle, in bytes.
     pub physical_block_bytes: u64,
-    /// The largest request, in bytes. The kernel splits larger requests.
+    /// The size of the largest request, in bytes. The kernel splits larger requests.
     pub request_bytes_max: u64,
-    /// The largest number of separate pieces of memory in a request.
+    /// The maximum number of separate pieces of memory in a request.
     pub request_segments_max: u64,
     /// The maximum number of requests that the kernel queues for the device.
     pub requests_max: u64,
-    /// The device has moving parts, or claims to have them, as many virtual devices do.
+    /// Set if the device has moving parts or claims to have them, as many virtual devices do.
     pub is_rotational: bool,
-    /// The device has a volatile write cache: until it is flushed, a power cut may lose finished writes.
+    /// Set if the device has a volatile write cache: until it is flushed, a power cut may lose finished writes.
     pub has_volatile_cache: bool,
-    /// A single write can bypass that cache (forced unit access).
+    /// Set if a single write can bypass that cache (forced unit access).
     pub has_forced_unit_access: bool,
-    /// The device accepts discards of unused blocks.
+    /// Set if the device accepts discards of unused blocks.
     pub has_discard: bool,
-    /// The device can be polled ([`DriverOptions::polled`](crate::DriverOptions::polled)).
+    /// Set if the device can be polled ([`DriverOptions::polled`](crate::DriverOptions::polled)).
     pub can_be_polled: bool,
-    /// The largest aligned write that is atomic, i.e. never torn by a power cut, in bytes; 0 if the device guarantees
-    /// none.
+    /// The size of the largest aligned write that a power cut never tears, in bytes; 0 if the device makes no such
+    /// promise.
     pub atomic_write_bytes_max: u64,
 }
 
@@ -119,7 +119,7 @@ fn of_system(folder: &Path) -> io::Result<Medium> {
     let number = std::fs::metadata(&folder)?.dev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
 
-    // A container may hide the mount table. The device number and the kind of file system are known even so.
+    // A container may hide the mount table. Even so, the device number and the kind of file system are known.
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mount = mount_of(&mounts, &folder).unwrap_or_default();
     let cache = write_cache(major, minor).unwrap_or_else(|| "unknown".to_owned());
@@ -165,12 +165,12 @@ fn write_cache(major: u32, minor: u32) -> Option<String> {
 struct Mount {
     file_system: String,
     source: String,
-    /// The options of the mount, followed by the options of the file system.
+    /// The options of the mount, then those of the file system.
     options: String,
 }
 
-/// Returns the mount that contains `folder`. Device numbers cannot identify the mount: on btrfs, files have other
-/// device numbers than the mount table.
+/// Returns the mount that contains `folder`. Device numbers cannot identify the mount: on btrfs, those of files differ
+/// from those in the mount table.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
     let mut best: Option<(usize, Mount)> = None;

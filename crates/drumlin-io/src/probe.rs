@@ -22,17 +22,18 @@ use crate::BLOCK_BYTES;
 /// through a journal.
 const METHODS: [SyncMethod; 3] = [SyncMethod::DurableWrite, SyncMethod::DataSync, SyncMethod::FullSync];
 
-/// The size of the file in blocks: enough that the drive does not write the same block over and over, few enough to
-/// fill the file quickly.
+/// The size of the file in blocks. They are enough that the drive does not write the same block over and over, and few
+/// enough that the file is filled quickly.
 const FILE_BLOCKS: u64 = 64;
 
 /// The maximum number of samples. More samples would change neither the median nor the 99th percentile.
 const SAMPLES_MAX: usize = 3000;
 
-/// The minimum number of samples, taken even if the time is up. They are enough for figures, but not for a choice.
+/// The minimum number of samples, which are taken even if the time is up. They suffice for figures, but not for a
+/// choice.
 const SAMPLES_MIN: usize = 3;
 
-/// The number of writes by one method before the next method takes its turn.
+/// The number of writes by one method before the next method's turn.
 const ROUND_WRITES: usize = 8;
 
 /// The version of the text format of [`Probe::encode`].
@@ -43,11 +44,11 @@ const TEXT_VERSION: u32 = 1;
 pub struct MethodFigures {
     /// The measured method.
     pub method: SyncMethod,
-    /// Half of the durable writes of 4 KiB took at most this long, in microseconds.
+    /// The median duration of a durable write of 4 KiB, in microseconds.
     pub median_us: f64,
-    /// 99 % of these writes took at most this long, in microseconds.
+    /// The 99th percentile of these durations, in microseconds.
     pub p99_us: f64,
-    /// `true` if the system and the file system support the method. If not, the figures are zero.
+    /// Set if the system and the file system support the method. If they don't, the figures are zero.
     pub supported: bool,
 }
 
@@ -80,9 +81,9 @@ pub struct Probe {
     pub device: String,
     /// The mount options.
     pub mount_options: String,
-    /// `true` if files bypass the page cache.
+    /// Set if files bypass the page cache.
     pub direct: bool,
-    /// Files are in memory (tmpfs, ramfs) or syncs are skipped: regardless of the figures, no file survives a power
+    /// Set if files are in memory (tmpfs, ramfs) or syncs are skipped: whatever the figures, no file survives a power
     /// cut.
     pub tmpfs: bool,
     fingerprint: String,
@@ -92,8 +93,8 @@ impl Probe {
     /// The default duration of a probe.
     pub const DURATION: Duration = Duration::from_secs(1);
 
-    /// Measures durable writes for about `duration`, in a temporary file in `folder`. Every method gets at least three
-    /// writes, so a very slow device may take longer.
+    /// Measures durable writes for about `duration`, in a temporary file in `folder`. Each method writes at least three
+    /// times, so a very slow device may take longer.
     ///
     /// # Errors
     /// Any error that the system reports: the folder is missing, full, or not writable.
@@ -130,7 +131,7 @@ impl Probe {
         Ok(Medium::of(backend, folder)?.fingerprint() == self.fingerprint)
     }
 
-    /// Encodes the probe as text for storing it: lines of `key = value`.
+    /// Encodes the probe as text that can be stored: lines of `key = value`.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::new();
@@ -153,7 +154,7 @@ impl Probe {
         text
     }
 
-    /// Returns `true` if `bytes` begin like an encoded probe.
+    /// Returns `true` if `bytes` start like an encoded probe.
     pub fn is_text(bytes: &[u8]) -> bool {
         bytes.starts_with(b"version = ")
     }
@@ -161,7 +162,7 @@ impl Probe {
     /// Parses an encoded probe. Ignores unknown keys.
     ///
     /// # Errors
-    /// `InvalidData`, which names the missing or wrong field. In this case, rerun the probe.
+    /// `InvalidData` if a field is missing or wrong. The error names the field. In this case, rerun the probe.
     pub fn decode(text: &str) -> io::Result<Probe> {
         let field = |key: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once('='));
@@ -215,7 +216,7 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not the text of a probe: {what}"))
 }
 
-/// A temporary file of written zeros. Dropping this value removes the file.
+/// A temporary file, filled with zeros. Dropping this value removes the file.
 pub(crate) struct Scratch<'a> {
     backend: &'a dyn Backend,
     path: PathBuf,
@@ -247,7 +248,8 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Measures single durable writes by each method. Returns their durations, in the order of [`METHODS`].
+/// Measures single durable writes by each method. Returns the durations of each method's writes, in the order of
+/// [`METHODS`].
 fn measure(backend: &dyn Backend, file: &dyn BackendFile, duration: Duration) -> io::Result<[Vec<Duration>; 3]> {
     let mut samples = [const { Vec::new() }; 3];
     let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
@@ -283,9 +285,9 @@ fn figures(method: SyncMethod, samples: &[Duration], supported: bool) -> MethodF
     MethodFigures { method, median_us: microseconds(at(500)), p99_us: microseconds(at(990)), supported }
 }
 
-/// Chooses a method. `methods` are in order of preference, each with its sorted samples. The first is chosen unless a
-/// later one is faster by more than the noise. Without this rule, the choice between methods of equal speed would be
-/// random, and two databases in the same folder could differ.
+/// Chooses from `methods`, which are in order of preference and have sorted samples. Chooses the first, unless a later
+/// one is faster by more than the noise. Without this rule, the choice between methods of equal speed would be random,
+/// and two databases in the same folder could differ.
 fn choose<'s>(methods: impl Iterator<Item = (SyncMethod, &'s Vec<Duration>)>) -> SyncMethod {
     let chosen = methods.reduce(|preferred, other| {
         let (expected, offered) = (median_bounds(preferred.1), median_bounds(other.1));
@@ -298,7 +300,7 @@ fn choose<'s>(methods: impl Iterator<Item = (SyncMethod, &'s Vec<Duration>)>) ->
 /// Returns the confidence interval of the median of sorted samples.
 ///
 /// Each sample is below the true median with a probability of one half. So the number of samples below the true median
-/// has the mean n/2 and the standard deviation √n/2, and in 997 of 1,000 measurements the true median lies between the
+/// has the mean n/2 and the standard deviation √n/2. In 997 of 1,000 measurements, the true median lies between the
 /// samples with the ranks n/2 ± 3·√n/2. With fewer than nine samples, these ranks don't exist, and the result is
 /// `None`.
 fn median_bounds(samples: &[Duration]) -> Option<(Duration, Duration)> {
@@ -353,8 +355,8 @@ mod tests {
         choose(METHODS.into_iter().zip(samples))
     }
 
-    /// If medians differ by less than the noise of their samples, the preferred method is chosen, whichever median is
-    /// lowest. These medians were measured on a single drive.
+    /// If medians differ by less than the noise of their samples, the preferred method is chosen, even if a different
+    /// one has the lowest median. These medians were measured on a single drive.
     #[test]
     fn noise_chooses_no_method() {
         let medians = [[3994, 3804, 3693], [3693, 3804, 3994], [3804, 3994, 3693], [3994, 3693, 3804]];
@@ -364,7 +366,7 @@ mod tests {
         }
     }
 
-    /// The bounds of a median are the samples with the computed ranks.
+    /// The bounds of a median are the samples at the computed ranks.
     #[test]
     fn the_median_lies_between_its_bounds() {
         let microseconds = |from: u64, to: u64| (Duration::from_micros(from), Duration::from_micros(to));
@@ -377,8 +379,8 @@ mod tests {
         assert_eq!(median_bounds(&counted(10_000)), Some(microseconds(4850, 5149)));
     }
 
-    /// A method is chosen if it beats all preferred methods by more than the noise, and no later method beats it in
-    /// turn.
+    /// A method is chosen if it beats all preferred methods by more than the noise, and no later method beats it by
+    /// more than that.
     #[test]
     fn a_method_that_is_surely_faster_is_chosen() {
         let of = |medians: [u64; 3], count| chosen(&medians.map(|median| samples(median, 20, count)));

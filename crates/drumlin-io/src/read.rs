@@ -1,4 +1,4 @@
-//! Buffers for the bytes that were read, which users share instead of copying, and reads of any range into them.
+//! Buffers of bytes that were read, which are shared instead of copied, and reads of any range into such buffers.
 
 use std::fmt;
 use std::io;
@@ -48,7 +48,7 @@ impl Drop for Memory {
     }
 }
 
-/// Keeps the buffers of a stream or driver between requests: allocating 512 KiB costs as much as reading 512 KiB.
+/// Retains the buffers of a stream or driver between requests: allocating 512 KiB costs as much as reading 512 KiB.
 pub(crate) struct BufferHome {
     shelf: Mutex<Shelf>,
     buffer_bytes: usize,
@@ -57,19 +57,19 @@ pub(crate) struct BufferHome {
 
 struct Shelf {
     buffers: Vec<AlignedBuffer>,
-    /// The number of buffers that the first request will allocate as one group; 0 afterwards.
+    /// The number of buffers that the first request will allocate as a group, or 0 once it has.
     group_count: usize,
 }
 
 impl BufferHome {
-    /// Creates a home that keeps up to `buffers_max` buffers. The first `group_count` of them are allocated as one
+    /// Creates a home that retains up to `buffers_max` buffers. The first `group_count` of them are allocated as a
     /// group.
     pub(crate) fn new(buffer_bytes: usize, buffers_max: usize, group_count: usize) -> Arc<BufferHome> {
         let shelf = Mutex::new(Shelf { buffers: Vec::new(), group_count });
         Arc::new(BufferHome { shelf, buffer_bytes, buffers_max })
     }
 
-    /// Returns a buffer of `length` bytes with arbitrary content.
+    /// Returns a buffer of `length` bytes with arbitrary contents.
     pub(crate) fn take(&self, length: usize) -> AlignedBuffer {
         let kept = {
             let mut shelf = self.shelf.lock();
@@ -96,7 +96,7 @@ impl BufferHome {
         }
     }
 
-    /// Takes a buffer back. Drops it if it has a different size or enough buffers are kept.
+    /// Takes a buffer back. Drops it if its size differs or the home already retains enough buffers.
     pub(crate) fn put(&self, buffer: AlignedBuffer) {
         if buffer.capacity() != self.buffer_bytes {
             return;

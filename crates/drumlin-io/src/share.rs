@@ -13,8 +13,8 @@ use crate::backend::Backend;
 /// The foreground counts as active until this long after its last request has finished.
 pub(crate) const FOREGROUND_LINGER: Duration = Duration::from_millis(1);
 
-/// Returns the maximum number of background requests in flight for a given number of foreground requests: `share` of
-/// the sum of both, but at least 1. A foreground that is active without requests counts as one request.
+/// Returns the maximum number of background requests in flight if there are `foreground_count` foreground requests:
+/// `share` of the sum of both, but at least 1. If the foreground is active without requests, it counts as one request.
 pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
     if share >= 1.0 {
         return usize::MAX;
@@ -22,16 +22,17 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
     ((foreground_count.max(1) as f64 * share / (1.0 - share)) as usize).max(1)
 }
 
-/// Lets background requests of a program yield to its foreground, for programs that use [queues](crate::Queue) and
-/// blocking calls instead of a [`Driver`](crate::Driver), which has its [own share](crate::Driver::background).
+/// Makes a program's background requests yield to its foreground requests. Serves programs that use
+/// [queues](crate::Queue) and blocking calls instead of a [`Driver`](crate::Driver), which has its [own
+/// share](crate::Driver::background).
 ///
 /// While foreground requests are in flight, or were within the last millisecond, background requests beyond their share
 /// are refused. No call waits: a thread whose request is refused collects one of its earlier requests, then retries.
 /// Each thread may always have one background request in flight ([`background`](Self::background)), and tries to begin
 /// more ([`try_background`](Self::try_background)).
 ///
-/// The counts are atomic, but not synchronised with each other: a request that begins at the same moment may be
-/// overlooked.
+/// The counts are atomic, but not synchronised with each other, so a request that begins at the same moment may be
+/// missed.
 ///
 /// # Examples
 /// ```
@@ -47,16 +48,16 @@ pub(crate) fn background_max(share: f64, foreground_count: usize) -> usize {
 /// ```
 #[derive(Default)]
 pub struct Share {
-    /// The share, and the backend whose clock is used; `None` if there is no limit.
+    /// The share, and the backend that provides the clock. `None` if there is no limit.
     limit: Option<(f64, Arc<dyn Backend>)>,
     foreground: AtomicUsize,
     background: AtomicUsize,
     urgent: AtomicUsize,
-    /// The time at which the last foreground request ended, in nanoseconds; 0 before the first one has ended.
+    /// The time at which the last foreground request ended, in nanoseconds; 0 if none has ended yet.
     foreground_ended: AtomicU64,
 }
 
-/// A request in flight. Its [`Share`] counts the request until this guard is dropped.
+/// A request in flight. Its [`Share`] counts it until this guard is dropped.
 #[derive(Debug)]
 #[must_use = "a request is counted only as long as this lives"]
 pub struct InFlight<'s> {
@@ -88,7 +89,7 @@ impl Share {
     }
 
     /// Begins a background request of a thread that has no other background request in flight. It is never refused, so
-    /// background work progresses however busy the foreground is.
+    /// that background work progresses however busy the foreground is.
     pub fn background(&self) -> InFlight<'_> {
         self.background.fetch_add(1, Ordering::Relaxed);
         InFlight { share: self, is_foreground: false }
@@ -135,7 +136,8 @@ impl Drop for InFlight<'_> {
             background.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        // Store the time before decrementing the count: between the two steps, no thread may see an idle foreground.
+        // Store the time before decrementing the count, so that no thread sees an idle foreground between the two
+        // steps.
         if let Some((_, backend)) = limit {
             foreground_ended.store(backend.now().as_nanos() as u64, Ordering::Relaxed);
         }
@@ -160,8 +162,9 @@ impl fmt::Debug for Share {
 mod tests {
     use super::*;
 
-    /// Background requests are limited to their share while the foreground is active or was recently, and unlimited
-    /// while it is idle or waits for them. A thread without a background request may always begin one.
+    /// Background requests are limited to their share while the foreground is active or was active recently. They are
+    /// unlimited while the foreground is idle or waits for them. A thread without a background request may always begin
+    /// one.
     #[test]
     fn the_background_has_its_share() {
         let clock = crate::in_memory();

@@ -1,4 +1,4 @@
-//! Tests of the contract that all backends share, run on each of them.
+//! Tests of the contract that all backends share. They are run on each backend.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::backend::select::select;
 const BLOCK: usize = AlignedBuffer::ALIGNMENT;
 const CREATE: OpenOptions = OpenOptions { write: true, create: true, create_new: false, direct: true };
 
-/// A backend with a temporary folder, which is removed on drop.
+/// A backend, and a temporary folder, which is removed on drop.
 pub(super) struct TestFolder {
     pub(super) backend: Arc<dyn Backend>,
     folder: tempfile::TempDir,
@@ -40,7 +40,7 @@ impl TestFolder {
         self.backend.open(&self.path(name), options).expect("opening a file of the test")
     }
 
-    /// Creates a file of `bytes` bytes with the content that [`byte_at`] defines.
+    /// Creates a file of `bytes` bytes with the contents that [`byte_at`] defines.
     pub(super) fn patterned(&self, name: &str, bytes: usize, direct: bool) -> FileRef {
         let content: Vec<u8> = (0..bytes as u64).map(byte_at).collect();
         self.open(name, OpenOptions { direct: false, ..CREATE }).write_at(&content, 0, Persist::Later).unwrap();
@@ -53,7 +53,7 @@ pub(super) fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
 
-/// Returns a buffer with the content of one block.
+/// Returns a buffer with the contents of one block.
 fn block_of(number: u64) -> AlignedBuffer {
     let mut buffer = AlignedBuffer::zeroed(BLOCK);
     for (position, byte) in buffer.iter_mut().enumerate() {
@@ -274,7 +274,7 @@ fn an_interrupt_ends_a_wait(place: &TestFolder) {
     });
 }
 
-/// A queue registers a single group. Reads into the group's buffers get the right bytes, through this queue or any
+/// A queue registers a single group. Reads into the group's buffers return the right bytes, through this queue or any
 /// other.
 fn registered_buffers(place: &TestFolder) {
     let file = place.patterned("registered", 300 * BLOCK, true);
@@ -491,7 +491,7 @@ fn many_threads(place: &TestFolder) {
     });
 }
 
-/// Ranges that begin and end on either side of block and file boundaries.
+/// Ranges that begin or end just before, at or after block boundaries and the ends of the file.
 const RANGES: [(u64, u64); 9] = [
     (0, 100_001),
     (1, 100_000),
@@ -550,7 +550,7 @@ fn streams(place: &TestFolder) {
     }
 }
 
-/// Returned buffers keep their content while the stream reads into further buffers.
+/// Returned buffers retain their contents while the stream reads into other buffers.
 fn streamed_buffers_are_stable(place: &TestFolder) {
     let driver = place.driver();
     let file = File::new(place.patterned("stable", 40 * BLOCK, true), driver.clone());
@@ -585,7 +585,7 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Tasks of a foreign executor read streams, by taking buffers and by copying.
+/// Tasks of a foreign executor read streams, both by taking buffers and by copying.
 fn asynchronous_streams(place: &TestFolder) {
     use futures_io::AsyncRead;
     use std::pin::Pin;
@@ -621,7 +621,7 @@ fn asynchronous_streams(place: &TestFolder) {
     }
 }
 
-/// Streams of many threads share a driver. Some threads collect their own requests, and some streams are dropped
+/// The streams of many threads share a driver. Some threads collect their own requests, and some streams are dropped
 /// halfway.
 fn many_asynchronous_streams(place: &TestFolder) {
     let driver = place.driver();
@@ -684,7 +684,7 @@ macro_rules! on_each_backend {
         mod memory {
             $(#[test] fn $test() { super::$test(&super::TestFolder::new(super::in_memory())); })*
         }
-        /// Without faults, the fault-injecting wrapper passes all calls on.
+        /// The fault-injecting wrapper passes all calls on if no fault is set.
         mod faulty {
             $(#[test] fn $test() {
                 let inner = super::select(super::IoBackend::Portable).unwrap();

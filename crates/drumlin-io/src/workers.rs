@@ -1,8 +1,8 @@
 //! A few threads that make blocking calls on behalf of tasks.
 //!
 //! # Invariants
-//! 1. An accepted job runs even if its task no longer waits: dropping the future does not cancel it.
-//! 2. At most [`JOBS_MAX`] jobs are queued. A task with a further job waits until the queue has room.
+//! 1. An accepted job runs even if its task no longer waits: dropping the future does not cancel the job.
+//! 2. At most [`JOBS_MAX`] jobs are queued. A task with one more job waits until the queue has room.
 //! 3. No lock is held while a waker is called.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crate::backend::Backend;
 use crate::sync::{Condvar, Mutex};
 
-/// The maximum number of jobs that wait for a thread. A task with a further job waits.
+/// The maximum number of jobs that wait for a thread. A task with one more job has to wait.
 const JOBS_MAX: usize = 64;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -93,7 +93,7 @@ impl Workers {
                 answer.value = Some(value);
                 answer.waker.take()
             };
-            // If the task is gone, the result is dropped here.
+            // If the task has been dropped, the result is dropped here.
             drop(answer_slot);
             if let Some(waker) = waker {
                 waker.wake();
@@ -120,7 +120,7 @@ impl Workers {
         let mut state = self.shared.state.lock();
         if state.stop {
             drop(state);
-            // The pool's threads have been stopped, so run the job on this thread.
+            // The pool's threads have been stopped, so run the job on the calling thread.
             (job.take().expect("accepted once"))();
             return Poll::Ready(());
         }
@@ -133,7 +133,7 @@ impl Workers {
             let shared = Arc::clone(&self.shared);
             match self.backend.spawn("drumlin-work", Box::new(move || shared.serve())) {
                 Ok(thread) => state.threads.push(thread),
-                // If the pool has no thread and cannot start one, run the jobs on this thread.
+                // The pool has no thread and cannot start one, so run the jobs on the calling thread.
                 Err(_) if state.threads.is_empty() => {
                     let jobs = std::mem::take(&mut state.jobs);
                     drop(state);
@@ -157,8 +157,7 @@ impl Workers {
         };
         self.shared.arrived.notify_all();
         for thread in threads {
-            // The calling thread may itself be a worker, if its job dropped the database's last handle. It cannot join
-            // itself.
+            // The calling thread may be a worker whose job dropped the database's last handle. It cannot join itself.
             if thread.thread().id() != crate::sync::current().id() {
                 let _ = crate::sync::join(thread);
             }

@@ -1,4 +1,4 @@
-//! Request counters of a block device as the kernel keeps them, mainly to count cache flushes.
+//! The kernel's request counters of a block device, used mainly to count cache flushes.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ impl BlockCounts {
         parse(&fs::read_to_string(format!("/sys/block/{name}/stat")).ok()?)
     }
 
-    /// Returns the requests made since an earlier count.
+    /// Returns the number of requests since an earlier reading.
     pub(crate) fn since(self, earlier: BlockCounts) -> BlockCounts {
         BlockCounts {
             writes: self.writes.saturating_sub(earlier.writes),
@@ -31,7 +31,7 @@ impl BlockCounts {
     }
 }
 
-/// Parses the 17 fields of a `stat` file. A sector is 512 bytes, whatever the disk's block size.
+/// Parses the 17 fields of a `stat` file. The file counts in sectors of 512 bytes, whatever the disk's block size.
 fn parse(text: &str) -> Option<BlockCounts> {
     let fields: Vec<u64> = text.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect();
     Some(BlockCounts { writes: *fields.get(4)?, write_bytes: fields.get(6)? * 512, flushes: *fields.get(15)? })
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Option<BlockCounts> {
 mod tests {
     use super::*;
 
-    /// The parser takes the fields that the kernel documents, and returns `None` for a kernel that counts no flushes.
+    /// The parser reads the fields that the kernel documents. If the kernel counts no flushes, it returns `None`.
     #[test]
     fn the_kernels_fields_are_read() {
         let text = "110 1 4314 12 34 92 33848 85 0 92 137 2 0 1048584 0 16 39\n";

@@ -1,8 +1,8 @@
-//! A control group for the workers: a memory limit that also counts the page cache.
+//! A control group for the workers, whose memory limit includes the page cache.
 //!
-//! With a limit, a file exceeds memory as soon as it exceeds the limit. A version 1 group is created below the
-//! process's own group. A version 2 group is created as a sibling of it, because in version 2 a group that contains
-//! processes cannot enable controllers for its children.
+//! Under a limit, a file no longer fits into memory once it exceeds the limit, however large the machine's memory is. A
+//! version 1 group is created below the process's own group. A version 2 group is created as its sibling, because a
+//! version 2 group that contains processes can't enable controllers for its children.
 
 use std::fs;
 use std::io;
@@ -41,7 +41,7 @@ impl Cgroup {
     /// Creates a group that limits the memory of its members to `limit_bytes`.
     ///
     /// # Errors
-    /// If no group could be created; the error says why.
+    /// If the group can't be created. The error says why.
     pub fn create(limit_bytes: u64) -> io::Result<Cgroup> {
         let membership = fs::read_to_string("/proc/self/cgroup")?;
         let mounts = fs::read_to_string("/proc/self/mounts")?;
@@ -71,7 +71,7 @@ impl Cgroup {
                 Version::V1 => cgroup.set("memory.limit_in_bytes", &limit_bytes.to_string())?,
                 Version::V2 => {
                     cgroup.set("memory.max", &limit_bytes.to_string())?;
-                    // With swap, members could exceed the limit. Some kernels lack this file.
+                    // Disable swap, because with swap, members could exceed the limit. Some kernels lack this file.
                     let _ = cgroup.set("memory.swap.max", "0");
                 }
             }
@@ -81,7 +81,7 @@ impl Cgroup {
     }
 
     fn set(&self, name: &str, value: &str) -> io::Result<()> {
-        // Do not create the file: if it is missing, the folder is not a control group.
+        // Open without creating the file: if it is missing, the folder is not a control group.
         let mut file = fs::File::options().write(true).open(self.path.join(name))?;
         io::Write::write_all(&mut file, value.as_bytes())
     }
@@ -90,13 +90,13 @@ impl Cgroup {
         self.version
     }
 
-    /// Returns the file to which a process writes its id to enter the group.
+    /// Returns the file to which a process writes its id to join the group.
     #[must_use]
     pub fn procs_file(&self) -> PathBuf {
         self.path.join(MEMBERS)
     }
 
-    /// Returns the `cgroup.procs` file of this process's own group, which a worker joins to leave the new group.
+    /// Returns the `cgroup.procs` file of this process's own group. A worker joins that group to leave the new one.
     pub(crate) fn outside(&self) -> PathBuf {
         self.outside.clone()
     }
@@ -114,7 +114,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The kernel may still list the last member for a moment after its exit was reported.
+        // The kernel may list the last member for a moment after reporting its exit.
         for _ in 0..100 {
             if fs::read_to_string(self.procs_file()).is_ok_and(|members| members.is_empty()) {
                 break;
@@ -133,16 +133,16 @@ pub(crate) fn set_way_out(path: PathBuf) {
     WAY_OUT.get_or_init(|| path);
 }
 
-/// Leaves the control group if this process is a worker in one. Threads that wait for memory under a tight limit could
+/// Leaves the control group if this process is a worker in one. Under a tight limit, threads that wait for memory could
 /// otherwise take a minute to exit.
 pub(crate) fn leave() {
     if let Some(way_out) = WAY_OUT.get() {
-        // If this fails, exiting only takes longer.
+        // A failure here only makes the exit slower.
         let _ = fs::write(way_out, std::process::id().to_string());
     }
 }
 
-/// Returns the memory limit of the group that this process is in, if it has one.
+/// Returns the memory limit of this process's control group, if it has one.
 pub(crate) fn own_limit_bytes() -> Option<u64> {
     let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
@@ -161,11 +161,11 @@ pub(crate) fn own_limit_bytes() -> Option<u64> {
 struct Place {
     version: Version,
     parent: PathBuf,
-    /// This process's own group.
+    /// The path of this process's own group.
     outside: PathBuf,
 }
 
-/// Returns the places where a group may be created, in the order to try them.
+/// Returns the places where a group may be created, in the order in which they are tried.
 fn places(membership: &str, mounts: &str) -> Vec<Place> {
     let mount = |kind: &str, option: Option<&str>| {
         mounts.lines().find_map(|line| {
@@ -183,7 +183,7 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
         if controllers.split(',').any(|controller| controller == "memory")
             && let Some(point) = mount("cgroup", Some("memory"))
         {
-            // In a container the path may be the host's, which is not visible here.
+            // In a container, this path may be the host's, which the container can't see.
             for parent in [point.join(group), point] {
                 found.push(Place { version: Version::V1, outside: parent.clone(), parent });
             }
@@ -202,8 +202,8 @@ fn places(membership: &str, mounts: &str) -> Vec<Place> {
 mod tests {
     use super::*;
 
-    /// A version 1 group goes below the process's own group, a version 2 group next to it. Without cgroup mounts, no
-    /// place is found.
+    /// A version 1 group is placed below the process's own group, a version 2 group next to it. If no cgroup file
+    /// system is mounted, there is no place for a group.
     #[test]
     fn the_place_for_a_group_is_found() {
         let mounts =
@@ -220,7 +220,7 @@ mod tests {
         assert!(places(membership, "").is_empty());
     }
 
-    /// If this process may create groups, `create` makes one, and dropping the group removes its folder.
+    /// If this process may create groups, `create` creates one, and dropping it removes its folder.
     #[test]
     fn a_group_is_made_and_removed() {
         let Ok(cgroup) = Cgroup::create(64 << 20) else { return };

@@ -38,7 +38,7 @@ impl Spread {
     }
 }
 
-/// Returns the factor, at least 1, by which the same case differs between the beginning and the end of the rounds.
+/// Returns the factor, at least 1, between the results of the same case at the beginning and at the end of the rounds.
 pub(crate) fn noise(first: &[f64], again: &[f64]) -> f64 {
     let factor = median(again.to_vec()) / median(first.to_vec());
     if factor.is_finite() && factor > 0.0 { factor.max(1.0 / factor) } else { 1.0 }
@@ -46,10 +46,10 @@ pub(crate) fn noise(first: &[f64], again: &[f64]) -> f64 {
 
 /// The size of an effect that a source claims, as a factor above 1.
 ///
-/// Effects are compared by the logarithm of the factor. For a claim of `c` times, an effect counts as part of the claim
-/// once it reaches a third of it, `c^(1/3)`, and as far more than claimed once it reaches twice it, `c^2`. So a claim
-/// of 2 times holds in part from a factor of 1.26, and a factor of 4 is far more; a claim of 400 times holds in part
-/// from a factor of 7.4.
+/// Effects are compared by the logarithm of the factor. An effect counts as part of the claim from a third of the
+/// claimed logarithm, and as far more than claimed from twice that logarithm. For a claim of `c` times, these are the
+/// factors `c^(1/3)` and `c^2`. So a claim of 2 times holds in part from a factor of 1.26, and a factor of 4 is far
+/// more; a claim of 400 times holds in part from a factor of 7.4.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Size {
     claimed: f64,
@@ -61,7 +61,7 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Creates the size of an effect from the factor that the source gives.
+    /// Creates a size from the factor that the source gives.
     pub(crate) const fn of(claimed: f64) -> Size {
         assert!(claimed > 1.0, "a claim of no effect has no size");
         Size { claimed, from: claimed, has_figure: true }
@@ -72,8 +72,8 @@ impl Size {
         Size { has_figure: false, ..Size::of(least) }
     }
 
-    /// Counts any factor of at least `from` as confirming the claim, because the sources used other hardware and often
-    /// rounded their figures.
+    /// Lets any factor of at least `from` confirm the claim, because the sources used other hardware and often rounded
+    /// their figures.
     pub(crate) const fn from(self, from: f64) -> Size {
         assert!(from > 1.0 && from <= self.claimed, "less than the claimed factor, and an effect");
         Size { from, ..self }
@@ -89,8 +89,8 @@ impl Size {
         if self.has_figure { self.claimed * self.claimed } else { f64::INFINITY }
     }
 
-    /// Returns the largest factor that counts as the claimed one, for claims that a larger effect refutes too. On a
-    /// logarithmic scale, it is as far above the claimed factor as [`Size::from`] is below it.
+    /// Returns the largest factor that still counts as the claimed one. Needed for claims that a larger effect refutes
+    /// too. On a logarithmic scale, this factor is as far above the claimed one as [`Size::from`] is below it.
     fn to(self) -> f64 {
         self.claimed * self.claimed / self.from
     }
@@ -107,8 +107,9 @@ pub(crate) struct Ratio {
 }
 
 impl Ratio {
-    /// Divides the medians. The range comes from the ratios within each round, in which both cases were measured
-    /// shortly after each other. Returns `None` if a case has no figures, or if the divisor is zero in a round.
+    /// Divides the medians. The minimum and maximum are those of the ratios within each round, whose two measurements
+    /// were made shortly after each other. Returns `None` if a case has no figures, or if the divisor is zero in a
+    /// round.
     pub(crate) fn of(left: &[f64], right: &[f64], noise: f64) -> Option<Ratio> {
         let ratios: Vec<f64> = left.iter().zip(right).map(|(left, right)| left / right).collect();
         let spread = Spread::of(&ratios).filter(|spread| spread.least.is_finite() && spread.most.is_finite())?;
@@ -118,13 +119,13 @@ impl Ratio {
         Some(Ratio { median: middle, least: spread.least.min(middle), most: spread.most.max(middle), noise })
     }
 
-    /// Returns the interval that is taken to contain the true ratio.
+    /// Returns the interval that is assumed to contain the true ratio.
     pub(crate) fn interval(&self) -> (f64, f64) {
         (self.least.min(self.median / self.noise), self.most.max(self.median * self.noise))
     }
 
-    /// Judges the claim that the ratio is at least this size. It holds partly if the whole interval is above a third of
-    /// the effect.
+    /// Judges the claim that the ratio is at least this size. The claim holds partly if the whole interval is above a
+    /// third of the claimed effect.
     ///
     /// If the interval ends below the claimed effect and begins between 1 and a third of it, the verdict is
     /// [`Holds::NotInSize`]. If the interval begins at 1 or less instead, the claim does not hold. An interval that
@@ -140,8 +141,8 @@ impl Ratio {
         }
     }
 
-    /// Judges the claim that the ratio is about this size. Unlike in [`Ratio::at_least`], a larger effect does not
-    /// fully support the claim, and the verdict on an effect that is certainly far larger is [`Holds::NotInSize`].
+    /// Judges the claim that the ratio is about this size. Unlike [`Ratio::at_least`], this does not fully confirm the
+    /// claim if the effect is larger, and returns [`Holds::NotInSize`] if the effect is certainly far larger.
     pub(crate) fn about(&self, size: Size) -> Holds {
         let (low, high) = self.interval();
         match self.at_least(size) {
@@ -168,8 +169,8 @@ impl Ratio {
         self.judge(self.about(size), figures.into() + self.excess(size))
     }
 
-    /// Judges the claim that the two cases differ by at most this factor, which must exceed 1. The claim holds partly
-    /// if the cases certainly differ, but possibly by no more than the factor.
+    /// Judges the claim that the two cases differ by at most this factor, which must exceed 1. If the cases certainly
+    /// differ, but possibly by no more than the factor, the claim holds partly.
     pub(crate) fn alike(&self, factor: f64) -> Holds {
         assert!(factor > 1.0, "no two measurements are equal");
         let (low, high) = self.interval();
@@ -188,7 +189,7 @@ impl Ratio {
         if least == most { format!("{middle} times") } else { format!("{middle} times ({least} to {most})") }
     }
 
-    /// Returns the condition that is missing if this ratio is inconclusive.
+    /// Returns the condition that the machine would have to meet for this ratio to be conclusive.
     pub(crate) fn doubt(&self) -> String {
         format!(
             "{QUIETER} (the rounds gave {} to {} times, and the same case run again differs by {} times)",
@@ -198,7 +199,7 @@ impl Ratio {
         )
     }
 
-    /// Creates a judgement with these figures. If it is inconclusive, it names the missing condition.
+    /// Creates a judgement with these figures. An inconclusive one also names the missing condition.
     pub(crate) fn judge(&self, holds: Holds, figures: impl Into<String>) -> Judgement {
         match holds {
             Holds::Inconclusive => Judgement::inconclusive(self.doubt(), figures),
@@ -207,8 +208,8 @@ impl Ratio {
     }
 }
 
-/// Judges the claim that a ratio is at least this size; `describe` puts the figures into words. If the ratio could not
-/// be measured because the condition `missing` was not met, the judgement is inconclusive.
+/// Judges the claim that a ratio is at least this size. `describe` puts the figures into words. If the ratio could not
+/// be measured, the judgement is inconclusive and names the condition `missing`.
 pub(crate) fn at_least(
     ratio: Option<Ratio>,
     size: Size,
@@ -218,7 +219,7 @@ pub(crate) fn at_least(
     measured(ratio, missing, |ratio| ratio.judge_at_least(size, describe(ratio)))
 }
 
-/// Judges by a figure that may be absent. `missing` is the condition that prevented the measurement.
+/// Judges by a figure that may be absent. `missing` names the condition that prevented the measurement.
 pub(crate) fn measured<T>(figure: Option<T>, missing: Option<&str>, judge: impl FnOnce(T) -> Judgement) -> Judgement {
     match figure {
         Some(figure) => judge(figure),
@@ -226,8 +227,8 @@ pub(crate) fn measured<T>(figure: Option<T>, missing: Option<&str>, judge: impl 
     }
 }
 
-/// A source's claim, and the rule that judges it by an experiment's figures. `judge` is a pure function, so a test can
-/// produce every verdict.
+/// A source's claim, and the rule that judges it by an experiment's figures. `judge` is a pure function, so that a test
+/// can produce every verdict.
 #[derive(Debug)]
 pub(crate) struct Claim<F: ?Sized> {
     pub(crate) source: &'static str,
@@ -264,8 +265,8 @@ mod tests {
         Ratio::of(&rounds, &[1.0; 3], noise).unwrap()
     }
 
-    /// A claim of "twice as much" can get every verdict, and is inconclusive if repetitions of the same case differ by
-    /// that factor too.
+    /// A claim of "twice as much" can get every verdict. If repetitions of the same case also differ by a factor of
+    /// two, it is inconclusive.
     #[test]
     fn a_claim_of_more_comes_out_each_way() {
         let twice = Size::of(2.0);
@@ -279,20 +280,21 @@ mod tests {
         assert_eq!(ratio([0.8, 2.5, 1.5], 1.0).at_least(twice), Holds::Inconclusive);
     }
 
-    /// An effect counts as part of the claim from a third of the claimed logarithm, the cube root of the factor.
+    /// An effect counts as part of the claim from a third of the claimed logarithm, which is the cube root of the
+    /// factor.
     #[test]
     fn a_part_is_a_third_of_the_effect() {
         assert!((Size::of(2.0).part() - 1.26).abs() < 0.001 && (Size::of(400.0).part() - 7.37).abs() < 0.01);
         assert_eq!(ratio([1.25, 1.25, 1.25], 1.0).at_least(Size::of(2.0)), Holds::NotInSize);
         assert_eq!(ratio([1.27, 1.27, 1.27], 1.0).at_least(Size::of(2.0)), Holds::Partly);
-        // Copies of 8 KiB pieces, where the effect is 200 times smaller than claimed.
+        // Copies of 8 KiB pieces: the effect is 200 times smaller than claimed.
         assert_eq!(ratio([1.91, 1.98, 2.0], 1.01).at_least(Size::of(400.0)), Holds::NotInSize);
         // The rate fell by 6 %, but the source claims a collapse.
         assert_eq!(ratio([1.04, 1.06, 1.21], 1.03).at_least(Size::bound(1.5)), Holds::NotInSize);
         assert_eq!(ratio([1.7, 1.8, 1.9], 1.0).at_least(Size::of(2.0).from(1.6)), Holds::Yes);
     }
 
-    /// An effect of more than twice the claimed logarithm is reported, and refutes a claim of "about" that size.
+    /// An effect of more than twice the claimed logarithm is reported. It refutes a claim of "about" that size.
     #[test]
     fn far_more_than_claimed_is_told() {
         // The source claims half the rate with 128 KiB of read-ahead; the lab measured a twentieth.
@@ -306,7 +308,7 @@ mod tests {
         assert_eq!(ratio([1.3, 1.35, 1.4], 1.0).about(half), Holds::Partly);
         assert_eq!(ratio([1.0, 1.1, 1.2], 1.0).about(half), Holds::No);
         assert_eq!(ratio([1.1, 3.0, 9.0], 1.0).about(half), Holds::Inconclusive);
-        // If the source gives no figure, no effect exceeds it.
+        // No effect can exceed a claim without a figure.
         assert_eq!(twentieth.judge_at_least(Size::bound(1.5), "19.8 times.").why, "19.8 times.");
         assert_eq!(ratio([3.9, 4.0, 4.1], 1.0).judge_at_least(half, "").why, "");
     }
@@ -337,7 +339,7 @@ mod tests {
         assert_eq!(spread.show(Form::Rate, "/s"), "2.00/s (1.00/s to 3.00/s)");
     }
 
-    /// The verdicts on the parts of a claim combine into one.
+    /// The verdicts on the parts of a claim are combined into one.
     #[test]
     fn parts_are_combined() {
         use Holds::{Inconclusive, No, NotInSize, Partly, Yes};

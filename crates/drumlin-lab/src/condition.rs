@@ -1,5 +1,5 @@
 //! The conditions on which the sources' findings rest, such as many processors, a fast drive or memory that is really
-//! full, and the checks that this machine meets them.
+//! full, and checks that this machine meets them.
 //!
 //! A machine that does not meet a condition can't refute a finding: see [`Judgement::unless_lacking`]. A machine meets
 //! a condition if it has at least half of what the source's machine had.
@@ -12,11 +12,11 @@ use crate::figures::Form;
 use crate::measure::Sample;
 
 const S1_PROCESSORS: usize = 64;
-/// Random reads of 4 KiB a second that S1's ten drives delivered together.
+/// The random reads of 4 KiB per second that S1's ten drives delivered together.
 const S1_READS_PER_SECOND: f64 = 900e3;
 /// The sequential read rate of each of S1's drives.
 const S1_DRIVE_BYTES_PER_SECOND: f64 = 7e9;
-/// The time of a 4 KiB read in S4, whose drive and processor read 463 MB/s in such blocks, one at a time.
+/// The duration of a 4 KiB read in S4, whose drive and processor read 463 MB/s in such blocks, one at a time.
 const S4_READ_MICROS: f64 = 4096.0 / 463.0;
 
 /// Returns the missing condition if this machine has fewer than half as many processors as S1's.
@@ -38,14 +38,14 @@ pub(crate) fn bandwidth(here: f64) -> Option<String> {
     lacks.then(|| format!("a drive of {} (here {})", show(S1_DRIVE_BYTES_PER_SECOND), show(here)))
 }
 
-/// Returns the missing condition if the drive takes more than twice as long as S4's for a read of 4 KiB.
+/// Returns the missing condition if a 4 KiB read takes more than twice as long as in S4.
 pub(crate) fn read_micros(here: f64) -> Option<String> {
     let show = |micros| Form::Micros.show(micros);
     let lacks = here > S4_READ_MICROS * 2.0;
     lacks.then(|| format!("a drive that answers a read of 4 KiB in {} (here {})", show(S4_READ_MICROS), show(here)))
 }
 
-/// Joins all missing conditions in one text.
+/// Joins the missing conditions into one text.
 pub(crate) fn all(missing: impl IntoIterator<Item = Option<String>>) -> Option<String> {
     missing.into_iter().flatten().reduce(|all, next| format!("{all}; {next}"))
 }
@@ -53,23 +53,24 @@ pub(crate) fn all(missing: impl IntoIterator<Item = Option<String>>) -> Option<S
 /// Memory counts as full once the kernel evicts this share of the pages that it reads in.
 const FULL_SHARE: f64 = 0.9;
 
-/// The number of samples over which pages evicted and pages read in are compared: the kernel evicts in batches.
+/// The number of samples in the window over which evicted pages are compared with pages read in. One sample is not
+/// enough, because the kernel evicts in batches.
 const WINDOW: usize = 5;
 
-/// Finds the moment at which memory is full, from samples taken during reads through a mapping.
+/// Detects the moment when memory is full, from samples taken during reads through a mapping.
 ///
 /// Each page that a fault reads in becomes resident. If resident memory grows by less than was read, the kernel evicted
-/// the difference. That is true in a control group and on a whole machine, whichever thread evicts.
+/// the difference. That holds both in a control group and on a whole machine, whichever thread evicts.
 #[derive(Debug, Default)]
 pub(crate) struct Filling {
-    /// Bytes read in and bytes evicted, by sample.
+    /// The bytes read in and the bytes evicted, for each sample.
     window: VecDeque<(f64, f64)>,
     last: Option<Sample>,
 }
 
 impl Filling {
-    /// Adds a sample. Returns `true` if the kernel evicted nearly as many pages as it read in over the window that ends
-    /// here.
+    /// Adds a sample. Returns `true` if, over the window that ends with this sample, the kernel evicted nearly as many
+    /// pages as it read in.
     pub(crate) fn is_full(&mut self, sample: &Sample) -> bool {
         let Some(last) = self.last.replace(*sample) else { return false };
         let read = sample.device_bytes_per_second * (sample.at_seconds - last.at_seconds);
@@ -83,23 +84,23 @@ impl Filling {
     }
 }
 
-/// The rates of reads through a mapping before and after memory was full, in blocks read from the device per second.
+/// The rates of reads through a mapping before and after memory became full, in blocks read from the device per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Phases {
-    /// The rate while memory filled, or `None` if it was full from the beginning.
+    /// The rate while memory was filling, or `None` if it was full from the beginning.
     pub(crate) filling: Option<f64>,
     pub(crate) full: f64,
     /// The lowest rate of any sample, in either phase.
     pub(crate) lowest: f64,
-    /// The time until memory was full.
+    /// The time until memory became full.
     pub(crate) filling_seconds: f64,
 }
 
-/// Splits a run at the moment when memory was full. Returns `None` if that never happened.
+/// Splits a run at the moment when memory became full. Returns `None` if that never happened.
 pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
     let mut filling = Filling::default();
     let end = samples.iter().position(|sample| filling.is_full(sample))?;
-    // The samples of the window belong to the full phase.
+    // The window in which memory was found to be full belongs to the full phase.
     let (before, after) = samples.split_at((end + 1).saturating_sub(WINDOW));
     let rate = |samples: &[Sample]| {
         let rates: Vec<f64> = samples.iter().map(|sample| sample.device_bytes_per_second / block_bytes).collect();
@@ -114,8 +115,8 @@ pub(crate) fn phases(samples: &[Sample], block_bytes: f64) -> Option<Phases> {
 mod tests {
     use super::*;
 
-    /// Half of the source's figure is enough to meet a condition. Anything less is reported together with this
-    /// machine's figure.
+    /// Half of the source's figure is enough to meet a condition. If this machine has less, the missing condition also
+    /// names this machine's figure.
     #[test]
     fn missing_conditions_are_named() {
         assert_eq!(processors(32), None);
@@ -131,8 +132,7 @@ mod tests {
         assert_eq!(all([None, None]), None);
     }
 
-    /// Creates samples of a tenth of a second with these read rates. Resident memory grows by the bytes read, up to the
-    /// limit.
+    /// Creates samples of 0.1 s each, with these read rates. Resident memory grows by the bytes read, up to the limit.
     fn run(rates: &[f64], limit_bytes: f64) -> Vec<Sample> {
         let mut resident = 1e6;
         let sample = |(index, rate): (usize, &f64)| {
@@ -147,8 +147,8 @@ mod tests {
         rates.iter().enumerate().map(sample).collect()
     }
 
-    /// If the rate halves once memory is full, after a short stall, the fall is found even if the run ends soon after.
-    /// The rates come from a measured round whose second half showed no fall by itself.
+    /// If the rate halves once memory is full, after a short stall, the drop is detected even if the run ends soon
+    /// afterwards. The rates come from a measured round whose second half, taken alone, showed no drop.
     #[test]
     fn phases_are_split_where_memory_is_full() {
         let rates = [vec![96e3; 12], vec![2e3; 2], vec![58.7e3; 16]].concat();
@@ -157,9 +157,9 @@ mod tests {
         assert!((found.filling.unwrap() - 96e3).abs() < 1.0, "{found:?}");
         assert!(found.full > 50e3 && found.full < 58.7e3, "{found:?}");
         assert!((found.lowest - 2e3).abs() < 1.0 && (found.filling_seconds - 1.2).abs() < 0.11, "{found:?}");
-        // The same run with more memory than it reads.
+        // The same run, but with more memory than the run reads.
         assert_eq!(phases(&run(&rates, 1e12), 4096.0), None);
-        // Memory that was full from the beginning.
+        // The memory is full from the beginning.
         let full = phases(&run(&[50e3; 20], 1e6), 4096.0).unwrap();
         assert!(full.filling.is_none_or(|rate| (rate - 50e3).abs() < 1.0) && (full.full - 50e3).abs() < 1.0);
         assert_eq!(phases(&[], 4096.0), None);

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Counters of this process or, where noted, of the whole machine: their values at one moment, or a difference of two.
+/// Counters of this process or, where noted, of the whole machine: either their values at one moment, or the difference
+/// between two readings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counters {
     /// Page faults that needed no I/O.
@@ -16,7 +17,7 @@ pub struct Counters {
     pub faults_major: u64,
     /// Processor time of all threads.
     pub cpu_seconds: f64,
-    /// The kernel's part of the processor time. It is counted in clock ticks, so it is too coarse for short runs.
+    /// The kernel's part of the processor time. It is counted in clock ticks, which are too coarse for short runs.
     pub system_seconds: f64,
     /// Bytes that devices read for this process, page faults included.
     pub device_read_bytes: u64,
@@ -53,7 +54,7 @@ impl Counters {
         }
     }
 
-    /// Returns the difference from earlier counters.
+    /// Returns the difference between these counters and earlier ones.
     #[must_use]
     pub fn since(&self, before: &Counters) -> Counters {
         let interrupts = self.interrupts.iter().map(|(name, count)| {
@@ -77,7 +78,7 @@ impl Counters {
     }
 }
 
-/// Returns the page faults of the calling thread since it began.
+/// Returns the page faults of the calling thread since it started.
 pub(crate) fn thread_faults() -> u64 {
     let (minor, major, _) = parse_stat(&fs::read_to_string("/proc/thread-self/stat").unwrap_or_default());
     minor + major
@@ -109,7 +110,7 @@ fn status(name: &str) -> u64 {
     field(&fs::read_to_string("/proc/self/status").unwrap_or_default(), name) * 1024
 }
 
-/// Returns the number after `name` at the start of a line, or 0 if there is none.
+/// Returns the number that follows `name` at the start of a line, or 0 if no line starts with it.
 pub(crate) fn field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_ascii_whitespace().next()).and_then(|word| word.parse().ok()).unwrap_or(0)
@@ -142,7 +143,7 @@ fn parse_interrupts(text: &str) -> BTreeMap<String, u64> {
 mod tests {
     use super::*;
 
-    /// The kernel's texts are parsed correctly, even if the program's name contains spaces and parentheses.
+    /// The kernel's files are parsed correctly, even if the program's name contains spaces and parentheses.
     #[test]
     fn the_kernels_texts_are_read() {
         let stat = "42 (a ) b) R 1 42 42 0 -1 4194304 111 0 22 0 7 33 0 0 20 0 1 0 5 6 7";
@@ -155,15 +156,15 @@ mod tests {
         assert_eq!(field("", "read_bytes:"), 0);
     }
 
-    /// Computing takes processor time, and touched memory is resident.
+    /// Computation increases the processor time, and memory becomes resident when it is touched.
     #[test]
     fn counters_move() {
         let before = Counters::now();
         let memory: Vec<u8> = (0..16u32 << 20).map(|index| index as u8).collect();
         let after = Counters::now().since(&before);
         assert!(after.cpu_seconds > 0.0 && after.faults_minor > 0, "{after:?}");
-        // Other tests of this process allocate and free memory at the same time, so compare both figures with the
-        // memory that this test holds.
+        // Other tests of this process allocate and free memory concurrently, so compare both figures with no more than
+        // the memory that this test holds.
         let held = memory.len() as u64 / 2;
         assert!(resident_bytes() > held && resident_bytes_max() > held);
     }

@@ -1,7 +1,7 @@
-//! A file on a simulated drive with bad blocks, served to the kernel by FUSE. Some blocks can't be read, others can't
-//! be written.
+//! A file on a simulated drive with bad blocks, served to the kernel by FUSE. Some of its blocks can't be read; others
+//! can't be written.
 //!
-//! The lab's process serves the file and workers use it, so the file survives if an error kills a worker.
+//! The lab's own process serves the file to its workers, so the file survives an error that kills a worker.
 
 use std::ffi::OsStr;
 use std::io;
@@ -15,7 +15,7 @@ use fuser::{
     ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, ReplyXattr, Request, WriteFlags,
 };
 
-/// Size of the file.
+/// The size of the file.
 pub(crate) const BYTES: usize = 128 << 10;
 /// The initial value of each byte.
 pub(crate) const FILL: u8 = 0x11;
@@ -27,7 +27,7 @@ pub(crate) const UNWRITABLE: Range<usize> = (96 << 10)..(100 << 10);
 const FILE: INodeNo = INodeNo(2);
 const NAME: &str = "file";
 
-/// The file system with the file. Dropping it unmounts and removes it.
+/// The mounted file system with the file. Dropping it unmounts it and removes its folder.
 #[derive(Debug)]
 pub(crate) struct FailingFile {
     session: Option<fuser::BackgroundSession>,
@@ -56,12 +56,12 @@ impl Drop for FailingFile {
         if let Some(Err(error)) = self.session.take().map(fuser::BackgroundSession::umount_and_join) {
             eprintln!("unmounting {}: {error}", self.folder.display());
         }
-        // If this fails, the folder is removed later with the temporary folder that contains it.
+        // If this fails, the folder is removed together with the temporary folder that contains it.
         let _ = std::fs::remove_dir(&self.folder);
     }
 }
 
-/// The FUSE file system: a folder with the one file.
+/// The FUSE file system: a folder with a single file.
 struct BadBlocks {
     bytes: Mutex<Vec<u8>>,
 }
@@ -164,7 +164,7 @@ impl Filesystem for BadBlocks {
     }
 
     fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
-        // Without this answer the kernel would send a request before each write.
+        // Otherwise the kernel would send a request before each write.
         reply.error(Errno::ENOSYS);
     }
 }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
 
-    /// Accesses to the bad blocks fail; the other blocks can be read, and keep the bytes written to them.
+    /// Accesses to the bad blocks fail. The other blocks can be read, and retain the bytes written to them.
     #[test]
     fn bad_blocks_fail_and_others_do_not() {
         let folder = tempfile::tempdir().unwrap();

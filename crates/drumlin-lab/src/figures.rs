@@ -42,7 +42,7 @@ impl Form {
         }
     }
 
-    /// Formats a number with its unit, as briefly as is clear.
+    /// Formats a number with its unit, as briefly as possible.
     #[must_use]
     pub fn show(self, number: f64) -> String {
         match self {
@@ -130,7 +130,7 @@ pub(crate) fn bytes(number: f64) -> String {
     }
 }
 
-/// Formats a configured size, in binary units if it is a whole number of them.
+/// Formats a configured size. Uses binary units if the size is a whole number of them.
 pub(crate) fn size(number: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if number > 0 && number.trailing_zeros() >= shift {
@@ -171,7 +171,7 @@ pub(crate) fn plural(number: u64, noun: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Every form is short and shows its unit.
+    /// Numbers in every form are short and have their unit.
     #[test]
     fn numbers_are_short() {
         for (form, number, text) in [

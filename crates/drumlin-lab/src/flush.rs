@@ -53,7 +53,7 @@ impl LineFlush {
         }
     }
 
-    /// Writes the lines of `bytes` back and waits until they have left the cache.
+    /// Writes the lines of `bytes` back, and waits until the writes have completed.
     pub(crate) fn persist(self, bytes: &[u8]) {
         // The first line may begin before `bytes` does.
         let skew = bytes.as_ptr().addr() % LINE_BYTES;
@@ -97,7 +97,7 @@ impl LineFlush {
 mod tests {
     use super::*;
 
-    /// Writing lines back changes no bytes, at any start and length.
+    /// Writing lines back changes no bytes, whatever the start and length.
     #[test]
     fn persisting_changes_nothing() {
         let Some(flush) = LineFlush::find() else { return };

@@ -2,8 +2,9 @@
 //!
 //! Drumlin's design rests on claims that other authors measured on their machines: that reads of mapped files collapse
 //! once memory is full, that direct reads with many requests in flight do not, and that a fast sync often syncs
-//! nothing. [`run`] measures each claim on this machine and shows the source's figures next to the measured ones.
-//! [`doctor`] derives advice and settings from measurements.
+//! nothing. Comments cite these authors as S1 to S5; `report` lists their titles. [`run`] measures each claim on this
+//! machine and shows the source's figures next to the measured ones. [`doctor`] derives advice and settings from
+//! measurements.
 //!
 //! - `experiments/` has one module per experiment: the measurement, its tables and plots, and the verdicts on the
 //!   claims;

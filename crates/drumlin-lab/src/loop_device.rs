@@ -1,5 +1,5 @@
-//! Loop devices: block devices over a file or over memory. They are as raw as the sources' drives, and their read-ahead
-//! can be set without changing the machine's other devices.
+//! Loop devices: block devices over a file or over memory. Like the sources' drives, they can be read without a file
+//! system, and their read-ahead can be set without affecting the machine's other devices.
 //!
 //! A device is attached with the kernel's "autoclear" flag: it detaches itself once its last user is gone, so nothing
 //! remains if this process is killed. Only root may attach a device.
@@ -59,21 +59,21 @@ struct Config {
 
 const _: () = assert!(size_of::<Info>() == 232 && size_of::<Config>() == 304);
 
-/// The number of attempts to find a free device, in case another process takes the one that was found.
+/// The number of attempts to attach a free device: another process may attach the free device first.
 const ATTEMPTS: usize = 20;
 
 /// An attached loop device. Dropping it detaches it.
 #[derive(Debug)]
 pub(crate) struct LoopDevice {
     path: PathBuf,
-    /// The open file, which keeps the device attached.
+    /// The device file. While it is open, the device remains attached.
     file: File,
-    /// The read-ahead to restore, because some kernels keep the setting for the device's next user.
+    /// The read-ahead to restore on drop, because some kernels leave the setting to the device's next user.
     read_ahead_before: Option<u64>,
 }
 
 impl LoopDevice {
-    /// Attaches a device over a file. The device's reads and writes bypass the page cache of the file's file system.
+    /// Attaches a device over a file. The device accesses the file by direct I/O, bypassing the page cache.
     ///
     /// # Errors
     /// If loop devices are missing or not permitted, or the file system does not support direct I/O.
@@ -83,7 +83,7 @@ impl LoopDevice {
     }
 
     /// Attaches a device over memory filled with bytes that do not compress. The memory is charged to this process's
-    /// own control group, not to those of the workers. Calls `go_on` after each MiB and stops if it returns `false`.
+    /// own control group, not to those of the workers. Calls `go_on` after each MiB; stops if it returns `false`.
     pub(crate) fn over_memory(bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<LoopDevice> {
         let memory = File::from(rustix::fs::memfd_create("drumlin-lab", rustix::fs::MemfdFlags::CLOEXEC)?);
         let mut noise = temp_folder::Noise::new();
@@ -143,7 +143,8 @@ impl LoopDevice {
         text.trim().parse::<u64>().map(|kib| kib << 10).map_err(io::Error::other)
     }
 
-    /// Sets the number of bytes that the kernel reads ahead on this device until it is detached.
+    /// Sets the number of bytes that the kernel reads ahead on this device. The setting lasts until the device is
+    /// detached.
     pub(crate) fn set_read_ahead_bytes(&mut self, bytes: u64) -> io::Result<()> {
         if self.read_ahead_before.is_none() {
             self.read_ahead_before = Some(self.read_ahead_bytes()?);
@@ -173,7 +174,8 @@ impl Drop for LoopDevice {
             // If the device has already been removed with its module, there is nothing to restore.
             let _ = self.write_read_ahead(bytes);
         }
-        // This detaches the device now, or after its other users are gone; if it fails, autoclear detaches it.
+        // This detaches the device now, or once its other users have closed it. If it fails, autoclear detaches the
+        // device.
         // SAFETY: the call takes no argument, and the descriptor is open.
         let _ = unsafe { libc::ioctl(self.file.as_raw_fd(), CLEAR) };
     }
@@ -187,20 +189,20 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Returns the device over the run's file. It is the same device at each call.
+    /// Returns the device over the run's file. Every call returns the same device.
     pub(crate) fn over_file(&self, file: &Path) -> Result<&Path, &io::Error> {
         let device = self.over_file.get_or_init(|| LoopDevice::over(file)?.with_read_ahead(READ_AHEAD_BYTES));
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// Returns the device of this many bytes in memory. It is the same device at each call.
+    /// Returns the device of this many bytes in memory. Every call returns the same device.
     pub(crate) fn over_memory(&self, bytes: u64, go_on: impl FnMut(u64) -> bool) -> Result<&Path, &io::Error> {
         let device =
             self.over_memory.get_or_init(|| LoopDevice::over_memory(bytes, go_on)?.with_read_ahead(READ_AHEAD_BYTES));
         device.as_ref().map(LoopDevice::path)
     }
 
-    /// Returns `true` once the lab has tried to attach the device in memory.
+    /// Returns `true` if the lab has tried to attach the device in memory.
     pub(crate) fn has_memory(&self) -> bool {
         self.over_memory.get().is_some()
     }
@@ -219,13 +221,13 @@ mod tests {
     use crate::temp_folder::TempFolder;
     use crate::worker::wait_until;
 
-    /// Returns the name of the file over which a device is attached, if it is attached.
+    /// Returns the name of the file over which the device is attached, if the device is attached.
     fn backing(device: &Path) -> Option<String> {
         let name = device.file_name().unwrap();
         fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()
     }
 
-    /// A device shows the file's bytes, accepts its own read-ahead, and is gone once it is dropped.
+    /// A device shows the file's bytes, accepts a read-ahead setting of its own, and is detached when it is dropped.
     #[test]
     fn a_device_shows_its_file() {
         let folder = tempfile::tempdir().unwrap();
@@ -241,7 +243,7 @@ mod tests {
         let name = device.path().to_owned();
         assert!(backing(&name).unwrap().contains("data"));
         drop(device);
-        // A program that watches for new devices may keep it open for a moment longer.
+        // A program that watches for new devices may hold it open for a moment.
         let is_ours = || backing(&name).is_some_and(|backing| backing.contains(&*temp_folder.path().to_string_lossy()));
         assert!(wait_until(Duration::from_secs(20), || !is_ours()), "{} stays attached", name.display());
     }

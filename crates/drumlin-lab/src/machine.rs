@@ -12,7 +12,7 @@ use crate::nvme;
 /// The machine's description in a report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// Name of the processor.
+    /// The name of the processor.
     pub processor: String,
     /// The number of processors that this process may use.
     pub processors: usize,
@@ -28,7 +28,7 @@ pub struct Machine {
     pub folder: String,
     /// The kind of the folder's file system.
     pub file_system: String,
-    /// `true` if the file system is in memory, where nothing is ever durable.
+    /// `true` if the file system is in memory, where no write is ever durable.
     pub in_memory: bool,
     /// The mount options of the file system.
     pub mount_options: String,
@@ -41,21 +41,21 @@ pub struct Machine {
 pub struct Drive {
     /// The mounted device.
     pub source: String,
-    /// The kernel's name of the disk, such as `nvme0n1`, `vda` or `loop0`.
+    /// The kernel's name for the disk, such as `nvme0n1`, `vda` or `loop0`.
     pub name: Option<String>,
     /// The model that the drive reports.
     pub model: Option<String>,
-    /// The kind of write cache that the drive reports, if it reports any. `write back` means volatile.
+    /// The kind of write cache that the drive reports, or `None` if it reports no kind. `write back` means volatile.
     pub cache_claimed: Option<String>,
     /// The kind of write cache that the kernel assumes. With `write through`, the kernel never flushes it.
     pub cache_believed: Option<String>,
-    /// `true` if a single write can bypass the cache.
+    /// `true` if a single write can bypass the drive's cache.
     pub forced_unit_access: Option<bool>,
     /// `true` if completions can be polled.
     pub polled: bool,
     /// `true` for a spinning disk.
     pub rotational: Option<bool>,
-    /// Size of the smallest write.
+    /// The size of the smallest write.
     pub logical_block_bytes: Option<u64>,
     /// The kernel's I/O scheduler.
     pub scheduler: Option<String>,
@@ -64,12 +64,12 @@ pub struct Drive {
 }
 
 impl Machine {
-    /// Returns `true` if QEMU emulates the processor, in which case the costs measured on it are meaningless.
+    /// Returns `true` if QEMU emulates the processor. Costs measured on such a processor are meaningless.
     pub(crate) fn is_emulated(&self) -> bool {
         self.processor.contains("TCG") || self.processor.contains("QEMU Virtual CPU")
     }
 
-    /// Describes this machine and the drive under `folder`.
+    /// Describes this machine and the drive that holds `folder`.
     ///
     /// # Errors
     /// Any error that the system reports for the folder.
@@ -112,7 +112,7 @@ impl Drive {
         let mut drive = Drive { source: mount.source.clone(), ..Drive::default() };
         let number = fs::metadata(folder).map_or(0, |metadata| metadata.dev());
         let numbered = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        // On btrfs, files have their own device numbers, so look the mounted device up by name.
+        // On btrfs, files have device numbers of their own, so find the mounted device by its name.
         let by_name = Path::new(&mount.source).canonicalize().ok().and_then(|path| {
             let name = path.file_name()?.to_owned();
             Some(Path::new("/sys/class/block").join(name))
@@ -177,7 +177,7 @@ fn mount_of(mountinfo: &str, folder: &Path) -> Option<Mount> {
             continue;
         };
         let point = point.replace("\\040", " ");
-        // The last mount on a directory hides the earlier ones.
+        // The last mount on a directory hides the earlier mounts on it.
         if folder.starts_with(&point) && best.as_ref().is_none_or(|(length, _)| point.len() >= *length) {
             let mut all: Vec<&str> = options.split(',').collect();
             all.extend(super_options.split(',').filter(|option| !options.split(',').any(|known| known == *option)));
@@ -206,12 +206,12 @@ fn is_in_memory(magic: u32) -> bool {
     matches!(magic, 0x0102_1994 | 0x8584_58F6)
 }
 
-/// Returns `true` if a folder's file system is in memory, so its files never reach a device.
+/// Returns `true` if a folder's file system is in memory, so that its files never reach a device.
 pub(crate) fn is_folder_in_memory(folder: &Path) -> io::Result<bool> {
     Ok(is_in_memory(rustix::fs::statfs(folder)?.f_type as u32))
 }
 
-/// Returns a folder on persistent memory from which files can be mapped without a page cache, if one is mounted.
+/// Returns a folder on persistent memory whose files can be mapped without a page cache, if one is mounted.
 pub(crate) fn dax_folder() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {

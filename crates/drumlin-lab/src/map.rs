@@ -1,8 +1,9 @@
 //! Mapped files, the subject of the sources' claims. No other module of this crate maps memory.
 //!
-//! The lab created every mapped file in its own folder (see `temp_folder`). Within a process a file is either mapped
-//! for reading, or mapped for writing by a single owner; that makes slices of a mapping sound. The lab demonstrates the
-//! one danger that types cannot rule out: if a file is truncated while mapped, access ends the process with SIGBUS.
+//! The lab created every mapped file in its own folder (see `temp_folder`). Within a process, a file is either mapped
+//! for reading, or mapped for writing by a single owner, so slices of a mapping are sound. Types can't rule out one
+//! danger, which the lab demonstrates: if a file is truncated while mapped, an access beyond its end kills the process
+//! with SIGBUS.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -36,17 +37,17 @@ impl Advice {
 pub(crate) enum Mode {
     /// Shared. Changes reach the file whenever the kernel chooses.
     Shared,
-    /// Shared, and the call brings in all pages.
+    /// Shared. The mapping call itself brings in all pages.
     SharedPopulated,
-    /// Private. Changes stay in anonymous memory of this process.
+    /// Private. Changes remain in anonymous memory of this process.
     Private,
-    /// Shared and read-only. A store ends the process with SIGSEGV.
+    /// Shared and read-only. A store kills the process with SIGSEGV.
     ReadOnly,
     /// Shared, on persistent memory only. A store that has left the processor's cache is durable (`MAP_SYNC`).
     Persistent,
 }
 
-/// Returns the length of a file or of a block device, whose metadata does not contain it.
+/// Returns the length of a file or block device. The metadata of a block device does not contain its length.
 pub(crate) fn length(mut file: &File) -> io::Result<u64> {
     let metadata = file.metadata()?;
     if metadata.is_file() { Ok(metadata.len()) } else { file.seek(SeekFrom::End(0)) }
@@ -104,8 +105,8 @@ impl Map {
         Ok(())
     }
 
-    /// Returns a word of a shared mapping, for threads and processes that change it concurrently. While they do, slices
-    /// that contain the word must not be used.
+    /// Returns a word of a shared mapping, which threads and processes may change concurrently. While they do, do not
+    /// use slices that contain the word.
     pub(crate) fn word(&self, place: usize) -> &AtomicU64 {
         assert!(place.is_multiple_of(8) && place + 8 <= self.bytes, "no word at {place}");
         // SAFETY: the word is aligned and within the mapping, which lives as long as the reference.
@@ -124,7 +125,7 @@ impl Deref for Map {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the range is mapped until `drop`. The file is the lab's own, and no thread writes to it while this
-        // reference lives. If the file is truncated, the access ends the process instead of returning.
+        // reference lives. If the file is truncated, the access kills the process instead of returning.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
@@ -145,7 +146,7 @@ impl Drop for Map {
     }
 }
 
-/// Locked anonymous memory, which leaves less memory to the rest of the machine.
+/// Locked anonymous memory. It reduces the memory that the rest of the machine can use.
 #[derive(Debug)]
 pub(crate) struct Ballast {
     start: NonNull<u8>,
@@ -181,7 +182,7 @@ impl Drop for Ballast {
     }
 }
 
-/// A kind of writable memory that a program requests from the kernel without touching it.
+/// A kind of writable memory that a program may request from the kernel without touching it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reserve {
     SharedFile,
@@ -235,8 +236,8 @@ pub(crate) fn attempt(file: &File, bytes: usize, kind: Reserve) -> io::Result<()
     Ok(())
 }
 
-/// Stores a byte at a stray address, as a defective program in a language without checks would. The address must be
-/// within `memory`.
+/// Stores a byte at a stray address, as a buggy program in an unsafe language would. The address must be within
+/// `memory`.
 pub(crate) fn stray_store(memory: &mut [u8], address: usize, byte: u8) {
     let start = memory.as_mut_ptr();
     let offset = address.wrapping_sub(start.addr());
@@ -246,14 +247,14 @@ pub(crate) fn stray_store(memory: &mut [u8], address: usize, byte: u8) {
     unsafe { start.add(offset).write_volatile(byte) };
 }
 
-/// Brings in the pages of `bytes`, writable, without changing them (`MADV_POPULATE_WRITE`, Linux 5.14).
+/// Faults in the pages of `bytes` as writable, without changing them (`MADV_POPULATE_WRITE`, Linux 5.14).
 pub(crate) fn populate(bytes: &mut [u8]) -> io::Result<()> {
     // SAFETY: the range is borrowed exclusively; the advice changes no content.
     unsafe { rustix::mm::madvise(bytes.as_mut_ptr().cast(), bytes.len(), rustix::mm::Advice::LinuxPopulateWrite)? };
     Ok(())
 }
 
-/// Brings in pages by address, for a thread that runs ahead of threads that hold slices of the mapping.
+/// Faults in pages by address, for a thread that runs ahead of the threads holding slices of the mapping.
 pub(crate) fn populate_at(address: usize, bytes: usize) -> io::Result<()> {
     let start = std::ptr::without_provenance_mut(address);
     // SAFETY: the advice changes no content, whatever the range; the kernel refuses a range that is not mapped.
@@ -286,7 +287,7 @@ mod tests {
         }
     }
 
-    /// A mapping beyond the end of the file is refused, because access would end the process.
+    /// A mapping beyond the end of the file is refused, because an access to it would kill the process.
     #[test]
     fn a_mapping_beyond_the_file_is_refused() {
         assert!(Map::new(&file(4096), 4097, Mode::Shared).is_err());

@@ -1,5 +1,5 @@
-//! Records latencies of single operations, computes medians, and runs loads by several threads, sampling them
-//! meanwhile.
+//! Records latencies of single operations, computes medians, and runs loads on several threads while sampling their
+//! progress.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,9 +66,10 @@ impl Latencies {
         let at = |quantile: f64| histogram.value_at_quantile(quantile);
         let (quarter, three_quarters) = (at(0.25), at(0.75));
         let fence = three_quarters + 3 * (three_quarters - quarter);
-        // Count the values in the fence's own bucket as inside the fence.
+        // Count the values in the fence's own bucket as being inside the fence.
         let inside = histogram.count_between(0, histogram.highest_equivalent(fence));
-        // A quantile is unknown if less than one operation lies beyond it. The list ends with the slowest operation.
+        // A quantile is unknown if fewer than one operation is expected beyond it. The list ends with the slowest
+        // operation.
         let count = histogram.len();
         let known = QUANTILES.into_iter().filter(|quantile| (1.0 - quantile) * count as f64 >= 1.0);
         let mut quantiles: Vec<(f64, f64)> = known.map(|quantile| (quantile, us(at(quantile)))).collect();
@@ -88,7 +89,7 @@ impl Latencies {
     }
 }
 
-/// The quantiles at which a distribution is drawn.
+/// The quantiles at which the plot of a distribution has points.
 const QUANTILES: [f64; 11] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9999];
 
 /// A summary of the latencies of single operations.
@@ -104,7 +105,7 @@ pub(crate) struct Summary {
     pub(crate) p999_us: f64,
     /// The share of operations beyond Tukey's outer fence: three interquartile ranges above the third quartile.
     pub(crate) outliers: f64,
-    /// Pairs of quantile and latency, for drawing.
+    /// Pairs of quantile and latency, for the plot.
     pub(crate) quantiles: Vec<(f64, f64)>,
 }
 
@@ -119,7 +120,7 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     }
 }
 
-/// The rates of a load since the previous sample.
+/// The rates of a load during the period since the previous sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Seconds since the load began.
@@ -129,7 +130,7 @@ pub(crate) struct Sample {
     pub(crate) device_bytes_per_second: f64,
     pub(crate) faults_major_per_second: f64,
     pub(crate) faults_minor_per_second: f64,
-    /// TLB shootdowns of the whole machine.
+    /// TLB shootdowns per second, on the whole machine.
     pub(crate) tlb_shootdowns_per_second: f64,
     pub(crate) resident_bytes: u64,
 }
@@ -143,7 +144,7 @@ pub(crate) struct Load {
     pub(crate) latency: Summary,
     pub(crate) counters: Counters,
     pub(crate) resident_bytes_max: u64,
-    /// A combination of all results, or the compiler could remove a read.
+    /// A checksum of all results. Without it, the compiler could remove a read.
     pub(crate) check: u64,
 }
 
@@ -160,7 +161,7 @@ impl Load {
         self.counters.cpu_seconds * 1e6 / self.operations.max(1) as f64
     }
 
-    /// Returns the bytes read from the device for each byte requested.
+    /// Returns the bytes read from the device per byte requested.
     pub(crate) fn read_amplification(&self) -> f64 {
         self.counters.device_read_bytes as f64 / self.bytes.max(1) as f64
     }
@@ -177,7 +178,7 @@ pub(crate) struct Pace<'a> {
 }
 
 impl Pace<'_> {
-    /// Returns `true` until the time is over and at least one operation has completed.
+    /// Returns `true` until the time has run out and at least one operation has completed.
     #[inline]
     pub(crate) fn go_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed) || self.latencies.0.is_empty()
@@ -189,7 +190,7 @@ impl Pace<'_> {
         self.done_all(started, 1, bytes);
     }
 
-    /// Records several consecutive operations with this many bytes in total. Each is recorded with their mean latency.
+    /// Records several consecutive operations of `bytes` bytes in total, each with their mean latency.
     #[inline]
     pub(crate) fn done_all(&mut self, started: Instant, operations: u32, bytes: u64) {
         self.latencies.record_n(started.elapsed() / operations, operations.into());
@@ -207,7 +208,7 @@ pub(crate) struct Timing {
     pub(crate) sample_seconds: f64,
 }
 
-/// The counters of one thread. They have their own cache lines, or counting would disturb the measurement.
+/// The counters of one thread. They have cache lines of their own, so that counting does not disturb the measurement.
 #[repr(align(128))]
 #[derive(Default)]
 struct Lane {
@@ -217,8 +218,9 @@ struct Lane {
 }
 
 impl Lane {
-    /// Returns the number of operations and the bytes of all of them, or of all but the last few. Retries if the thread
-    /// continued between the two reads, because it may do a million operations while this thread is not running.
+    /// Returns the thread's operations and bytes. The bytes may lack those of the last few operations. Retries if the
+    /// thread counted an operation between the two reads, because it may complete a million operations while this
+    /// thread is not scheduled.
     fn totals(&self) -> (u64, u64) {
         let mut operations = self.operations.load(Ordering::Acquire);
         loop {
@@ -252,8 +254,8 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
         Sampler { observe, start, last: start, operations: 0, bytes: 0, counters }
     }
 
-    /// Takes a sample of the time since the previous one and passes it to the observer. Returns `false` if the observer
-    /// wants no more samples.
+    /// Takes a sample of the period since the previous sample, and passes it to the observer. Returns `false` if the
+    /// observer wants no more samples.
     fn take(&mut self, now: Instant, (operations, bytes): (u64, u64)) -> bool {
         let counters = Counters::now();
         let passed = (now - self.last).as_secs_f64();
@@ -272,9 +274,9 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
         go_on
     }
 
-    /// Takes samples until the time is over and at least one operation has completed, until the observer wants no more
-    /// samples, or until all threads have finished. It waits for an operation because on a busy machine a short time
-    /// could pass before any thread runs.
+    /// Takes samples until the time has run out and at least one operation has completed, until the observer wants no
+    /// more samples, or until all threads have finished. It waits for an operation because, on a busy machine, a short
+    /// time could run out before any thread is scheduled.
     fn watch(&mut self, timing: Timing, lanes: &[Lane]) {
         let end = self.start + Duration::from_secs_f64(timing.seconds);
         let is_sampled = timing.sample_seconds > 0.0;
@@ -292,15 +294,15 @@ impl<F: FnMut(&Sample) -> bool> Sampler<F> {
                 continue;
             }
             let wake = if is_sampled { end.min(next_sample) } else { end };
-            // Sleep only briefly, or work that ends early would go unnoticed.
+            // Sleep only briefly, so as to detect promptly when all threads have finished.
             let nap = wake.saturating_duration_since(now);
             std::thread::sleep(nap.clamp(Duration::from_micros(50), Duration::from_millis(5)));
         }
     }
 }
 
-/// Runs `work` on this many threads until the time is over or all threads have finished. Passes a sample to `observe`
-/// at each interval. `work` has to call [`Pace::go_on`] after every operation.
+/// Runs `work` on this many threads until the time has run out or all threads have finished. Passes a sample to
+/// `observe` at each interval. `work` has to call [`Pace::go_on`] after every operation.
 pub(crate) fn load(
     threads: usize,
     timing: Timing,
@@ -314,7 +316,7 @@ pub(crate) fn load(
     load_while(threads, timing, observe, work)
 }
 
-/// Runs a [`load`] that also ends at the first sample for which `observe` returns `false`.
+/// Runs a [`load`], but ends it early at the first sample for which `observe` returns `false`.
 pub(crate) fn load_while(
     threads: usize,
     timing: Timing,
@@ -341,7 +343,7 @@ pub(crate) fn load_while(
                 lane.finished.store(true, Ordering::Relaxed);
                 result.map(|()| (pace.latencies, pace.check))
             };
-            // Use small stacks, because the memory of many threads counts against their limit.
+            // Use small stacks, because the stacks of many threads would count against the memory limit.
             handles.push(std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, body)?);
         }
         let before = Counters::now();
@@ -349,11 +351,11 @@ pub(crate) fn load_while(
         let start = Instant::now();
         let mut sampler = Sampler::new(observe, start, before.clone());
         sampler.watch(timing, &lanes);
-        // Read the totals before the threads stop: operations that they finish afterwards do not count.
+        // Read the totals before the threads stop, because operations completed after this point do not count.
         let stopped = Instant::now();
         let seconds = (stopped - start).as_secs_f64();
         let (operations, bytes) = totals(&lanes);
-        // If memory was so short that this thread stalled too, the last sample was long ago.
+        // If memory was so scarce that this thread stalled too, the last sample may be old.
         let since_sample = (stopped - sampler.last).as_secs_f64();
         if timing.sample_seconds > 0.0 && since_sample > timing.sample_seconds / 2.0 {
             sampler.take(stopped, (operations, bytes));
@@ -377,7 +379,7 @@ pub(crate) fn load_while(
 mod tests {
     use super::*;
 
-    /// A rare slow operation shows in the maximum and as an outlier, but hardly in the mean.
+    /// A rare slow operation is visible in the maximum and as an outlier, but hardly in the mean.
     #[test]
     fn single_slow_operations_show() {
         let mut latencies = Latencies::new();
@@ -394,7 +396,7 @@ mod tests {
         assert_eq!(Latencies::new().summary(), Summary::default());
     }
 
-    /// Latencies survive the transfer to a different process, and the latencies of several processes add up.
+    /// Latencies can be sent to a different process, and the latencies of several processes can be combined.
     #[test]
     fn latencies_travel() {
         let mut latencies = Latencies::new();
@@ -413,7 +415,7 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
     }
 
-    /// A load ends if its work finishes early. All operations are counted, and an error of the work is returned.
+    /// A load ends early if its threads finish early. All operations are counted, and an error of a thread is returned.
     #[test]
     fn a_load_counts_all_work() {
         let timing = Timing { seconds: 60.0, sample_seconds: 0.0 };

@@ -1,12 +1,12 @@
-//! File systems that the lab creates, each on a loop device over a file, which allows it to measure ext4 with a
-//! journal, xfs and btrfs whatever the folder's file system is. Needs root.
+//! File systems that the lab creates, each on a loop device over a file. So the lab can measure ext4 with a journal,
+//! xfs and btrfs, whatever the file system of the folder is. Needs root.
 //!
 //! # Invariants
-//! 1. Only the lab and its workers see the mounts, which are in a mount namespace of the lab's thread. When the
-//!    namespace's last process ends, even by a kill, the kernel unmounts them.
-//! 2. A loop device detaches itself once nothing uses it, and its file is unlinked, so nothing is left behind.
-//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O, because
-//!    bytes that the file system believes to be on the device must not be in the page cache only.
+//! 1. Only the lab and its workers see the mounts, because they are in a mount namespace of the lab's thread. When the
+//!    namespace's last process exits or is killed, the kernel unmounts them.
+//! 2. A loop device detaches itself once it has no users, and its file is unlinked, so nothing is left behind.
+//! 3. Only devices and mounts created here are changed. Each loop device accesses its file by direct I/O. Otherwise,
+//!    bytes that a file system considers to be on the device might be only in the page cache.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -26,11 +26,11 @@ use crate::temp_folder::TempFolder;
 /// A kind of file system that the lab can create.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileSystem {
-    /// With a metadata journal, the default of `mkfs.ext4`.
+    /// ext4 with a metadata journal, which is the default of `mkfs.ext4`.
     Ext4,
-    /// With a metadata log.
+    /// XFS, which has a metadata log.
     Xfs,
-    /// Copy-on-write: it writes each change to a new place.
+    /// btrfs, which writes each change to a new place (copy-on-write).
     Btrfs,
 }
 
@@ -48,7 +48,7 @@ impl FileSystem {
         }
     }
 
-    /// Returns the package that contains the `mkfs` program; it has this name on most systems.
+    /// Returns the package that contains the `mkfs` program. It has the same name on most systems.
     pub(crate) fn package(self) -> &'static str {
         match self {
             FileSystem::Ext4 => "e2fsprogs",
@@ -57,7 +57,7 @@ impl FileSystem {
         }
     }
 
-    /// Formats a device. The lab created the device, so its content may be overwritten.
+    /// Formats a device that the lab created, overwriting its content.
     fn format(self, device: &Path) -> io::Result<()> {
         let program = format!("mkfs.{}", self.name());
         let force = if self == FileSystem::Ext4 { "-F" } else { "-f" };
@@ -75,8 +75,8 @@ impl FileSystem {
         Err(io::Error::other(format!("{program}: {}", text.lines().last().unwrap_or("failed"))))
     }
 
-    /// Returns mount options that write metadata back only at a sync instead of every few seconds, so that a power-off
-    /// has an exact result.
+    /// Returns mount options that delay the write-back of metadata until a sync. By default, metadata is written back
+    /// every few seconds, and the result of a power-off would not be reproducible.
     fn options(self, cache: DeviceCache) -> Option<&'static std::ffi::CStr> {
         match (self, cache) {
             (FileSystem::Ext4, DeviceCache::None) => Some(c"commit=300,nobarrier"),
@@ -89,10 +89,10 @@ impl FileSystem {
 /// The cache of a loop device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceCache {
-    /// Writes may stay in the cache of the underlying drive until the file system flushes it.
+    /// A write may stay in the cache of the underlying drive until the file system flushes that cache.
     Volatile,
-    /// Each write is durable on the underlying drive before it completes, and the file system does not flush, as on a
-    /// drive whose cache is switched off.
+    /// Each write is durable on the underlying drive before it completes. The file system does not flush, as on a drive
+    /// whose cache is switched off.
     None,
 }
 
@@ -118,7 +118,7 @@ impl Mounted {
     ) -> io::Result<Mounted> {
         let (image, device) = attach(temp_folder, bytes, |image| match cache {
             DeviceCache::Volatile => Ok(()),
-            // With this flag, every write to the file is synchronous, whichever process makes it.
+            // With this flag, every process writes to the file synchronously.
             DeviceCache::None => {
                 Ok(rustix::fs::ioctl_setflags(image, rustix::fs::ioctl_getflags(image)? | IFlags::SYNC)?)
             }
@@ -153,20 +153,20 @@ impl Mounted {
         Ok(Mounted { file_system, folder, image, disk, is_mounted: true })
     }
 
-    /// Returns the folder of the mount, which only the lab and its workers see.
+    /// Returns the folder of the mount, which only the lab and its workers can see.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns the kernel's name of the loop device.
+    /// Returns the kernel's name for the loop device.
     pub(crate) fn disk(&self) -> &str {
         &self.disk
     }
 
     /// Simulates a power cut: mounts the device's current content, without data that is only in the page cache. Data in
-    /// the drive's own cache is kept, as when a virtual machine is powered off.
+    /// the drive's own cache is retained, as when a virtual machine is powered off.
     ///
-    /// The copy is not atomic, so nothing may write during the call.
+    /// The copy is not atomic, so there must be no writes during the call.
     pub(crate) fn power_off(mut self, temp_folder: &TempFolder) -> io::Result<Mounted> {
         let bytes = self.image.metadata()?.len();
         let (copy, device) = attach(temp_folder, bytes, |copy| {
@@ -196,14 +196,14 @@ impl Drop for Mounted {
     }
 }
 
-/// Attaches a loop device over a new sparse file, which `prepare` may fill. The file is then unlinked, and its space is
-/// freed once nothing uses the device.
+/// Attaches a loop device over a new sparse file, which `prepare` may fill. The file is then unlinked; its space is
+/// freed when the device's last user closes it.
 fn attach(
     temp_folder: &TempFolder,
     bytes: u64,
     prepare: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<(File, LoopDevice)> {
-    // Give images different names, because mkfs.btrfs mistakes an image for a mounted one of the same name.
+    // Give each image its own name, because mkfs.btrfs mistakes an image for a mounted one of the same name.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let (path, file) = temp_folder.file(&format!("image-{}", NUMBER.fetch_add(1, Ordering::Relaxed)), bytes)?;
     let device = file.set_len(bytes).and_then(|()| prepare(&file)).and_then(|()| LoopDevice::over(&path));
@@ -211,8 +211,8 @@ fn attach(
     Ok((file, device?))
 }
 
-/// Sets a loop device to the kernel's default, a cache that is flushed. Otherwise the setting of an earlier user of the
-/// device's number would persist.
+/// Resets a loop device to the kernel's default, a cache that is flushed. Otherwise the setting of an earlier user of
+/// this loop device would persist.
 fn believe_volatile(disk: &str) -> io::Result<()> {
     let path = format!("/sys/block/{disk}/queue/write_cache");
     if fs::read_to_string(&path)?.trim() == "write back" {
@@ -221,7 +221,7 @@ fn believe_volatile(disk: &str) -> io::Result<()> {
     File::options().write(true).open(path)?.write_all(b"write back")
 }
 
-/// Returns the kernel's name of a loop device.
+/// Returns the kernel's name for a loop device.
 fn disk_of(device: &LoopDevice) -> String {
     device.path().file_name().expect("it has a name").to_string_lossy().into_owned()
 }
@@ -247,7 +247,7 @@ fn copy_data(from: &File, to: &File) -> io::Result<()> {
     }
 }
 
-/// Gives this thread and the workers that it starts their own mount namespace.
+/// Moves this thread, and the workers that it starts, into a mount namespace of their own.
 fn own_namespace() -> io::Result<()> {
     thread_local! {
         static IS_OWN: Cell<bool> = const { Cell::new(false) };
@@ -276,7 +276,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let temp_folder = TempFolder::create(folder.path()).unwrap();
         for cache in [DeviceCache::Volatile, DeviceCache::None] {
-            // Not permitted here, or mkfs is missing.
+            // Mounting is not permitted here, or mkfs is missing.
             let Ok(mounted) = Mounted::create(&temp_folder, FileSystem::Ext4, 64 << 20, cache) else { return };
             let place = mounted.folder().to_owned();
             let device = fs::metadata(&place).unwrap().dev();
@@ -297,7 +297,7 @@ mod tests {
             drop(left);
             assert!(!place.exists());
             let backing = || fs::read_to_string(format!("/sys/block/{disk}/loop/backing_file")).unwrap_or_default();
-            // A program that watches for new devices may keep it open for a moment longer.
+            // A program that watches for new devices may hold it open for a moment.
             let is_gone = || !backing().contains(&*temp_folder.path().to_string_lossy());
             assert!(crate::worker::wait_until(Duration::from_secs(20), is_gone), "{disk} stays attached");
         }

@@ -1,4 +1,4 @@
-//! Asks an NVMe drive if it has a volatile write cache, with admin commands through an ioctl. Needs root.
+//! Asks an NVMe drive whether it has a volatile write cache, by admin commands through an ioctl. Needs root.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use drumlin_io::AlignedBuffer;
 /// The volatile write cache of an NVMe drive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WriteCache {
-    /// The drive has no cache, or one that survives a power cut, so it needs no flushes.
+    /// The drive has no cache, or its cache survives a power cut, so it needs no flushes.
     Absent,
     /// The cache is switched off.
     Off,
@@ -20,7 +20,7 @@ pub(crate) enum WriteCache {
 }
 
 impl WriteCache {
-    /// Describes the cache in the words that the kernel uses for other drives.
+    /// Describes the cache with the kernel's words for the caches of other drives.
     pub(crate) fn words(self) -> &'static str {
         match self {
             WriteCache::Absent => "write through (no volatile cache)",
@@ -55,17 +55,17 @@ const ADMIN_COMMAND: libc::Ioctl = 0xC048_4E41_u32 as libc::Ioctl;
 
 const IDENTIFY: u8 = 0x06;
 const GET_FEATURES: u8 = 0x0A;
-/// Selects the data structure of the controller in Identify.
+/// The value of Identify's parameter that selects the controller's data structure.
 const CONTROLLER: u32 = 1;
-/// The number of the feature "volatile write cache".
+/// The id of the feature "volatile write cache".
 const VOLATILE_WRITE_CACHE: u32 = 6;
 
 const IDENTITY_BYTES: usize = 4096;
-/// The byte of the controller's data whose lowest bit says that there is a volatile cache.
+/// The byte of the controller's data whose lowest bit is set if the drive has a volatile cache.
 const CACHE_BYTE: usize = 525;
 const TIMEOUT_MS: u32 = 1000;
 
-/// Asks the drive of a block device (`/dev/nvme0n1`) about its cache. Neither command changes anything.
+/// Asks the drive of a block device (`/dev/nvme0n1`) about its cache. Neither of the two commands changes the drive.
 ///
 /// # Errors
 /// If the device is not an NVMe drive, or the commands are not permitted.
@@ -104,7 +104,7 @@ fn state(feature: u32) -> WriteCache {
     if feature & 1 == 1 { WriteCache::On } else { WriteCache::Off }
 }
 
-/// Sends a command.
+/// Sends a command to the drive.
 ///
 /// # Safety
 /// The command's address must be 0, or point to memory of the command's length that outlives the call.
@@ -121,7 +121,7 @@ unsafe fn submit(file: &File, command: &mut AdminCommand) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Each answer of a drive is recognised.
+    /// Each possible answer of a drive is recognised.
     #[test]
     fn answers_are_read() {
         let mut identity = [0u8; IDENTITY_BYTES];

@@ -1,8 +1,9 @@
 //! The conditions under which reads are measured, and the devices and processes that create them.
 //!
-//! A source's finding rests on conditions: a raw block device, 128 KiB of read-ahead, a medium faster than eviction,
-//! pages evicted by the kernel's own thread. Each [`Regime`] provides some of them. If this machine lacks what a regime
-//! needs (root, loop devices, memory), the regime's verdicts name it as the missing condition.
+//! A source's finding rests on conditions, such as a raw block device, 128 KiB of read-ahead, a medium that is faster
+//! than eviction, or eviction by the kernel's own thread. Each [`Regime`] provides some of them. If this machine lacks
+//! something that a regime needs (root, loop devices, memory), the regime's verdicts name that as the missing
+//! condition.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub(crate) enum Regime {
     File,
     /// A block device over memory, which is faster than eviction. Its memory does not count against the group's limit.
     Memory,
-    /// The raw device without a group, while the whole machine is short of memory, so the kernel's own thread evicts,
+    /// The raw device without a group, while the whole machine is short of memory. So the kernel's own thread evicts,
     /// as in S1.
     Pressure,
 }
@@ -53,7 +54,7 @@ pub(crate) struct Place {
     pub(crate) limit_bytes: Option<u64>,
 }
 
-/// Returns the file or device to read in a regime, or the condition that is missing.
+/// Returns the file or device to read in a regime, or the missing condition.
 pub(crate) fn place(session: &Session<'_>, regime: Regime) -> io::Result<Result<Place, String>> {
     let limit_bytes = Some(session.memory_bytes());
     let of = |path: &Path, limit_bytes| Place { path: path.to_owned(), limit_bytes };
@@ -79,7 +80,7 @@ pub(crate) fn place(session: &Session<'_>, regime: Regime) -> io::Result<Result<
     })
 }
 
-/// Returns the device in memory, which has the size of the file.
+/// Returns the device in memory, which is as large as the session's file.
 fn memory_device<'s>(session: &'s Session<'_>) -> Result<&'s Path, String> {
     let (bytes, available) = (session.file_bytes(), counters::memory_available_bytes());
     if !session.devices.has_memory() {
@@ -101,10 +102,10 @@ pub(crate) fn left_bytes(session: &Session<'_>) -> u64 {
 /// The largest balloon. Touching more memory would take longer than the measurements.
 const BALLOON_BYTES_MAX: u64 = 48 << 30;
 
-/// The assumed rate at which a balloon fills, for estimating the time of a run.
+/// The assumed rate at which a balloon fills. Used to estimate the duration of a run.
 const BALLOON_BYTES_PER_SECOND: f64 = 2.5e9;
 
-/// Estimates the seconds that [`pressure`] takes to fill the memory.
+/// Estimates the seconds that [`pressure`] needs to fill the memory.
 pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
     let bytes = counters::memory_available_bytes().saturating_sub(left_bytes(session));
     if bytes > BALLOON_BYTES_MAX || !session.settings.fill_memory {
@@ -114,8 +115,8 @@ pub(crate) fn pressure_seconds(session: &Session<'_>) -> f64 {
     }
 }
 
-/// Takes and locks almost all of the machine's memory until the returned value is dropped. If memory runs out, the
-/// kernel kills the holding process first. The inner error is the condition that is missing.
+/// Allocates and locks almost all of the machine's memory until the returned value is dropped. If memory runs out, the
+/// kernel kills the process that holds this memory first. The inner error is the missing condition.
 pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<BackgroundWorker, String>> {
     let (left, available) = (left_bytes(session), counters::memory_available_bytes());
     let bytes = available.saturating_sub(left);
@@ -136,19 +137,19 @@ pub(crate) fn pressure(session: &Session<'_>) -> io::Result<Result<BackgroundWor
 /// Holds locked memory until its process is killed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Balloon {
-    /// The memory that the kernel should still count as available at the end.
+    /// The amount of memory that the kernel should still report as available when the balloon is full.
     left_bytes: u64,
 }
 
-/// The balloon takes memory in pieces of this size. It recomputes the remaining amount after each piece, because other
-/// processes allocate memory in the meantime.
+/// The balloon allocates memory in pieces of this size. It recomputes the remaining amount after each piece, because
+/// other processes allocate memory concurrently.
 const PIECE_BYTES: u64 = 256 << 20;
 
 impl Measurement for Balloon {
     const NAME: &'static str = "balloon";
     type Result = ();
 
-    /// Passes a sample on once it holds all the memory.
+    /// Passes on a sample once it holds all of the memory.
     fn perform(self, mut observe: impl FnMut(&Sample)) -> io::Result<()> {
         std::fs::write("/proc/self/oom_score_adj", "1000")?;
         let mut pieces = Vec::new();

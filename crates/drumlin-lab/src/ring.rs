@@ -1,5 +1,4 @@
-//! io_uring features that `drumlin_io` lacks: registered buffers and files, polled completions, linked
-//! requests.
+//! Uses of io_uring that `drumlin_io` lacks: registered buffers and files, polled completions, linked requests.
 //!
 //! # Invariants
 //! 1. The kernel writes to a buffer only between `push` and the reaping of its completion, and the ring owns the
@@ -19,15 +18,15 @@ use serde::{Deserialize, Serialize};
 /// The settings of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RingOptions {
-    /// Register the buffers and the file, so that the kernel pins them once instead of for each request.
+    /// Register the buffers and the file, so that the kernel pins them once instead of once per request.
     pub(crate) registered: bool,
     /// Allocate the buffers in huge pages, if the system has enough of them.
     pub(crate) huge: bool,
-    /// Poll for completions instead of waiting for interrupts. The device needs queues made for polling.
+    /// Poll for completions instead of waiting for interrupts. The device must have queues for polling.
     pub(crate) polled: bool,
 }
 
-/// Direct reads of one size, with many in flight.
+/// A ring for direct reads of one size, many of them in flight at a time.
 pub(crate) struct ReadRing {
     ring: IoUring,
     file: File,
@@ -90,7 +89,7 @@ impl ReadRing {
         !self.slots_free.is_empty()
     }
 
-    /// Prepares a read at `offset`. There must be room in the ring.
+    /// Prepares a read at `offset`. The ring must have a free slot.
     pub(crate) fn push(&mut self, offset: u64) {
         let slot = self.slots_free.pop().expect("there is room");
         let buffer = &mut self.buffers[slot as usize];
@@ -105,8 +104,8 @@ impl ReadRing {
         unsafe { self.ring.submission().push(&entry.user_data(u64::from(slot))) }.expect("an entry for each slot");
     }
 
-    /// Submits the reads, waits for at least one completion, and calls `each` for every completion with the time of its
-    /// push and the bytes read.
+    /// Submits the reads and waits for at least one completion. Calls `each` for every completion, with the time of its
+    /// `push` and the bytes read.
     pub(crate) fn wait(&mut self, mut each: impl FnMut(Instant, &[u8])) -> io::Result<usize> {
         loop {
             match self.ring.submit_and_wait(1) {
@@ -189,7 +188,7 @@ impl SyncRing {
                 let expected = if completion.user_data() == 0 { buffer.len() as i32 } else { 0 };
                 match completion.result() {
                     result if result == expected => {}
-                    // If the write fails, the kernel cancels the sync, and the write's own error says more.
+                    // If the write fails, the kernel cancels the sync. Report the write's error, which says more.
                     result if result < 0 => {
                         failure.get_or_insert(io::Error::from_raw_os_error(-result));
                     }
@@ -207,7 +206,7 @@ mod tests {
 
     use super::*;
 
-    /// Every requested block is read, with and without registered buffers.
+    /// Every requested block is read correctly, with and without registered buffers.
     #[test]
     fn reads_bring_what_is_there() {
         let file = tempfile::tempfile().unwrap();
@@ -236,7 +235,7 @@ mod tests {
         }
     }
 
-    /// A read beyond the end is an error, and the ring can be dropped with requests in flight.
+    /// A read beyond the end is an error. The ring can be dropped with requests in flight.
     #[test]
     fn a_short_read_is_an_error() {
         let file = tempfile::tempfile().unwrap();

@@ -10,7 +10,7 @@ use crate::session::{Observer, Session, Settings, plain};
 use crate::worker;
 
 /// Runs experiments and reports their findings. If an experiment fails, its chapter says so, and the remaining
-/// experiments still run.
+/// experiments run nevertheless.
 ///
 /// # Errors
 /// If the folder is missing or not writable, or its disk is too full.
@@ -57,7 +57,7 @@ pub fn run(experiments: &[Experiment], settings: &Settings, observer: &dyn Obser
     })
 }
 
-/// Runs a worker; the program's hidden command calls this.
+/// Runs this process as a worker. The program's hidden command calls this function.
 ///
 /// # Errors
 /// Only if stdin or stdout fails. Errors of the measurement are sent to the process that started the worker.
@@ -118,8 +118,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// The planned time of each experiment is within a factor of 1.2 of its time in the example of docs/lab. The
-    /// example had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
+    /// The planned duration of each experiment is within a factor of 1.2 of its duration in the example of docs/lab.
+    /// The example had all file systems, and the stores of `--features peers`, without which `sync` is shorter.
     #[test]
     fn plans_are_near_the_times_of_the_example() {
         let folder = tempfile::tempdir().unwrap();
@@ -146,8 +146,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// The plan for all experiments together takes less than six minutes with `--quick`, and less than half an hour
-    /// without it. The plan depends on memory and on the stores that are built in; `--features peers` has all stores.
+    /// The plan for all experiments together is shorter than six minutes with `--quick`, and shorter than half an hour
+    /// without it. The plan depends on memory and on the stores that are built in; `--features peers` adds all stores.
     #[test]
     fn plans_keep_within_their_limits() {
         let folder = tempfile::tempdir().unwrap();

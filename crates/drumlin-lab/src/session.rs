@@ -21,12 +21,12 @@ use crate::worker::{self, Ending, Measurement, Outcome};
 pub struct Settings {
     /// The folder in which the lab creates a temporary folder for its files.
     pub folder: PathBuf,
-    /// Makes short runs on small files: all experiments together take less than six minutes.
+    /// Makes runs short and files small: all experiments together take less than six minutes.
     pub quick: bool,
-    /// The seconds of a case that is shown over time. Default: 20, or 4 with `quick`. Other cases take a fraction of
-    /// it.
+    /// The duration of a series (a case whose rate is shown over time), in seconds. Default: 20, or 4 with `quick`.
+    /// Other cases last for a fraction of it.
     pub seconds: Option<f64>,
-    /// The memory limit, which the file exceeds. Default: 512 MiB, or 128 MiB with `quick`.
+    /// The memory limit. The large file exceeds it. Default: 512 MiB, or 128 MiB with `quick`.
     pub memory_bytes: Option<u64>,
     /// The size of the large file. Default: 4 GiB, or 1 GiB with `quick`; less if the disk is short of space.
     pub file_bytes: Option<u64>,
@@ -40,15 +40,15 @@ pub struct Settings {
 
 /// Watches a run.
 pub trait Observer {
-    /// Reports the approximate time of the whole run.
+    /// Reports the approximate duration of the whole run.
     fn total(&self, seconds: f64);
-    /// Reports how many of the expected seconds are done, how many seconds are left, and the current step.
+    /// Reports the progress: the planned seconds that are done, the seconds that remain, and the current step.
     fn progress(&self, done_seconds: f64, left_seconds: f64, what: &str);
     /// Returns `true` once the user wants to stop. The lab calls this often.
     fn interrupted(&self) -> bool;
 }
 
-/// The progress of a run: the steps that are done, weighted by their planned seconds.
+/// The progress of a run: its completed steps, weighted by their planned seconds.
 pub(crate) struct Pace<'a> {
     observer: &'a dyn Observer,
     begun: Instant,
@@ -56,7 +56,7 @@ pub(crate) struct Pace<'a> {
     done_seconds: Cell<f64>,
 }
 
-/// The largest factor by which the estimate assumes that a run overruns its plan.
+/// The estimate assumes that a run takes at most this many times its planned duration.
 const OVERRUN_MAX: f64 = 2.0;
 
 impl<'a> Pace<'a> {
@@ -64,13 +64,13 @@ impl<'a> Pace<'a> {
         Pace { observer, begun: Instant::now(), total_seconds: Cell::new(0.0), done_seconds: Cell::new(0.0) }
     }
 
-    /// Reports the planned time of the whole run.
+    /// Reports the planned duration of the whole run.
     pub(crate) fn expect(&self, seconds: f64) {
         self.total_seconds.set(seconds);
         self.observer.total(seconds);
     }
 
-    /// Reports the next step, and counts its planned seconds as done when the step after it begins.
+    /// Reports the next step. Its planned seconds count as done when the following step begins.
     pub(crate) fn step(&self, what: &str, seconds: f64) {
         let done = self.done();
         let left = left_seconds(self.total_seconds.get(), done, self.begun.elapsed().as_secs_f64());
@@ -78,7 +78,7 @@ impl<'a> Pace<'a> {
         self.done_seconds.set(done + seconds);
     }
 
-    /// Sets the number of planned seconds that are done.
+    /// Sets how many planned seconds are done.
     pub(crate) fn reached(&self, seconds: f64) {
         self.done_seconds.set(seconds);
     }
@@ -92,21 +92,22 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// Estimates the time left: the planned seconds of the remaining steps, times the factor by which the run has overrun
-/// its plan.
+/// Estimates the time left: the planned seconds of the remaining steps, multiplied by the factor by which the run has
+/// overrun its plan.
 fn left_seconds(total: f64, done: f64, elapsed: f64) -> f64 {
-    // Count a twentieth of the plan as if it had taken its planned time, so that the first steps do not dominate.
+    // Assume that a twentieth of the plan took exactly its planned time, so that the first steps do not dominate the
+    // estimate.
     let trusted = total / 20.0;
     let overrun = (elapsed + trusted) / (done + trusted);
     (total - done).max(0.0) * if overrun.is_finite() { overrun.clamp(1.0 / OVERRUN_MAX, OVERRUN_MAX) } else { 1.0 }
 }
 
-/// The number of trials and their length.
+/// The number of trials and their duration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pacing {
-    /// The timing of a case that is shown over time.
+    /// The timing of a series: a case whose rate is shown over time.
     pub(crate) series: Timing,
-    /// The timing of one trial of a case that alternates with others.
+    /// The timing of one trial of a case that takes turns with other cases.
     pub(crate) slice: Timing,
     /// The number of trials of each case; at least [`ROUNDS_MIN`].
     pub(crate) rounds: usize,
@@ -119,7 +120,7 @@ impl Pacing {
         Pacing {
             series: Timing { seconds, sample_seconds },
             slice: Timing { seconds: (seconds / 15.0).min(1.0), sample_seconds: 0.0 },
-            // More rounds would widen the range on which verdicts rest, and longer trials narrow it.
+            // More rounds would widen the interval on which verdicts rest; longer trials narrow it.
             rounds: ROUNDS_MIN,
         }
     }
@@ -134,12 +135,12 @@ pub(crate) struct Session<'a> {
     pub(crate) temp_folder: TempFolder,
     memory: Memory,
     file: OnceCell<PathBuf>,
-    /// The rates of single random reads of the large file before it was first read through, and afterwards.
+    /// The rates of single random reads of the large file: before the file was first read through, and after it.
     drive_rates: Cell<Option<(f64, f64)>>,
     pace: Pace<'a>,
 }
 
-/// The memory limit, the size of the file that exceeds it, and a text about both.
+/// The memory limit, the size of the file that exceeds it, and a description of both.
 #[derive(Debug)]
 struct Memory {
     limit_bytes: u64,
@@ -151,10 +152,10 @@ struct Memory {
 /// The minimum number of rounds on which a verdict may rest.
 pub(crate) const ROUNDS_MIN: usize = 3;
 
-/// A case with fewer operations over all rounds has not reached a steady state.
+/// A case with fewer operations than this, over all rounds, has not reached a steady state.
 const STEADY_OPERATIONS: u64 = 1000;
 
-/// A result that has a number of operations.
+/// A result that knows the number of its operations.
 pub(crate) trait Counted {
     fn operations(&self) -> u64;
 }
@@ -173,7 +174,7 @@ pub(crate) struct Trials<T> {
     pub(crate) samples: Vec<Vec<Sample>>,
     /// The peak memory of the case's control group in each trial, page cache included. Empty without a group.
     pub(crate) memory_bytes: Vec<u64>,
-    /// The reason why a trial had no result, if that happened.
+    /// The reason why a trial had no result, if any trial had none.
     pub(crate) failure: Option<String>,
 }
 
@@ -182,7 +183,7 @@ impl<T> Trials<T> {
         Trials { results: Vec::new(), samples: Vec::new(), memory_bytes: Vec::new(), failure: None }
     }
 
-    /// Returns the figure of each trial.
+    /// Returns the figure for each trial.
     pub(crate) fn each(&self, figure: impl Fn(&T) -> f64) -> Vec<f64> {
         self.results.iter().map(figure).collect()
     }
@@ -197,7 +198,7 @@ impl<T> Trials<T> {
         Spread::of(&self.each(figure))
     }
 
-    /// Returns the median over the trials of the group's peak memory.
+    /// Returns the peak memory of the group, as the median over the trials.
     pub(crate) fn memory_bytes_max(&self) -> Option<f64> {
         Spread::of(&self.memory_bytes.iter().map(|bytes| *bytes as f64).collect::<Vec<_>>()).map(|spread| spread.median)
     }
@@ -216,7 +217,7 @@ impl<T> Trials<T> {
         }
     }
 
-    /// Returns the trial with the median rate, for figures that belong together.
+    /// Returns the trial with the median rate, so that several of its figures can be shown together.
     pub(crate) fn middle(&self, rate: impl Fn(&T) -> f64) -> Option<&T> {
         self.results.get(self.middle_index(rate)?)
     }
@@ -289,15 +290,15 @@ impl<'t, T> IntoIterator for &'t Rounds<T> {
     }
 }
 
-/// Returns the order of the cases after the first in a round. It rotates, so no case has the same position in every
-/// round.
+/// Returns the order in which a round runs the cases after the first. The order rotates, so that no case has the same
+/// position in every round.
 fn order(cases: usize, round: usize, rounds: usize) -> impl Iterator<Item = usize> {
     let others = cases.saturating_sub(1);
     let shift = round * others / rounds.max(1);
     (0..others).map(move |place| 1 + (place + shift) % others)
 }
 
-/// Returns the seed of a case in a round.
+/// Returns the seed for a case in a round.
 fn seed(case: usize, round: usize) -> u64 {
     1 + case as u64 + 1000 * round as u64
 }
@@ -319,12 +320,12 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Reports the planned time of the whole run.
+    /// Reports the planned duration of the whole run.
     pub(crate) fn expect(&self, seconds: f64) {
         self.pace.expect(seconds);
     }
 
-    /// Sets the number of planned seconds that are done.
+    /// Sets how many planned seconds are done.
     pub(crate) fn reached(&self, seconds: f64) {
         self.pace.reached(seconds);
     }
@@ -334,8 +335,8 @@ impl<'a> Session<'a> {
         &self.memory.text
     }
 
-    /// Describes the state of the drive: if a cache in or below the drive answers, reads are faster the second time.
-    /// Returns `None` if no experiment read the large file.
+    /// Describes the state of the drive. If a cache in or below the drive answers reads, they are faster the second
+    /// time. Returns `None` if no experiment read the large file.
     pub(crate) fn drive_text(&self) -> Option<String> {
         let (cold, warm) = self.drive_rates.get()?;
         Some(format!(
@@ -345,7 +346,8 @@ impl<'a> Session<'a> {
         ))
     }
 
-    /// Returns the time of a single random read of the large file after it was read through, or `None` before that.
+    /// Returns the time of a single random read of the large file, measured after the file was read through. Returns
+    /// `None` before that.
     pub(crate) fn read_micros(&self) -> Option<f64> {
         self.drive_rates.get().map(|(_, warm)| 1e6 / warm)
     }
@@ -378,8 +380,8 @@ impl<'a> Session<'a> {
         self.memory.file_bytes > self.memory.limit_bytes
     }
 
-    /// Returns the file on which reads are measured. The first call creates the file and reads it through once. Without
-    /// that, a drive with a cache would answer the first experiment more slowly than the second.
+    /// Returns the file on which reads are measured. The first call creates the file and reads it through once;
+    /// otherwise a drive with a cache would answer the first experiment more slowly than the second.
     pub(crate) fn file(&self) -> io::Result<&Path> {
         if let Some(path) = self.file.get() {
             return Ok(path);
@@ -410,12 +412,12 @@ impl<'a> Session<'a> {
         Ok(self.file.get_or_init(|| path))
     }
 
-    /// Estimates the seconds that it takes to write and read the file, at 500 MB/s.
+    /// Estimates the seconds needed to write and read the file, at 500 MB/s.
     pub(crate) fn file_seconds(&self) -> f64 {
         self.file_bytes() as f64 / 5e8
     }
 
-    /// Runs a job, under a memory limit if one is given and permitted. Also returns the peak memory of the limited
+    /// Runs a job, with a memory limit if one is given and permitted. Also returns the peak memory of the limited
     /// group.
     pub(crate) fn job<M: Measurement>(
         &self,
@@ -428,10 +430,10 @@ impl<'a> Session<'a> {
         Ok((outcome, used))
     }
 
-    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`]. A round has the first case, the other cases in an order
-    /// that rotates from round to round, and a repetition of the first case. `task` is called for each trial with the
-    /// case and a seed. If the user interrupts the run, it returns the results so far. If a case fails, its trials hold
-    /// the reason.
+    /// Runs each case `rounds` times, at least [`ROUNDS_MIN`]. A round consists of the first case, the other cases in
+    /// an order that rotates from round to round, and a repetition of the first case. Calls `task` for each trial, with
+    /// the case and a seed. If the user interrupts the run, returns the results so far. If a case fails, its trials
+    /// hold the reason.
     pub(crate) fn run_rounds<C, M: Measurement>(
         &self,
         cases: &[C],
@@ -464,7 +466,7 @@ impl<'a> Session<'a> {
         all
     }
 
-    /// Estimates the seconds of [`Session::run_rounds`] with this many cases, rounds and seconds per trial.
+    /// Estimates the duration of [`Session::run_rounds`] in seconds, for this many cases, rounds and seconds per trial.
     pub(crate) fn rounds_seconds(cases: usize, rounds: usize, seconds: f64) -> f64 {
         ((cases + 1) * rounds.max(ROUNDS_MIN)) as f64 * seconds
     }
@@ -476,7 +478,7 @@ fn single_reads_per_second(file: &std::fs::File, bytes: u64) -> io::Result<f64> 
     let (start, blocks) = (Instant::now(), bytes / 4096);
     let (mut count, mut place) = (0u32, 0);
     while start.elapsed() < Duration::from_millis(200) {
-        // Advance by the golden ratio of the range, which keeps any two reads apart.
+        // Advance by the golden ratio of the range, so that no two reads are close together.
         place = (place + (blocks as f64 * 0.618_034) as u64) % blocks;
         std::os::unix::fs::FileExt::read_exact_at(file, &mut buffer, place * 4096)?;
         count += 1;
@@ -538,7 +540,7 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Every case has a trial in each round, and no case after the first keeps its position.
+    /// Every round has a trial of each case, and no case after the first has the same position in every round.
     #[test]
     fn the_order_rotates() {
         let orders: Vec<Vec<usize>> = (0..3).map(|round| order(7, round, 3).collect()).collect();
@@ -546,7 +548,8 @@ mod tests {
         assert_eq!(order(1, 2, 3).count() + order(0, 0, 3).count(), 0);
     }
 
-    /// The estimated time left differs from the plan's remaining time by a bounded factor, however slow a step was.
+    /// However slow a step was, the estimated time left differs from the plan's remaining time by at most a fixed
+    /// factor.
     #[test]
     fn the_time_left_is_bounded_by_the_plan() {
         for total in [0.0, 30.0, 340.0] {
@@ -564,7 +567,7 @@ mod tests {
         assert!((left_seconds(300.0, 135.0, 210.0) - 247.5).abs() < 1e-9, "one and a half times as slow as planned");
     }
 
-    /// No two trials have the same seed, so they read different places.
+    /// No two trials have the same seed, so they read at different offsets.
     #[test]
     fn each_trial_has_its_seed() {
         let all: std::collections::BTreeSet<u64> =
@@ -589,7 +592,7 @@ mod tests {
         assert_eq!(ratio.at_least(compare::Size::of(2.0)), Holds::Partly);
     }
 
-    /// A case with few operations says so in its label.
+    /// A case with few operations is marked in its label.
     #[test]
     fn few_operations_are_no_steady_state() {
         assert_eq!(trials(&[300.0, 300.0, 399.0]).label("mmap"), "mmap (no steady state: 999 operations)");

@@ -1,11 +1,11 @@
 //! Counts the system calls that ask for durability, whichever library makes them.
 //!
-//! The counted code runs in a thread with a seccomp filter, which the threads that it starts inherit. The kernel stops
-//! each call that the filter names and notifies a second thread, which counts the call and lets it continue. No call is
+//! The counted code runs in a thread with a seccomp filter, which its child threads inherit. The kernel stops each call
+//! that the filter selects and notifies a listener thread, which counts the call and lets it continue. No call is
 //! changed or missed, except requests submitted through io_uring: [`SyncCounts::rings`] shows if any rings were
 //! created.
 //!
-//! Stopping a call adds about 10 us, so nothing is timed under the filter.
+//! Stopping a call costs about 10 us, so the lab times nothing under the filter.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -21,11 +21,11 @@ pub(crate) struct SyncCounts {
     /// `fsync`, `fdatasync`, `msync` with `MS_SYNC`, `sync` and `syncfs`: the file system makes data durable and
     /// flushes the drive's cache.
     pub(crate) syncs: u64,
-    /// Writes that are durable when they return, because of `O_DSYNC`, `O_SYNC` or `RWF_DSYNC`.
+    /// Writes that are durable when they return, as `O_DSYNC`, `O_SYNC` or `RWF_DSYNC` demands.
     pub(crate) durable_writes: u64,
-    /// `sync_file_range`, which writes pages back and flushes nothing.
+    /// `sync_file_range`, which writes pages back without a flush.
     pub(crate) ranges: u64,
-    /// Rings (io_uring) created. Their requests cannot be counted.
+    /// io_uring instances created. Their requests can't be counted.
     pub(crate) rings: u64,
 }
 
@@ -41,7 +41,7 @@ impl SyncCounts {
     }
 }
 
-/// The counters while counted code runs.
+/// The counters that are updated while the counted code runs.
 #[derive(Debug, Default)]
 pub(crate) struct SyncCalls {
     syncs: AtomicU64,
@@ -51,7 +51,7 @@ pub(crate) struct SyncCalls {
 }
 
 impl SyncCalls {
-    /// Returns the calls made so far, including every call that has returned.
+    /// Returns the calls made so far. Every call that has returned is included.
     pub(crate) fn now(&self) -> SyncCounts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Acquire);
         SyncCounts {
@@ -92,8 +92,8 @@ const SYNCS: [i64; 7] = [
     libc::SYS_io_uring_setup,
 ];
 
-/// Returns `true` if this descriptor was opened for durable writes. The writing thread is stopped during this call, so
-/// the descriptor still refers to the same file.
+/// Returns `true` if this descriptor was opened for durable writes. The kernel has stopped the writing thread, so the
+/// descriptor still refers to the same file.
 fn writes_durably(descriptor: u64) -> bool {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
     let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -101,7 +101,7 @@ fn writes_durably(descriptor: u64) -> bool {
     flags & libc::O_DSYNC != 0
 }
 
-/// Runs `work` in a thread, and counts the calls of that thread and of the threads that it starts.
+/// Runs `work` in a thread, and counts the calls of that thread and of its child threads.
 ///
 /// # Errors
 /// If the kernel does not permit a filter, or a different filter already has a listener.
@@ -110,7 +110,7 @@ pub(crate) fn count<T: Send>(work: impl FnOnce(&SyncCalls) -> T + Send) -> io::R
     let is_done = AtomicBool::new(false);
     let (sender, receiver) = channel();
     std::thread::scope(|scope| {
-        // Start the listener before installing the filter, or its own calls would be stopped.
+        // Start the listener before installing the filter; otherwise the listener's own calls would be stopped.
         let (known_calls, known_end) = (&calls, &is_done);
         scope.spawn(move || listen(&receiver, known_calls, known_end));
         let worker = scope.spawn(|| {
@@ -157,7 +157,7 @@ fn listen(listener: &Receiver<OwnedFd>, calls: &SyncCalls, is_done: &AtomicBool)
             error: 0,
             flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
         };
-        // If this fails, the stopped thread is gone.
+        // This fails if the stopped thread has ended.
         // SAFETY: the kernel reads one such structure, which stays valid during the call.
         unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const answer) };
     }
@@ -191,7 +191,7 @@ fn install() -> io::Result<OwnedFd> {
 fn filter() -> Vec<libc::sock_filter> {
     let numbers: Vec<i64> = SYNCS.into_iter().chain(WRITES).collect();
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    // Load the number of the call, the first field that a filter sees.
+    // Load the number of the system call, the first field of the data that a filter receives.
     let mut program = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for (index, number) in numbers.iter().enumerate() {
         // Jump over the remaining comparisons and the instruction that lets calls pass.

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Writes a range of a file back and waits until the device has received it (`sync_file_range`). Does not flush the
-/// device's cache or write metadata.
+/// Writes a range of a file back and waits until the device has received it (`sync_file_range`). Neither flushes the
+/// device's cache nor writes metadata.
 pub(crate) fn sync_file_range(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: the call uses no memory, and the descriptor is open while `file` is borrowed.

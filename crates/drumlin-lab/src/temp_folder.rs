@@ -3,8 +3,8 @@
 //! # Invariants
 //! 1. The lab creates the folder under a name that did not exist, and removes only folders that were registered here.
 //! 2. A registered folder is removed when its owner is dropped, or by [`remove_everything`] just before the process
-//!    ends. If a process is killed, the next lab process in the same place removes its folder: the lock on the folder's
-//!    owner file shows that the process is gone.
+//!    exits. If a process is killed, the next lab process in the same place removes its folder: the lock on the
+//!    folder's owner file shows that the process is gone.
 //! 3. No file is created that would leave less than a tenth of the file system, or less than 1 GiB, free.
 
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use crate::figures;
 /// Disk space that is always left free.
 pub(crate) const RESERVE_BYTES: u64 = 1 << 30;
 
-/// Folders that still have to be removed: temporary folders and control groups.
+/// The folders that have yet to be removed: temporary folders and control groups.
 static REMOVALS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Registers a folder for removal.
@@ -48,23 +48,23 @@ fn remove_now(path: &Path) {
     }
 }
 
-/// Removes all files and control groups that the lab created. Called just before a process that was interrupted twice
-/// ends; otherwise their owners remove them.
+/// Removes all files and control groups that the lab created. Called just before a process exits that was interrupted
+/// twice; otherwise their owners remove them.
 pub fn remove_everything() {
-    // If a different thread holds the lock, it is removing a folder, so wait for it.
+    // If another thread holds the lock, it is removing a folder, so wait for it.
     let removals = std::mem::take(&mut *REMOVALS.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
     for path in removals.iter().rev() {
         remove_now(path);
     }
 }
 
-/// Unmounts everything that is mounted below the lab's folder, because removing the folder must not reach into another
-/// file system.
+/// Unmounts everything that is mounted below the lab's folder, so that removing the folder does not delete files of
+/// another file system.
 fn unmount_below(path: &Path) {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(|point| point.replace("\\040", " "));
     let mut below: Vec<String> = points.filter(|point| Path::new(point).starts_with(path)).collect();
-    // Unmount an inner mount before the one that contains it.
+    // Unmount an inner mount before the mount that contains it.
     below.sort();
     for point in below.iter().rev() {
         if let Err(error) = rustix::mount::unmount(point.as_str(), rustix::mount::UnmountFlags::DETACH) {
@@ -73,10 +73,10 @@ fn unmount_below(path: &Path) {
     }
 }
 
-/// The file in a temporary folder that the folder's process holds locked.
+/// The file in a temporary folder that the lab process keeps locked.
 const OWNER: &str = "owner";
 
-/// Removes the folders that killed lab processes left in `parent`.
+/// Removes the folders in `parent` that killed lab processes left behind.
 fn remove_left(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let path = entry?.path();
@@ -100,7 +100,7 @@ const FOLDER_PREFIX: &str = "drumlin-lab-";
 #[derive(Debug)]
 pub(crate) struct TempFolder {
     path: PathBuf,
-    /// The owner file, held locked until the process ends.
+    /// The owner file, locked until the process exits.
     _owner: File,
 }
 
@@ -108,14 +108,14 @@ impl TempFolder {
     /// Creates a temporary folder in `parent`.
     pub(crate) fn create(parent: &Path) -> io::Result<TempFolder> {
         remove_left(parent)?;
-        // Use an absolute path, because mounts below it are listed by absolute paths.
+        // Use an absolute path, because the kernel lists the mounts below it by absolute paths.
         let parent = parent.canonicalize()?;
         for attempt in 0..1000 {
             let path = parent.join(format!("{FOLDER_PREFIX}{}-{attempt}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => {
                     register(&path);
-                    // Lock the file before giving it the name that other processes look for.
+                    // Lock the file before renaming it to the name that other processes look for.
                     let unnamed = path.join("owner-to-be");
                     let owner = File::create_new(&unnamed)?;
                     rustix::fs::flock(&owner, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
@@ -133,7 +133,7 @@ impl TempFolder {
         &self.path
     }
 
-    /// Creates a new file if the disk has room for this many bytes.
+    /// Creates a new file if the disk has enough space for this many bytes.
     pub(crate) fn file(&self, name: &str, bytes: u64) -> io::Result<(PathBuf, File)> {
         check_space(&self.path, bytes)?;
         let path = self.path.join(name);
@@ -142,8 +142,8 @@ impl TempFolder {
     }
 
     /// Creates a file of `bytes` (a multiple of 1 MiB) filled with bytes that do not compress, by direct writes if the
-    /// file system supports them. Afterwards the page cache holds none of its pages. Calls `go_on` after each MiB with
-    /// the number of bytes written.
+    /// file system supports them. Afterwards, the page cache holds none of the file's pages. Calls `go_on` after each
+    /// MiB with the number of bytes written.
     pub(crate) fn filled(&self, name: &str, bytes: u64, mut go_on: impl FnMut(u64) -> bool) -> io::Result<PathBuf> {
         let (path, file) = self.file(name, bytes)?;
         let direct = open_direct(&path, true);
@@ -195,7 +195,7 @@ pub(crate) fn forget_cached(file: &File) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
 
-/// Returns the number of bytes that the lab may use in a folder's file system, which keeps the reserve free.
+/// Returns the number of bytes that the lab may use in a folder's file system without touching the reserve.
 pub(crate) fn space_bytes(folder: &Path) -> io::Result<u64> {
     let space = rustix::fs::statvfs(folder)?;
     let available = space.f_bavail.saturating_mul(space.f_frsize);
@@ -246,8 +246,8 @@ mod tests {
         assert_eq!(left, [OWNER]);
     }
 
-    /// The next process to create a folder removes the folder of a killed process. It keeps the folder of a running
-    /// process, and any folder with a similar name that the lab did not create.
+    /// If a process is killed, the next process that creates a folder removes the killed one's folder. It leaves alone
+    /// the folder of a running process, and any folder with a similar name that the lab did not create.
     #[test]
     fn what_was_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Runs each measurement in its own process. The process begins with nothing in memory, can have a memory limit, has
-//! its own counters, and may be killed by the effect that it demonstrates without ending the lab.
+//! Runs each measurement in its own process. The process starts with no data in memory, can have a memory limit, and
+//! has its own counters. The effect that it demonstrates may kill it without ending the lab.
 //!
 //! The lab starts a second process of its own program with `lab worker`, writes a `Job` to its stdin as JSON, and reads
 //! [`Line`]s from its stdout. A worker finds the job's [`Measurement`] by name in a list. Files and control groups
@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::cgroup::{self, Cgroup};
 use crate::measure::Sample;
 
-/// A measurement: settings that the lab sends to a worker as JSON, and the code that the worker runs with them.
+/// A measurement: settings, which the lab sends to a worker as JSON, and the code that the worker runs with them.
 pub(crate) trait Measurement: Serialize + DeserializeOwned {
     /// The name by which a worker finds the measurement.
     const NAME: &'static str;
@@ -29,14 +29,14 @@ pub(crate) trait Measurement: Serialize + DeserializeOwned {
     fn perform(self, observe: impl FnMut(&Sample)) -> io::Result<Self::Result>;
 }
 
-/// The name of a measurement, and a function that runs it with JSON as input and output.
+/// The name of a measurement, and a function that runs it with JSON as its input and output.
 pub(crate) type Registered = (&'static str, fn(Value) -> io::Result<Value>);
 
 /// Returns the entry of a measurement for the workers' list.
 pub(crate) const fn registered<M: Measurement>() -> Registered {
     (M::NAME, |settings| {
         let observe = |sample: &Sample| {
-            // Ignore an error: it means that the lab is gone, and then the kernel kills this worker too.
+            // Ignore an error: it means that the lab has ended, and then the kernel kills this worker too.
             let _ = say(&Line::Sample(*sample));
         };
         let measurement: M = serde_json::from_value(settings)?;
@@ -44,10 +44,10 @@ pub(crate) const fn registered<M: Measurement>() -> Registered {
     })
 }
 
-/// The job of one worker. `M` is JSON inside a worker, which does not know the type of the measurement.
+/// The job of one worker. Inside a worker, `M` is JSON, because the worker does not know the measurement's type.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Job<M> {
-    /// The `cgroup.procs` file of the control group to enter first.
+    /// The `cgroup.procs` file of the control group to join first.
     procs_file: Option<PathBuf>,
     /// The `cgroup.procs` file of the group to return to after the measurement.
     way_out: Option<PathBuf>,
@@ -63,14 +63,14 @@ enum Line {
     Failed { text: String, code: Option<i32> },
 }
 
-/// The end of a worker.
+/// The way in which a worker ended.
 #[derive(Debug)]
 pub(crate) enum Ending<T> {
     /// The worker returned its result.
     Done(T),
-    /// The worker failed with an error of the operating system. For some measurements this is the result.
+    /// The worker failed with an error of the operating system. For some measurements, this error is the result.
     Failed(io::Error),
-    /// A signal with this number killed the worker.
+    /// The worker was killed by a signal with this number.
     Killed(i32),
 }
 
@@ -114,7 +114,7 @@ struct Worker(Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // This fails if the process has ended already.
+        // This fails if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -134,12 +134,12 @@ fn start<M: Measurement>(measurement: M, cgroup: Option<&Cgroup>) -> io::Result<
     );
     let mut stdin = worker.0.stdin.take().expect("piped");
     let text = serde_json::to_vec(&job)?;
-    // If the worker ended before it read its job, its exit status says why.
+    // This fails if the worker ended before reading its job. Its exit status then says why.
     let _ = stdin.write_all(&text);
     Ok(worker)
 }
 
-/// Runs a measurement in its own process, inside the control group if one is given. Polls `interrupted`: once that
+/// Runs a measurement in its own process, inside the control group if one is given. Polls `interrupted`: once it
 /// returns `true`, kills the worker and fails with `Interrupted`.
 pub(crate) fn run<M: Measurement>(
     measurement: M,
@@ -173,7 +173,7 @@ pub(crate) fn run<M: Measurement>(
     }
     let status = worker.0.wait()?;
     reader.join().expect("the reader does not panic");
-    // Ctrl-C in a terminal reaches the worker before the lab.
+    // In a terminal, Ctrl-C reaches the worker before the lab.
     if status.signal() == Some(libc::SIGINT) {
         return Err(io::ErrorKind::Interrupted.into());
     }
@@ -202,7 +202,7 @@ impl BackgroundWorker {
     }
 }
 
-/// Starts a measurement that runs until it is killed, and waits until it has passed its first sample on.
+/// Starts a measurement that runs until it is killed, and waits for its first sample.
 pub(crate) fn start_background<M: Measurement>(
     measurement: M,
     interrupted: &dyn Fn() -> bool,
@@ -210,7 +210,7 @@ pub(crate) fn start_background<M: Measurement>(
     let mut worker = start(measurement, None)?;
     let stdout = BufReader::new(worker.0.stdout.take().expect("piped"));
     let (sender, line) = channel();
-    // This thread ends after the first line, or when the worker (which is killed below) ends.
+    // This thread ends after the first line, or when the worker ends, which the code below kills.
     std::thread::spawn(move || stdout.lines().next().map(|line| sender.send(line)));
     loop {
         if interrupted() {
@@ -232,10 +232,9 @@ fn ended_without_result(status: ExitStatus) -> io::Error {
     io::Error::other(format!("the worker ended without a result ({status})"))
 }
 
-/// Runs a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
+/// Runs this process as a worker: reads a job from stdin, runs its measurement from the list, and prints the result.
 pub(crate) fn serve(measurements: &[Registered]) -> io::Result<()> {
-    // Let the kernel kill this worker if the process that started it dies, because that process's files are then
-    // removed.
+    // If the process that started this worker dies, let the kernel kill the worker, because its files are then removed.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let mut text = String::new();
     io::stdin().read_to_string(&mut text)?;
@@ -266,7 +265,7 @@ fn say(line: &Line) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Waits until `is_done` returns `true`, for at most `limit`. Returns `false` if the time ran out.
+/// Waits until `is_done` returns `true`, for at most `limit`. Returns `false` if `limit` has passed.
 pub(crate) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     while !is_done() {

@@ -1,9 +1,10 @@
 //! Power cuts without a virtual machine: a real file system of the host's kernel, on a drive that the rig simulates.
 //!
-//! The drive is a file of the rig's own FUSE file system (`fuse`). A loop device on it carries ext4, xfs or btrfs. A
-//! writer runs on that file system in its own process, and the rig records every request that reaches the drive. Then
-//! the rig rebuilds the drive as a power cut may leave it, mounts it (the kernel recovers the file system), opens the
-//! database (Drumlin recovers it) and verifies it. The requests of that recovery are recorded too, and sometimes cut.
+//! The drive is a file of the rig's own FUSE file system (`fuse`). A loop device on this file holds ext4, xfs or btrfs.
+//! A writer runs on that file system in its own process, and the rig records every request that reaches the drive. Then
+//! the rig rebuilds the drive in a state in which a power cut may leave it, mounts it (the kernel recovers the file
+//! system), opens the database (Drumlin recovers it) and verifies it. The requests of that recovery are recorded too,
+//! and sometimes cut.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -19,11 +20,11 @@ use crate::fuse::{self, Mounted, SharedDrive};
 use crate::host::{self, FileSystem, LoopDevice};
 use crate::writers::{PREPARED, Verdict, Writer};
 
-/// Xfs needs at least 300 MiB. Blocks that were never written take no memory.
+/// XFS needs at least 300 MiB. Blocks that were never written occupy no memory.
 pub const DRIVE_BYTES: u64 = 384 << 20;
-/// A trace ends after this many bytes have been written, because it is held in memory.
+/// A trace ends once this many bytes have been written, because it is held in memory.
 const TRACE_BYTES_MAX: usize = 192 << 20;
-/// Identifies one life of a writer, from its start until it is killed. It is needed to verify states of the history
+/// Identifies one life of a writer, from its start until it is killed. Needed to verify states of the life's history
 /// later.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct About {
@@ -40,7 +41,7 @@ impl About {
     }
 }
 
-/// A power cut: its moment, and the writes that it loses.
+/// A power cut: the moment at which it happens, and the writes that it loses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
     pub moment: usize,
@@ -80,7 +81,7 @@ impl Outcome {
     }
 }
 
-/// The drive, and the folder where it is mounted.
+/// The simulated drive, and the folder on which it is mounted.
 #[derive(Debug)]
 pub struct Bench {
     drive: SharedDrive,
@@ -114,7 +115,7 @@ impl Bench {
         Ok(self.drive.replace(Drive::default()).into_parts().0)
     }
 
-    /// Runs the writer on a drive, then kills it. Returns the drive's history until then.
+    /// Runs the writer on a drive, then kills it. Returns the drive's history up to that point.
     pub fn trace(&self, about: &About, start: Image, life: Duration) -> Result<History> {
         let writer = about.writer()?;
         self.drive.replace(Drive::new(start));
@@ -147,15 +148,15 @@ impl Bench {
         if !from.is_empty() {
             command.args(["--from", &from]);
         }
-        // Shield the writer from Ctrl-C: the rig kills it after seeing the signal itself.
+        // Shield the writer from Ctrl-C: the rig detects the signal itself and kills the writer.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
     }
 
-    /// Waits until the writer has lived long enough.
+    /// Waits until the writer has run for the duration of its life.
     fn watch(&self, child: &mut Child, writer: Writer, life: Duration) -> Result<()> {
         let begun = Instant::now();
-        // Opening may take a long time, so the life begins with the first acknowledgement.
+        // Opening may take a long time, so the life begins at the first acknowledgement.
         let mut ready = None;
         let limit = Duration::from_secs(60);
         let mut events_seen = 0;
@@ -186,7 +187,7 @@ impl Bench {
     }
 
     /// Mounts, recovers and verifies a state in which the steps of `acked` were acknowledged. Returns the outcome and
-    /// the history of the recovery, which begins with those acknowledgements.
+    /// the history of the recovery. The history begins with those acknowledgements.
     fn verify(&self, about: &About, image: Image, acked: &[u64]) -> Result<(Outcome, History)> {
         let writer = about.writer()?;
         let mut drive = Drive::new(image);
@@ -210,8 +211,8 @@ impl Bench {
         Ok((outcome, history))
     }
 
-    /// Makes the state after a cut and verifies it. Returns the state with the history of its recovery. If the file
-    /// system does not survive a torn state, the state is remade with sectors of 4 KiB.
+    /// Creates the state after a cut and verifies it. Returns the state with the history of its recovery. If the file
+    /// system does not survive a torn state, recreates the state with sectors of 4 KiB.
     fn verify_cut(
         &self,
         about: &About,
@@ -231,7 +232,7 @@ impl Bench {
         Ok((Replayed { count, outcome, image, within: None }, seen))
     }
 
-    /// Makes the state after a cut and verifies it. One recovery in five is cut as well.
+    /// Creates the state after a cut and verifies it. One in five recoveries is cut too.
     pub fn replay(&self, about: &About, cutter: &mut Cutter<'_>, history: &History, cut: Cut) -> Result<Replayed> {
         let mut random = Random(cut.seed);
         let acked = history.acked(cut.moment);
@@ -259,17 +260,17 @@ impl Bench {
 #[derive(Debug)]
 pub struct Replayed {
     pub outcome: Outcome,
-    /// The counts of this state, and of the state after its recovery was cut.
+    /// The counts of this state and, if its recovery was cut, of the state after that cut.
     pub count: Count,
     /// The drive after the cut, before any recovery.
     pub image: Image,
-    /// The history of the recovery and its cut, if the outcome is that of a recovery that was cut.
+    /// If this is the outcome of a recovery that was cut, the history of that recovery and its cut.
     pub within: Option<(History, Cut)>,
 }
 
-/// Returns moments at which to cut a history, in ascending order. Half of them are right after an acknowledgement.
+/// Returns ascending moments at which to cut a history. Half of them are right after an acknowledgement.
 pub fn moments(about: &About, history: &History, count: usize, random: &mut Random) -> Result<Vec<usize>> {
-    // Skip the preparation of a log, which is not under test.
+    // Skip the preparation of a log, which the cuts do not test.
     let first = if about.writer()? == Writer::Drumlin { 0 } else { history.moment_of(PREPARED).unwrap_or(0) + 1 };
     let last = history.events.len();
     ensure!(first <= last, "the trace ends before the writer began");

@@ -17,7 +17,7 @@ use crate::writers::{ACK_FILE_BYTES, PREPARED, Verdict, Writer, acks_in, not_las
 
 const DRIVE_BYTES: u64 = 2 << 30;
 
-/// A way of copying a database.
+/// A method of copying a database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Copying {
     Snapshot,
@@ -41,13 +41,13 @@ impl Copying {
         }
     }
 
-    /// Returns `true` if a copy made this way must be a complete database.
+    /// Returns `true` if a copy by this method must be a complete database.
     fn is_sound(self) -> bool {
         !matches!(self, Copying::OpenDataFirst | Copying::OpenLogFirst)
     }
 }
 
-/// The results of one way of copying.
+/// The results of one copying method.
 #[derive(Clone, Copy, Default, Debug)]
 struct Count {
     copies: u64,
@@ -59,7 +59,7 @@ struct Count {
 
 /// A folder on btrfs, in which the writer runs.
 struct Live {
-    // The fields are dropped in this order: unmounted, then detached, then removed.
+    // The fields are dropped in this order: the file system is unmounted, its device detached, and its folder removed.
     _mount: Mount,
     _device: LoopDevice,
     folder: tempfile::TempDir,
@@ -96,7 +96,7 @@ impl Live {
         command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting the writer")
     }
 
-    /// Reads new acknowledgements of the writer. The file holds the last 2,048.
+    /// Reads the writer's new acknowledgements. The file holds the last 2,048.
     fn listen(&mut self) -> Result<()> {
         let acked = fs::read(self.folder.path().join("acks"))?;
         self.acked.extend(acks_in(&acked));
@@ -115,7 +115,7 @@ impl Live {
         Ok(())
     }
 
-    /// Makes a copy, opens it, and compares it with the commits acknowledged before.
+    /// Makes a copy, opens it, and compares it with the commits that were acknowledged before the copying began.
     fn verify_copy(&mut self, copying: Copying, random: &mut Random, count: &mut Count) -> Result<()> {
         self.listen()?;
         self.copy_count += 1;
@@ -132,7 +132,7 @@ impl Live {
                 copy(&source, &target, copying == Copying::OpenLogFirst, &mut pause)?;
             }
         }
-        // Acknowledgements made during the copying may or may not be in the copy.
+        // Acknowledgements made during copying may or may not be in the copy.
         let known: BTreeSet<u64> = self.acked.iter().copied().collect();
         self.listen()?;
         let acked = self.acked.iter().map(|acked| if known.contains(acked) { *acked } else { not_lasting(*acked) });
@@ -154,8 +154,8 @@ impl Live {
     }
 }
 
-/// Copies a folder's files, the log's folder first or last, with a pause after each file. Skips files that disappear in
-/// the meantime, as `cp` does.
+/// Copies a folder's files, the log's folder first or last, with a pause after each file. Skips files that disappear
+/// during copying, as `cp` does.
 fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Result<()> {
     fs::create_dir(to)?;
     let mut entries = fs::read_dir(from)?.collect::<Result<Vec<_>, _>>()?;
@@ -175,8 +175,8 @@ fn copy(from: &Path, to: &Path, log_first: bool, pause: &mut dyn FnMut()) -> Res
     Ok(())
 }
 
-/// Copies each of `rounds` databases in every way, and prints the results. Fails if a copy that must be complete is
-/// not.
+/// Copies each of `rounds` databases by every method, and prints the results. Fails if a copy is incomplete that must
+/// be complete.
 pub fn run(rounds: u64, seed: u64) -> Result<()> {
     host::require(&[FileSystem::Btrfs])?;
     ensure!(host::has_program("btrfs"), "this rig needs: btrfs (package btrfs-progs)");

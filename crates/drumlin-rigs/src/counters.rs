@@ -1,4 +1,4 @@
-//! The counts of long runs, kept in a file, which allows a stopped run to be continued.
+//! The counts of long runs. They are stored in a file, so that a stopped run can be continued.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,22 +8,22 @@ use anyhow::{Context, Result};
 use drumlin_testing::documents;
 use serde::{Deserialize, Serialize};
 
-/// The results for one writer on one file system with one kind of loss.
+/// The results of one writer on one file system, for one model of the drive's cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Count {
-    /// States that were mounted, recovered and verified.
+    /// The number of states that were mounted, recovered and verified.
     pub states: u64,
-    /// Those of `states` that were made by cutting the recovery of an earlier state.
+    /// The number of `states` that were created by cutting the recovery of an earlier state.
     #[serde(default)]
     pub cut_again: u64,
-    /// States in which acknowledged commits were missing.
+    /// The number of states in which acknowledged commits were missing.
     pub lost: u64,
-    /// States with a wrong value, corruption, or a database that did not open.
+    /// The number of states with a wrong value, with corruption, or with a database that could not be opened.
     pub wrong: u64,
-    /// States that the file system survived only with sectors of 4 KiB.
+    /// The number of states that the file system survived only with sectors of 4 KiB.
     #[serde(default)]
     pub large_sectors: u64,
-    /// States that the file system itself did not survive.
+    /// The number of states that the file system itself did not survive.
     pub not_mounted: u64,
 }
 
@@ -42,7 +42,7 @@ impl Count {
     }
 }
 
-/// Named counts, kept in a file.
+/// Named counts, stored in a file.
 #[derive(Debug)]
 pub struct Counters {
     path: PathBuf,
@@ -50,7 +50,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Opens the counters of this name as an earlier run left them.
+    /// Opens the counters of this name, with the counts that earlier runs stored.
     pub fn open(name: &str) -> Result<Counters> {
         let path = crate::host::work_folder()?.join(format!("{name}.json"));
         let counts = match fs::read(&path) {

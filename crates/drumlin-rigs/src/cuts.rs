@@ -15,7 +15,7 @@ use crate::drive::{Cutter, History, Image, Loss};
 use crate::host::{self, FileSystem};
 use crate::writers::Writer;
 
-/// Returns the key under which a count is kept.
+/// Returns the key of a count.
 fn key(system: FileSystem, writer: Writer, kept: bool) -> String {
     format!("{system}/{writer}/{}", if kept { "drive cache kept" } else { "drive cache lost" })
 }
@@ -71,12 +71,12 @@ pub fn replay(path: &Path, one: Option<Cut>, states: usize, seed: u64) -> Result
     Ok(())
 }
 
-/// The fate of the drive's cache.
+/// The assumption about the drive's cache: whether a cut loses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Model {
     Kept,
     Lost,
-    /// The cache is kept in a fifth of the states, chosen at random, and lost in all other states.
+    /// The cache is retained in a fifth of the states, chosen at random, and lost in the other states.
     Both,
 }
 
@@ -89,7 +89,7 @@ fn choose(about: &About, history: &History, count: usize, model: Model, random: 
     Ok(cuts.collect())
 }
 
-/// A long run: traces of a writer and their states, until each file system has had `goal` states in all runs together.
+/// A long run: traces of a writer and their states, until each file system has had `goal` states over all runs.
 #[derive(Clone, Debug)]
 pub struct LongRun {
     pub systems: Vec<FileSystem>,
@@ -101,7 +101,7 @@ pub struct LongRun {
     pub updates_docs: bool,
 }
 
-/// A drive after a cut, and the steps verified on it, with which the next life begins.
+/// A drive after a cut, and the steps verified on it. The next life begins with them.
 struct Left {
     image: Image,
     from: Vec<u64>,
@@ -110,7 +110,8 @@ struct Left {
 }
 
 impl LongRun {
-    /// Runs until the goal is reached, the time is over, or Ctrl-C is pressed. Fails if any state was lost or wrong.
+    /// Runs until the goal is reached, the time has run out, or Ctrl-C is pressed. Fails if any state was lost or
+    /// wrong.
     pub fn run(&self) -> Result<()> {
         host::require(&self.systems)?;
         let bench = Bench::new()?;
@@ -136,7 +137,7 @@ impl LongRun {
                 if Instant::now() > deadline || host::is_interrupted() {
                     break;
                 }
-                // Continue after the seeds of the states that earlier runs counted.
+                // Start with the seed after those of the states that earlier runs counted.
                 let seed = 1 + total(&counters, system).states;
                 clean &= self.round(&bench, system, seed, left, &mut counters)?;
             }
@@ -167,8 +168,8 @@ impl LongRun {
         Ok(())
     }
 
-    /// Records one trace and verifies its states. Returns `true` if no state was lost or wrong, or if the writer is
-    /// unsound.
+    /// Records one trace and verifies its states. Returns `true` if no state was lost or wrong, or if the writer is not
+    /// sound anyway.
     fn round(
         &self,
         bench: &Bench,
@@ -178,7 +179,7 @@ impl LongRun {
         counters: &mut Counters,
     ) -> Result<bool> {
         let mut random = Random(seed);
-        // Six of ten lives continue where a cut left off, up to five in a row.
+        // Six of ten lives continue where a cut left off, at most five in a row.
         let (start, from, writer_seed, lives) = match left.take() {
             Some(left) if left.lives < 5 && random.chance(60) => (left.image, left.from, left.seed, left.lives + 1),
             _ => (bench.make(system)?, Vec::new(), seed, 1),
@@ -216,7 +217,7 @@ impl LongRun {
     }
 }
 
-/// Keeps the trace of a state that is lost or wrong, and prints the command that reproduces the state.
+/// Saves the trace of a state that is lost or wrong, and prints the command that reproduces the state.
 pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, reason: &str) -> Result<()> {
     let (history, cut, place) = match &replayed.within {
         Some((recovery, again)) => (recovery, *again, "-recovery"),
@@ -238,7 +239,7 @@ pub fn report(about: &About, history: &History, cut: Cut, replayed: &Replayed, r
     Ok(())
 }
 
-/// Runs one log writer on one file system, and verifies states of its trace.
+/// Runs a log writer on a file system, and verifies states of its trace.
 fn cut_log(bench: &Bench, system: FileSystem, writer: Writer, seed: u64, states: usize, model: Model) -> Result<Count> {
     let about = About { system, writer: writer.to_string(), seed, from: Vec::new() };
     let start = bench.make(system)?;
@@ -272,7 +273,7 @@ fn control(bench: &Bench, system: FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// Runs the round for every merge, which takes this many seconds. Prints the parts that it skips, and why.
+/// Runs the round for merges, which takes this many seconds. Prints the parts that it skips, with the reasons.
 pub fn short(seconds: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let systems: Vec<FileSystem> = FileSystem::ALL

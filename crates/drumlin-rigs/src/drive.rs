@@ -1,17 +1,17 @@
 //! A drive with a volatile write cache, and every state in which a power cut may leave it.
 //!
-//! The drive serves reads and writes, and records writes, flushes and acknowledgements in one order. From the record,
-//! the drive can be rebuilt as it may be after a cut at any moment.
+//! The drive serves reads and writes, and records writes, flushes and acknowledgements in a single order. From the
+//! record, the rig can rebuild the drive in any state in which a cut at any moment may leave it.
 //!
-//! Fault model. A write is certain once a flush has completed that began after the write had ended, or as soon as it
-//! ends if it carried the *forced unit access* flag. Every other write may be there, missing, or torn: any of its
-//! sectors of 512 bytes may be there. With [`Loss::None`] the drive's cache survives. The host's page cache never
-//! survives: data that was not written to the drive is always lost.
+//! Fault model. A write is certain once it has ended and a flush that began afterwards has completed. A write with the
+//! *forced unit access* flag is certain as soon as it ends. Every other write may survive, be lost, or be torn: then
+//! each of its 512-byte sectors may survive or be lost. With [`Loss::None`] the drive's cache survives. The host's page
+//! cache never survives: data that was not written to the drive is always lost.
 //!
 //! The block that holds a file system's own superblock is never torn. Ext4 and btrfs rely on that, and drives with
 //! sectors of 4 KiB guarantee it. Xfs relies on more: a metadata block that arrived in part can fail its checksum
-//! during recovery, and then the file system does not mount. So a state that a file system does not survive is remade
-//! with [sectors](Sector) of 4 KiB everywhere.
+//! during recovery, and then the file system can't be mounted. So if a file system does not survive a state, the rig
+//! recreates that state with [sectors](Sector) of 4 KiB everywhere.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -50,7 +50,8 @@ impl Image {
     }
 }
 
-/// Calls `each` for every block that a request touches: its number, the offset within it, and the range of the request.
+/// Calls `each` for every block touched by a request, with the block's number, the offset within the block, and the
+/// range within the request.
 fn each_block(offset: u64, length: usize, mut each: impl FnMut(u64, usize, std::ops::Range<usize>)) {
     let mut done = 0;
     while done < length {
@@ -77,7 +78,7 @@ impl Event {
     }
 }
 
-/// The initial contents of a drive, and all events since then.
+/// The initial contents of a drive, and all subsequent events.
 #[derive(Clone, Default, Debug)]
 pub struct History {
     pub start: Image,
@@ -90,7 +91,7 @@ impl History {
         self.events[..moment].iter().filter_map(Event::acked).collect()
     }
 
-    /// Returns the moment after the first acknowledgement of `what`.
+    /// Returns the moment after the first acknowledgement with the value `what`.
     pub fn moment_of(&self, what: u64) -> Option<usize> {
         self.events.iter().position(|event| event.acked() == Some(what)).map(|at| at + 1)
     }
@@ -147,15 +148,15 @@ impl Drive {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Loss {
-    /// The drive's cache is kept.
+    /// The drive's cache is retained.
     None,
     /// All uncertain writes are lost.
     All,
-    /// Each uncertain write is kept or lost.
+    /// Each uncertain write either survives or is lost.
     Some,
-    /// Each uncertain write is kept, lost or torn; few are kept.
+    /// Each uncertain write survives, is lost or is torn. Few survive.
     TornFew,
-    /// Each uncertain write is kept, lost or torn; most are kept.
+    /// Each uncertain write survives, is lost or is torn. Most survive.
     TornMost,
 }
 
@@ -169,7 +170,7 @@ pub enum Sector {
 }
 
 impl Loss {
-    /// Returns `true` if some sectors of a write may be kept and others lost.
+    /// Returns `true` if a cut may tear writes: some sectors of a write survive and others are lost.
     pub fn tears(self) -> bool {
         matches!(self, Loss::TornFew | Loss::TornMost)
     }
@@ -182,7 +183,7 @@ impl Loss {
 #[derive(Debug)]
 pub struct Cutter<'h> {
     history: &'h History,
-    /// The drive with all writes up to the last flush.
+    /// The drive's contents after all writes up to the last flush.
     certain: Image,
     /// The number of events in `certain`.
     certain_events: usize,
@@ -193,7 +194,7 @@ impl<'h> Cutter<'h> {
         Cutter { history, certain: history.start.clone(), certain_events: 0 }
     }
 
-    /// Returns the drive after a cut before event number `moment`. That event may have begun.
+    /// Returns the drive after a cut before the event with index `moment`. That event may have begun.
     pub fn cut(&mut self, moment: usize, loss: Loss, sector: Sector, random: &mut Random) -> Image {
         assert!(moment >= self.certain_events, "moments ascend");
         let events = &self.history.events;
@@ -249,7 +250,8 @@ fn keep(image: &mut Image, offset: u64, bytes: &[u8], loss: Loss, sector: Sector
     }
 }
 
-/// Ext4 and xfs keep a superblock in the first block, btrfs at 64 KiB and 64 MiB.
+/// Returns `true` if the block holds a superblock: in ext4 and xfs the first block, in btrfs the blocks at 64 KiB and
+/// 64 MiB.
 fn holds_superblock(offset: u64) -> bool {
     [0, 16, 16384].contains(&(offset / BLOCK as u64))
 }
@@ -375,7 +377,7 @@ mod tests {
         assert_eq!(byte(&Cutter::new(&history).cut(1, Loss::All, Sector::Small, &mut random), 4096 * 40), 0);
     }
 
-    /// A history stays the same when it is saved and loaded.
+    /// A history that is saved and loaded is unchanged.
     #[test]
     fn a_saved_history_comes_back() {
         let history = history();

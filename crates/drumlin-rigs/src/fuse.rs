@@ -1,9 +1,9 @@
 //! A file system with two files: `disk`, the drive below a loop device, and `acked`, to which a writer reports its
 //! acknowledgements.
 //!
-//! Both files lead to one [`Drive`], which records block writes, flushes and acknowledgements in one order. The
-//! kernel's loop driver turns a flush of the block device into an fsync of the file, and a forced write into a write
-//! and an fsync.
+//! Both files belong to the same [`Drive`], which records block writes, flushes and acknowledgements in a single order.
+//! The kernel's loop driver turns a flush of the block device into an fsync of the file, and a forced write into a
+//! write and an fsync.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::writers;
 
 pub const DISK: u64 = 2;
 const ACKS: u64 = 3;
-/// The time for which the kernel may cache attributes; only the rig changes them.
+/// The time for which the kernel may cache attributes. It is long because only the rig changes them.
 pub const TTL: Duration = Duration::from_secs(3600);
 
 /// A drive that is shared with the server of its file system.
@@ -33,7 +33,7 @@ impl SharedDrive {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Replaces the drive, and returns the previous one.
+    /// Replaces the drive and returns the previous one.
     pub fn replace(&self, drive: Drive) -> Drive {
         std::mem::replace(&mut *self.lock(), drive)
     }
@@ -177,7 +177,7 @@ impl Filesystem for TwoFiles {
     }
 
     fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        // Report this as unsupported: the block layer then writes zeros instead, or does without a discard.
+        // Report this as unsupported. The block layer then writes zeros instead, or skips a discard.
         reply.error(Errno::EOPNOTSUPP);
     }
 }

@@ -1,7 +1,7 @@
 //! The only process of the virtual machine: loads modules, waits for an order, mounts, and writes.
 //!
-//! The machine's state is saved while it waits, and every cycle resumes from there, with a kernel that has never seen
-//! the drive.
+//! The rig saves the machine's state while it waits, and every cycle resumes from that state, so the kernel has never
+//! seen the drive.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -19,7 +19,7 @@ use crate::writers::{AckReporter, WAITING};
 
 const DISK: &str = "/dev/vda";
 const ACK_DEVICE: &str = "/dev/vdb";
-/// The file that names the modules in the order in which they are loaded, one per line.
+/// The file that lists the modules in loading order, one per line.
 pub const MODULES: &str = "modules";
 
 /// Encodes an order for the guest, as its length and JSON.
@@ -30,11 +30,11 @@ pub fn encode(about: &About) -> Result<Vec<u8>> {
     Ok(order)
 }
 
-/// Runs as the guest's first process. Returns only on failure, which ends the machine.
+/// Runs as the guest's first process. Returns only on failure, which shuts the machine down.
 pub fn run() -> Result<()> {
     for (kind, folder) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         fs::create_dir_all(folder)?;
-        // The kernel may have mounted /dev already.
+        // Ignore errors, because the kernel may have mounted /dev already.
         let _ = mount(kind, folder, kind, MountFlags::empty(), None::<&std::ffi::CStr>);
     }
     for module in fs::read_to_string(Path::new("/").join(MODULES))?.lines() {

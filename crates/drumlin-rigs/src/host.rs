@@ -1,8 +1,8 @@
-//! The host's loop devices and mounts, as the rigs use them. Missing requirements are reported by name, and all changes
-//! to the host are undone.
+//! The host's loop devices and mounts, for the rigs. Reports missing requirements by name, and undoes all changes to
+//! the host.
 //!
 //! Each attachment is a value whose drop detaches it, even after a failure or Ctrl-C. If a rig is killed, the next rig
-//! removes its attachments, which it recognises by the process number in the names of their folders.
+//! removes its attachments. It recognises them by the process id in the names of their folders.
 
 use std::fmt;
 use std::fs;
@@ -35,7 +35,7 @@ impl FileSystem {
         }
     }
 
-    /// Returns the program that creates this file system, and the package of that program.
+    /// Returns the program that creates this file system, and the name of its package.
     fn maker(self) -> (&'static str, &'static str) {
         match self {
             FileSystem::Ext4 => ("mkfs.ext4", "e2fsprogs"),
@@ -47,7 +47,7 @@ impl FileSystem {
     /// Creates this file system on `device`.
     pub fn make(self, device: &Path) -> Result<()> {
         let options: &[&str] = match self {
-            // Without these options the kernel keeps initialising tables for seconds after the mount.
+            // Without these options, the kernel continues to initialise tables for seconds after the mount.
             FileSystem::Ext4 => &["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"],
             FileSystem::Xfs => &["-q", "-f", "-K"],
             FileSystem::Btrfs => &["-q", "-f", "-K"],
@@ -55,9 +55,9 @@ impl FileSystem {
         run(Command::new(self.maker().0).args(options).arg(device))
     }
 
-    /// Mounts `device` on `folder`, as a power cut left it.
+    /// Mounts `device` on `folder`, in the state in which a power cut left it.
     pub fn mount(self, device: &Path, folder: &Path) -> Result<Mount> {
-        // Xfs refuses to mount a second file system with the same UUID.
+        // Without this option, XFS refuses to mount a second file system with the same UUID.
         let options = if self == FileSystem::Xfs { "nouuid" } else { "defaults" };
         run(Command::new("mount").args(["-t", self.name(), "-o", options]).args([device, folder]))?;
         Ok(Mount(folder.to_path_buf()))
@@ -83,7 +83,7 @@ impl FromStr for FileSystem {
 #[derive(Debug)]
 pub struct Mount(PathBuf);
 
-/// The time to wait for a busy mount or device: a dropped io_uring closes its files only after a while.
+/// The maximum wait for a busy mount or device: a dropped io_uring takes a while to close its files.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
 
 impl Drop for Mount {
@@ -91,7 +91,7 @@ impl Drop for Mount {
         let begun = Instant::now();
         while let Err(error) = run(Command::new("umount").arg(&self.0)) {
             if begun.elapsed() > BUSY_LIMIT {
-                // A file system that stays mounted would write to the drive of the next state.
+                // If a file system remained mounted, it would write to the drive of the next state.
                 eprintln!("drumlin-rigs: {error:#}");
                 std::process::exit(1);
             }
@@ -117,8 +117,8 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Returns `true` if the device is still attached to our file: once it is detached, a different rig may get its
-    /// number.
+    /// Returns `true` if the device is still attached to our file. Once it is detached, a different rig may reuse the
+    /// device.
     fn is_attached(&self) -> Result<bool> {
         let list = output(Command::new("losetup").args(["--list", "--noheadings", "--output", "NAME,BACK-FILE"]))?;
         let is_ours = |line: &str| {
@@ -132,7 +132,7 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let begun = Instant::now();
-        // The kernel detaches a busy device later and reports no error, so check that it is gone.
+        // The kernel detaches a busy device later and reports no error, so check that it has been detached.
         while self.is_attached().unwrap_or(true) {
             let detached = run(Command::new("losetup").arg("--detach").arg(&self.path));
             if begun.elapsed() > BUSY_LIMIT {
@@ -146,7 +146,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// Runs a program. Its output appears only in the error if it fails.
+/// Runs a program. If the program fails, the error contains its output; otherwise the output is discarded.
 pub fn run(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
@@ -167,7 +167,7 @@ pub fn has_program(name: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// Describes each requirement of power cuts on loop devices that this machine lacks.
+/// Describes each requirement of power cuts on loop devices that this machine does not meet.
 pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     let mut missing = Vec::new();
     if !rustix::process::geteuid().is_root() {
@@ -195,7 +195,7 @@ pub fn missing(systems: &[FileSystem]) -> Vec<String> {
     missing
 }
 
-/// Fails with a list of the missing requirements, if there are any.
+/// Fails with a list of the requirements that this machine does not meet, if there are any.
 pub fn require(systems: &[FileSystem]) -> Result<()> {
     let missing = missing(systems);
     if !missing.is_empty() {
@@ -204,7 +204,7 @@ pub fn require(systems: &[FileSystem]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the rigs' folder below the build folder: counters, failures, the guest's files.
+/// Returns the rigs' folder below the build folder. It holds counters, failures, and the guest's files.
 pub fn work_folder() -> Result<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"));
@@ -213,7 +213,7 @@ pub fn work_folder() -> Result<PathBuf> {
     Ok(folder.canonicalize()?)
 }
 
-/// The prefix of folders that hold mounts, followed by the process's number.
+/// The prefix of folders that hold mounts. The process id follows it.
 const FOLDER_PREFIX: &str = "drumlin-rigs-";
 
 /// Creates a folder for mounts of this process.
@@ -231,7 +231,7 @@ pub fn clean_up() -> Result<()> {
     };
     let mounts = fs::read_to_string("/proc/mounts")?;
     let stale: Vec<&str> = mounts.lines().filter_map(|line| line.split(' ').nth(1)).collect();
-    // Unmount in reverse order: a drive's file system is on a device whose file is on an earlier mount.
+    // Unmount in reverse order, because a drive's file system is on a device whose file is on an earlier mount.
     for path in stale.into_iter().rev().filter(|path| is_stale(path).is_some()) {
         println!("unmounting {path}, which a killed rig left mounted");
         run(Command::new("umount").arg("--lazy").arg(path))?;
@@ -254,7 +254,7 @@ pub fn clean_up() -> Result<()> {
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process, which leaves time to detach all devices.
+/// Makes Ctrl-C and SIGTERM set a flag instead of ending the process, so that there is time to detach all devices.
 pub fn watch_for_interrupts() -> Result<()> {
     Ok(ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed))?)
 }

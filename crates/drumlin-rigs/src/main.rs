@@ -1,11 +1,11 @@
 //! Real power cuts for Drumlin: real file systems on drives that lose unflushed writes. Linux only.
 //!
-//! - `drive` is the drive: its volatile cache, and the states in which a cut may leave it.
+//! - `drive` is the simulated drive, with its volatile cache, and the states in which a cut may leave it.
 //! - `fuse` serves the drive to this host's kernel; `host` attaches and detaches devices and mounts.
 //! - `writers` are the programs that run on it: Drumlin, sound logs and broken ones.
 //! - `nbd` serves the drive to a virtual machine, `qemu` runs and kills that machine, and `guest` runs in it.
-//! - `bench` traces a writer, makes states and verifies them. `cuts` has the commands, except `methods`, which has the
-//!   one for the table; `counters` keeps the counts.
+//! - `bench` traces a writer, creates states and verifies them. `cuts` implements the commands, and `methods` the
+//!   command for the table; `counters` stores the counts.
 //! - `copies` shows which copies of a folder are complete databases.
 //! - `parallel_log` compares numbers of log streams on drives that are `slow`.
 #![allow(unreachable_pub, reason = "a program has no public API")]
@@ -46,26 +46,26 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Task {
-    /// The round that every merge must pass, on the file systems that this machine has
+    /// Run the short round that every merge must pass, on the file systems that this machine supports
     Short {
         #[arg(long, default_value_t = 45)]
         seconds: u64,
     },
-    /// Trace writers and verify states until each file system has had its number; continues an earlier run
+    /// Trace writers and verify states until each file system has had `--states` of them; continues an earlier run
     Cuts {
         /// File systems
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
         #[arg(long, default_value = "drumlin")]
         writer: Writer,
-        /// States on each file system, including those of earlier runs
+        /// The number of states for each file system, including those of earlier runs
         #[arg(long, default_value_t = 300)]
         states: u64,
         #[arg(long, default_value_t = 25)]
         states_per_trace: usize,
         #[arg(long, default_value_t = 2.0)]
         seconds_per_trace: f64,
-        /// End after this many minutes in any case
+        /// Stop after this many minutes, even if states are missing
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
         /// Write the counts into docs/testing.md
@@ -76,31 +76,31 @@ enum Task {
     Qemu {
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
-        /// Cuts on each file system, including those of earlier runs
+        /// The number of cuts for each file system, including those of earlier runs
         #[arg(long, default_value_t = 300)]
         cuts: u64,
-        /// End after this many minutes in any case
+        /// Stop after this many minutes, even if cuts are missing
         #[arg(long, default_value_t = 600.0)]
         minutes: f64,
         /// Write the counts into docs/testing.md
         #[arg(long)]
         update_docs: bool,
     },
-    /// Measure which way of writing a log survives on which file system
+    /// Measure which methods of writing a log survive a power cut, by file system
     Table {
         #[arg(long = "fs", value_delimiter = ',', default_value = "ext4,xfs,btrfs")]
         systems: Vec<FileSystem>,
-        /// States of each trace, under each model of the drive
+        /// The number of states of each trace, under each model of the drive
         #[arg(long, default_value_t = 10)]
         states: usize,
-        /// Traces of each method; each has its own order of writes
+        /// The number of traces of each method; each has its own order of writes
         #[arg(long, default_value_t = 2)]
         rounds: u64,
         /// Write the table into docs/durability.md
         #[arg(long)]
         update_docs: bool,
     },
-    /// Run a writer on a file system and record what reaches the drive
+    /// Run a writer on a file system, and record the requests that reach the drive
     Trace {
         #[arg(long = "fs", default_value = "ext4")]
         system: FileSystem,
@@ -113,12 +113,12 @@ enum Task {
         #[arg(long)]
         out: PathBuf,
     },
-    /// Cut a trace, mount, recover and verify: many states, or the given one
+    /// Cut the power at moments of a trace, then mount, recover and verify: many states, or the given one
     Replay {
         trace: PathBuf,
         #[arg(long, default_value_t = 100)]
         states: usize,
-        /// Cut after this many events
+        /// Cut the power after this many events
         #[arg(long, requires = "loss")]
         moment: Option<usize>,
         #[arg(long, requires = "moment")]
@@ -126,25 +126,25 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Measure commits a second by one log stream and by two, on one slow drive and on two
+    /// Compare the commits per second of one and two log streams, on one and two slow drives
     ParallelLog {
         #[arg(long, value_delimiter = ',', default_value = "1,2,8,32")]
         threads: Vec<usize>,
-        /// Bytes of a row's value
+        /// The size of a row's value in bytes
         #[arg(long, value_delimiter = ',', default_value = "100,16384")]
         value_size: Vec<usize>,
         #[arg(long, default_value_t = 3)]
         rounds: usize,
         #[arg(long, default_value_t = 3.0)]
         seconds: f64,
-        /// Milliseconds that a flush takes
+        /// The duration of a flush in milliseconds
         #[arg(long, default_value_t = 10.0)]
         flush_ms: f64,
-        /// Megabytes that a drive writes in a second
+        /// The megabytes that a drive writes per second
         #[arg(long, default_value_t = 5.0)]
         megabytes_per_second: f64,
     },
-    /// Copy and snapshot a database while it is written, and after: which copies are the database?
+    /// Copy and snapshot a database, both during writes and afterwards, and show which copies are complete
     Copies {
         /// The number of databases
         #[arg(long, default_value_t = 10)]
@@ -152,12 +152,12 @@ enum Task {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Detach what a killed rig left attached
+    /// Detach the devices and mounts that a killed rig left behind
     CleanUp,
-    /// The first process of the virtual machine
+    /// Run as the first process of the virtual machine
     #[command(hide = true)]
     Guest,
-    /// Write until killed; started by the rigs
+    /// Write until killed; the rigs start this
     #[command(hide = true)]
     Write {
         #[arg(long)]

@@ -1,4 +1,4 @@
-//! The table of methods: which way of writing a log survives a power cut on which file system.
+//! The table of methods: which method of writing a log survives a power cut on which file system.
 
 use std::fs;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub struct Methods {
 /// The results of one method on one file system, under each model of the drive.
 #[derive(Clone, Copy, Default, Debug)]
 struct Outcome {
-    /// The page cache is lost, the drive's cache is kept.
+    /// The drive's cache is retained; the page cache is lost.
     kept: Count,
     /// The drive's cache is lost too.
     lost: Count,
@@ -41,7 +41,7 @@ fn wrong_count(count: &Count) -> u64 {
 }
 
 impl Outcome {
-    /// Returns the failures: a sound method that lost records, or a broken method that had to be caught but was not.
+    /// Returns the failures: sound methods that lost records, and broken methods that had to be caught but were not.
     fn failures(&self, writer: Writer, system: FileSystem) -> Vec<String> {
         let must_be_caught = [writer.is_lazy(), !writer.is_sound()];
         let mut failures = Vec::new();
@@ -59,7 +59,7 @@ impl Outcome {
     }
 }
 
-/// Returns the titles of the table, which name the number of states and the kernel.
+/// Returns the titles of the table. They name the number of states and the kernel.
 fn titles(systems: &[FileSystem], states: u64, kernel: &str) -> Vec<String> {
     let columns = systems.iter().flat_map(|system| [format!("{system} kept"), format!("{system} lost")]);
     [format!("lost of {states} states, Linux {kernel}")].into_iter().chain(columns).collect()
@@ -144,7 +144,7 @@ mod tests {
         assert!(table.rows.iter().flat_map(|row| &row[1..]).all(|cell| cell.parse::<u64>().is_ok()));
     }
 
-    /// A sound method that loses a record is a failure, and so is a broken method that loses no records.
+    /// A sound method that loses a record is a failure, and so is a broken method that loses none.
     #[test]
     fn a_wrong_outcome_is_a_failure() {
         let [sound, lazy] = ["append-fsync", "append-nosync"].map(|name| name.parse::<Writer>().unwrap());

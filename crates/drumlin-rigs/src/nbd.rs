@@ -1,8 +1,8 @@
 //! Serves the drive and the acknowledgements as block devices of a virtual machine, with the NBD protocol.
 //!
-//! One socket has two exports. `disk` is the drive. `acked` takes acknowledgements, and its first block holds the order
-//! for the guest. The protocol transmits flushes and forced writes as such. The requests of one export are served in
-//! order, and each is answered only after it is in the drive's history.
+//! One socket has two exports. `disk` is the drive. `acked` receives acknowledgements, and its first block holds the
+//! order for the guest. In the protocol, flushes and forced writes are requests of their own. The requests of one
+//! export are served in order, and a request is answered only after it has been added to the drive's history.
 
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,7 +23,7 @@ const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REPLY_ACK: u32 = 1;
 const REPLY_INFO: u32 = 3;
 const REPLY_UNSUPPORTED: u32 = 0x8000_0001;
-/// The server has flags, and supports flushes and forced writes.
+/// The export has flags, and supports flushes and forced writes.
 const TRANSMISSION_FLAGS: u16 = 1 | 4 | 8;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
@@ -33,20 +33,20 @@ const DISCONNECT: u16 = 2;
 const FLUSH: u16 = 3;
 const FLAG_FORCED: u16 = 1;
 const NOT_SUPPORTED: u32 = 95;
-/// No client sends longer requests.
+/// The maximum length of a request. No client sends longer ones.
 const REQUEST_BYTES_MAX: u32 = 64 << 20;
 
-/// The encoded order for the guest, which reads it from the first block of `acked`.
+/// The encoded order for the guest. The guest reads it from the first block of `acked`.
 pub type Order = Arc<Mutex<Vec<u8>>>;
 
-/// Serves both exports on a socket at `path` until the process ends.
+/// Serves both exports on a socket at `path` until the process exits.
 pub fn serve(drive: &SharedDrive, disk_bytes: u64, order: &Order, path: &Path) -> io::Result<()> {
     let listener = UnixListener::bind(path)?;
     let (drive, order) = (drive.clone(), Arc::clone(order));
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let server = Server { drive: drive.clone(), order: Arc::clone(&order), disk_bytes };
-            // A killed machine drops its connection at any point, so errors are ignored.
+            // Ignore errors, because a killed machine may drop its connection at any point.
             std::thread::spawn(move || server.serve(&stream));
         }
     });

@@ -1,4 +1,4 @@
-//! Measures the commit rates of one and two log streams, on one and two slow drives.
+//! Compares the commit rates of one and two log streams, on one and two slow drives.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -43,7 +43,8 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
         let device = LoopDevice::attach(&path("drive").join("disk"))?;
         FileSystem::Ext4.make(device.path())?;
         let mount = FileSystem::Ext4.mount(device.path(), &path("mounted"))?;
-        // The tuple is dropped in this order: unmounted, then detached, then no longer served.
+        // The tuple's fields are dropped in this order: the file system is unmounted, the device is detached, the drive
+        // is no longer served.
         drives.push((mount, device, drive));
     }
     let set_slow = |slow| drives.iter().for_each(|(_, _, drive)| drive.set_slow(slow));
@@ -70,8 +71,8 @@ pub fn run(committers: &[usize], value_bytes: &[usize], rounds: usize, seconds: 
     Ok(())
 }
 
-/// Returns the commits per second of a new database, whose log streams are on the drives of `layout` and whose pages
-/// are on the host's drive.
+/// Returns the commits per second of a new database. Its log streams are on the drives of `layout`, its pages on the
+/// host's drive.
 fn turn(
     folder: &Path,
     layout: Layout,
@@ -84,12 +85,12 @@ fn turn(
     let config = || Config::new().memory(64 << 20).log_streams(layout.streams).log_segment_bytes(32 << 20);
     config().open(&path)?.close()?;
     let of_stream = |stream: u16| folder.join(format!("mounted-{}/{stream}", usize::from(stream) % layout.drives));
-    // The probe measured the host's drive and may choose a different method each time, so fix the method.
+    // The probe measured the host's drive and may choose a different sync method each time, so fix the method.
     let probe = std::fs::read_to_string(path.join("probe"))?;
     let chosen =
         |line: &str| if line.starts_with("chosen") { "chosen = data-sync".to_owned() } else { line.to_owned() };
     std::fs::write(path.join("probe"), probe.lines().map(|line| chosen(line) + "\n").collect::<String>())?;
-    // Remove the spare segments, which are on the host's drive; a closed database needs no log.
+    // Remove the spare log segments, which are on the host's drive; a closed database needs no log.
     for segment in std::fs::read_dir(path.join("log"))? {
         std::fs::remove_file(segment?.path())?;
     }
@@ -99,7 +100,8 @@ fn turn(
     }
     let database = config().open(&path)?;
     ensure!(database.stats().sync_method == "data-sync", "the sync method was measured again");
-    // While the drive is fast, let the database fill segments with zeros, so the measured commits find them ready.
+    // While the drive is fast, let the database fill segments with zeros, so that the measured commits find them
+    // prepared.
     commit(&database, threads, value_bytes, seconds / 10.0)?;
     std::thread::sleep(Duration::from_secs(1));
     set_slow(true);
@@ -111,7 +113,7 @@ fn turn(
     rate
 }
 
-/// Returns the commits per second of threads that each commit one durable row after another.
+/// Commits from several threads, each one durable row at a time. Returns the commits per second.
 fn commit(database: &Database, threads: usize, value_bytes: usize, seconds: f64) -> Result<f64> {
     let rows = database.keyspace("rows")?;
     let (ends, commits) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -1,9 +1,9 @@
 //! Power cuts of a whole machine: a small Linux guest in QEMU, on a drive that the rig serves over NBD.
 //!
-//! The guest is started once, and its state is saved while it waits for an order. Each cycle resumes the guest with a
-//! different drive, lets it mount, recover and write, and then kills QEMU, and with it the guest's kernel and page
-//! cache. The rig then makes the drive as a cut may leave it. The host verifies a copy, and the next guest recovers the
-//! drive itself.
+//! The guest is started once; while it waits for an order, its state is saved. Each cycle resumes the guest with a
+//! different drive, lets it mount, recover and write, and then kills QEMU and, with it, the guest's kernel and page
+//! cache. The rig then creates a drive in a state in which a cut may leave it. The host verifies a copy, and the next
+//! guest recovers the created drive itself.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -36,7 +36,7 @@ const PROGRAMS: [(&str, &str); 5] = [
 /// The guest's kernel, from Debian's archive: small, with all three file systems as modules or built in.
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "xfs", "btrfs"];
-/// The longest wait without progress; emulation on a busy machine is slow.
+/// The maximum wait without progress. Emulation on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The guest's kernel and initial file system.
@@ -81,7 +81,7 @@ fn fetch_kernel(folder: &Path, root: &Path) -> Result<()> {
     Ok(fs::remove_file(file)?)
 }
 
-/// Creates the initial file system: this program, linked statically, and the modules.
+/// Creates the initial file system, which contains this program, linked statically, and the modules.
 fn make_initramfs(folder: &Path, root: &Path, version: &str) -> Result<PathBuf> {
     println!("building this program statically, for the guest");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -188,7 +188,7 @@ impl Machine {
         }
     }
 
-    /// Repeats a command until its answer has a status among `wanted`.
+    /// Repeats a command until its answer has one of the statuses in `wanted`.
     fn wait_for(&mut self, command: &str, wanted: &[&str]) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -203,7 +203,7 @@ impl Machine {
     }
 }
 
-/// The rig: a saved guest, and the drive that it is resumed with.
+/// The rig: a saved guest, and the drive with which the guest is resumed.
 struct Rig {
     guest: Guest,
     drive: SharedDrive,
@@ -223,7 +223,7 @@ impl Rig {
         let mut machine = Machine::start(&rig.guest, rig.folder.path(), None)?;
         machine.ask(r#"{"execute": "cont"}"#)?;
         rig.wait(&mut machine, |acked| acked.contains(&WAITING))?;
-        // Give the guest time to get past that write, into the loop in which it waits.
+        // Give the guest time to complete that write and enter the loop in which it waits.
         std::thread::sleep(Duration::from_millis(200));
         machine.ask(r#"{"execute": "stop"}"#)?;
         let uri = format!("exec:cat > {}", rig.state().display());
@@ -258,7 +258,8 @@ impl Rig {
         }
     }
 
-    /// Runs a guest on a drive until it is ready and has made more than `acknowledgements`, then kills it.
+    /// Runs a guest on a drive until it is ready and has made more than `acknowledgements` acknowledgements, then kills
+    /// it.
     fn live(&self, about: &About, start: Image, acknowledgements: usize) -> Result<History> {
         self.drive.replace(Drive::new(start));
         let mut machine = Machine::start(&self.guest, self.folder.path(), Some(&self.state()))?;
@@ -276,7 +277,7 @@ impl Rig {
     }
 }
 
-/// Cuts the guest's power until each file system has had `goal` cuts in all runs together.
+/// Cuts the guest's power until each file system has had `goal` cuts over all runs.
 pub fn cut(systems: &[FileSystem], goal: u64, minutes: f64, updates_docs: bool) -> Result<()> {
     host::require(systems)?;
     let bench = Bench::new()?;
@@ -341,7 +342,7 @@ fn cycle(
     let loss = if random.chance(20) { Loss::None } else { Loss::CACHE_LOST[random.below(4) as usize] };
     let cut = crate::bench::Cut { moment, loss, seed: random.next() };
     let replayed = bench.replay(&about, &mut Cutter::new(&history), &history, cut)?;
-    // Leave out cuts of the host's recovery: they are not cuts of the guest.
+    // Do not count cuts of the host's recovery, because they are not cuts of the guest.
     let outcome = replayed.outcome.count();
     counters.add(system.name(), &outcome)?;
     let reason = replayed.outcome.reason();
@@ -363,7 +364,7 @@ fn cycle(
     Ok(outcome.is_clean())
 }
 
-/// Shows that this rig, too, catches writers that lose acknowledged records.
+/// Shows that this rig also catches writers that lose acknowledged records.
 fn control(rig: &Rig, bench: &Bench, system: FileSystem) -> Result<()> {
     for name in ["append-nosync", "zeros-syncfilerange"] {
         let about = About { system, writer: name.to_owned(), seed: 1, from: Vec::new() };

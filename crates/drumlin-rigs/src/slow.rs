@@ -1,4 +1,4 @@
-//! A slow drive: a FUSE file that serves one request at a time, each for as long as the drive would take.
+//! A slow drive: a FUSE file that serves one request at a time. Each request takes as long as it would on the drive.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -19,20 +19,20 @@ use crate::fuse::{DISK, Mounted, TTL, attributes};
 /// The speed of a drive.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// The time that a flush takes.
+    /// The duration of a flush.
     pub flush: Duration,
     /// The rate of writes.
     pub bytes_per_second: f64,
 }
 
-/// A drive, served as the file `disk` of a folder.
+/// A slow drive, served as the file `disk` of a folder.
 pub struct SlowDrive {
     is_slow: Arc<AtomicBool>,
     _mounted: Mounted,
 }
 
 impl SlowDrive {
-    /// Serves a drive that takes no time until [`SlowDrive::set_slow`] is called.
+    /// Serves a drive that adds no delay until [`SlowDrive::set_slow`] is called.
     pub fn serve(pace: Pace, disk_bytes: u64, folder: &Path) -> Result<SlowDrive> {
         let is_slow = Arc::new(AtomicBool::new(false));
         let (queue, requests) = channel();
@@ -51,10 +51,10 @@ impl SlowDrive {
     }
 }
 
-/// The time that a request takes, with a closure that answers it.
+/// The duration of a request, and a closure that answers it.
 type Work = (Duration, Box<dyn FnOnce() + Send>);
 
-/// Answers the requests in sequence: each begins when the previous request has ended.
+/// Answers the requests in sequence: each starts when the previous one has ended.
 fn answer(requests: &Receiver<Work>, is_slow: &AtomicBool) {
     let mut free = Instant::now();
     for (time, reply) in requests {
@@ -75,7 +75,7 @@ struct SlowFile {
 
 impl SlowFile {
     fn enqueue(&self, time: Duration, reply: impl FnOnce() + Send + 'static) {
-        // The receiving thread lives as long as this sender.
+        // The receiving thread outlives this sender.
         let _ = self.queue.send((time, Box::new(reply)));
     }
 }
@@ -142,7 +142,7 @@ impl Filesystem for SlowFile {
     }
 
     fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        // Report this as unsupported: the block layer then writes zeros instead, or does without a discard.
+        // Report this as unsupported. The block layer then writes zeros instead, or skips a discard.
         reply.error(Errno::EOPNOTSUPP);
     }
 }

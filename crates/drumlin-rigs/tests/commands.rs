@@ -1,4 +1,4 @@
-//! The command line gives a reason and an exit code for the arguments that it refuses.
+//! If the command line refuses its arguments, it gives the reason and an exit code.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ fn rigs(words: &[&str]) -> (Option<i32>, String) {
     (ended.status.code(), String::from_utf8(ended.stderr).unwrap())
 }
 
-/// An unknown file system is refused, and the error names the known ones.
+/// An unknown file system is refused, and the error lists the known file systems.
 #[test]
 fn an_unknown_file_system_is_refused() {
     let (code, told) = rigs(&["cuts", "--fs", "zfs"]);
@@ -15,7 +15,7 @@ fn an_unknown_file_system_is_refused() {
     assert!(told.contains("ext4, xfs, btrfs"), "{told}");
 }
 
-/// A missing trace is named in the error.
+/// If a trace is missing, the error names it.
 #[test]
 fn a_missing_trace_is_named() {
     let (code, told) = rigs(&["replay", "/no/such/trace"]);

@@ -1,20 +1,21 @@
 //! Cuts the power at every possible point of a script that exercises every feature.
 //!
 //! The script runs once, and every change that it makes to the disk is recorded. A single client runs most of the
-//! script; then several clients commit while other threads make checkpoints and compact. Each commit runs on a separate
+//! script. Then several clients commit while other threads make checkpoints and compact. Each commit runs on a separate
 //! thread, so that all log streams are used. The number of streams depends on the seed and changes at the second
-//! opening. That opening also does a warm start, which rereads the pages that were in memory at the close, and then
-//! leaves the database idle until it shortens its file. For half of the seeds the database is new; for the other half,
-//! it has been opened and cut off before.
+//! opening. That opening also does a warm start, which rereads the pages that were in memory when the database was
+//! closed. Then the script leaves the database idle until it shortens its file. For half of the seeds, the database is
+//! new; for the other half, it has been opened and cut off before.
 //!
-//! For each point of the recording, the disk is rebuilt in the states that a power cut at that point may leave. If few
-//! changes are uncertain, every subset of them is kept in turn. Otherwise, all of them are lost, all are kept, and, up
-//! to a bound, each single write is lost alone and kept alone. In some further states, drawn at random, writes are
-//! torn. One state is that of a killed process, whose uncertain changes are all still in caches.
+//! For each point of the recording, the disk is rebuilt in the states that a power cut at that point may leave. If
+//! there are few uncertain changes (which a power cut may or may not undo), every subset of them is kept in turn.
+//! Otherwise, all of them are lost, all are kept, and, up to a bound, each write is the only one that is lost, and the
+//! only one that is kept. In some further states, drawn at random, writes are torn. One state is that of a killed
+//! process, whose uncertain changes are all still in caches.
 //!
-//! Each of these disks is opened and compared with the model row by row, by counts and by an aggregate. Each recovery
+//! Each of these disks is opened, and compared with the model row by row, by counts and by an aggregate. Each recovery
 //! is itself cut after each of its own writes and syncs, and the result is checked in the same way. After the last of
-//! these cuts, the database must be at the same commit as after the recovery.
+//! these cuts, the last commit of the database must be the same as after the uncut recovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
@@ -36,17 +37,18 @@ use crate::model::{Alter, Content, Model, Operation, Tampering};
 pub struct Bounds {
     /// If a cut leaves at most this many uncertain changes, every subset of them is kept in turn.
     pub subsets_of: usize,
-    /// If a cut leaves more uncertain changes, this many of them are lost alone and kept alone, each in turn.
+    /// If a cut leaves more uncertain changes, up to this many of them take turns in being the only one that is lost,
+    /// and the only one that is kept.
     pub alone_max: usize,
-    /// The number of states drawn at random for each point; some have torn sectors.
+    /// The number of states drawn at random for each point. Some of them have torn sectors.
     pub random: usize,
-    /// The number of states at each point of a recovery. With 0, recoveries are not cut.
+    /// The number of states that are tried at each point of a recovery. With 0, recoveries are not cut.
     pub of_recovery: usize,
     /// Only every `stride`-th point is tried.
     pub stride: usize,
 }
 
-/// One pass through the points.
+/// The settings of one pass through the points.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub bounds: Bounds,
@@ -54,7 +56,7 @@ pub struct Round {
     /// The first point to try.
     pub from: usize,
     pub duration_max: Duration,
-    /// The round ends after this many finds.
+    /// The round ends after this many failures.
     pub finds_max: usize,
 }
 
@@ -84,7 +86,7 @@ pub struct Report {
     pub script_marks: BTreeSet<&'static str>,
 }
 
-/// Copies of the model, each with the number of disk changes made before it.
+/// Copies of the model. Each has the number of disk changes that preceded it.
 type Moments = Vec<(usize, Model)>;
 
 fn config(disk: &Disk, streams: u16) -> Config {
@@ -104,9 +106,9 @@ fn streams(seed: u64) -> u16 {
     1 + (seed % 2) as u16
 }
 
-/// The number of openings before the script. Each is cut off without a checkpoint, so the superblock lists as many
-/// openings as it can until the script makes its first checkpoint. Recoveries cut in that time erase the records that
-/// those openings voided.
+/// The number of openings before the script. Each of them is cut off without a checkpoint. So until the script's first
+/// checkpoint, the superblock lists as many openings as it can, and a recovery from a cut in that time erases the
+/// records that those openings made void.
 fn openings_before(seed: u64) -> u64 {
     if seed % 4 < 2 { 0 } else { 3 }
 }
@@ -115,7 +117,7 @@ fn schedule(seed: u64) -> Schedule {
     Schedule { seed, switch_one_in: 6, step_nanos_max: 200, points_max: 20_000_000 }
 }
 
-/// The running script: its disk, the model, and the copies of the model taken at each step. Clones share all three.
+/// The running script: its disk, the model, and the copies of the model taken at each step. Clones share all of them.
 #[derive(Clone)]
 struct Script {
     disk: Disk,
@@ -126,7 +128,7 @@ struct Script {
 }
 
 impl Script {
-    /// Makes a commit on a separate thread, and enters `operation` into the model when the commit gets its timestamp.
+    /// Makes a commit on a separate thread, and records `operation` in the model when the commit gets its timestamp.
     fn commit<T: Send + 'static>(
         &mut self,
         operation: Operation,
@@ -170,21 +172,22 @@ impl Script {
         self.note();
         self.create(&db, "rows", 512);
         self.create(&db, "more", 1024);
-        // Single rows, some of them with relaxed durability, some of them large.
+        // Put single rows. Some of them have relaxed durability, and some have large values.
         for number in 0..24u64 {
             let length = [10, 100, 150, 700, 5000, 70_000][number as usize % 6];
             self.put(&db, "rows", number % 17, length, number % 7 != 3);
         }
         self.put_from(&db, "rows", 3, 150_000);
-        // From here on, every other script holds a snapshot, so the versions of all later changes are spilled.
+        // From now on, half of the seeds hold a snapshot, so that the versions that all later changes replace are
+        // spilled.
         let kept = (self.streams == 2).then(|| db.snapshot());
         db.checkpoint().expect("a checkpoint");
         self.note();
-        // Transactions over both keyspaces, with a savepoint; leaves split in them.
+        // Run transactions over both keyspaces, with a savepoint. They make leaves split.
         for round in 0..4u64 {
             self.transaction(&db, round, 40);
         }
-        // Enough bytes that the log continues in the next segment in the middle of a batch.
+        // Write so many bytes that the log continues in the next segment in the middle of a batch.
         for number in 0..50 {
             self.put(&db, "more", number % 7, 30_000, number % 10 == 9);
         }
@@ -222,8 +225,8 @@ impl Script {
         db.compact().expect("compacting");
         self.note();
         self.write_while_compacting(&db);
-        // Three bulk loads: one with values of all kinds, one during which checkpoints are made and the file is
-        // compacted, and one with enough unordered rows to be merged from sorted runs.
+        // Make three bulk loads: one has values of all kinds, one runs while checkpoints are made and the file is
+        // compacted, and one has so many unordered rows that they are merged from sorted runs.
         const LENGTHS: [usize; 8] = [20, 100, 60, 700, 40, 30, 5000, 10];
         self.create(&db, "loaded", 512);
         self.load(&db, "loaded", &Vec::from_iter(0..300), LENGTHS, false);
@@ -235,7 +238,7 @@ impl Script {
         self.create(&db, "sorted", 512);
         let numbers: Vec<u64> = (0..160).map(|number| number * 77 % 160).collect();
         self.load(&db, "sorted", &numbers, [20, 100, 20_000, 700, 20_000, 30, 5000, 20_000], true);
-        // Make inner nodes split, then merge until the root has a single child.
+        // Make inner nodes split, then make them merge until the root has a single child.
         self.create(&db, "deep", 512);
         self.deepen(&db, true);
         self.all_at_once(&db);
@@ -251,7 +254,7 @@ impl Script {
         self.open_again();
     }
 
-    /// Compares a snapshot with the model as it was when the snapshot was taken.
+    /// Compares the rows that a snapshot sees with the model at the time when the snapshot was taken.
     fn compare(&self, db: &Database, snapshot: &Snapshot) {
         assert!(db.stats().version_disk_bytes > 0, "no versions are on disk");
         for name in ["rows", "more"] {
@@ -267,8 +270,8 @@ impl Script {
         }
     }
 
-    /// Reopens the database with a different number of streams; its commits follow those of the first opening. They
-    /// begin after the warm start has read the resident pages. The maintenance thread makes the checkpoints, because it
+    /// Reopens the database with a different number of streams, so that the log continues with other streams. Commits
+    /// only after the warm start has read the resident pages. The maintenance thread makes the checkpoints, because it
     /// shortens an idle file only after one of its own checkpoints.
     fn open_again(&mut self) {
         let config = config(&self.disk, 3 - self.streams).checkpoint_log_bytes(128 << 10);
@@ -284,16 +287,16 @@ impl Script {
         drop(db);
     }
 
-    /// Opens the database and cuts it off in the middle of its commits, some of which may be lost. Returns the disk as
-    /// the cut leaves it.
+    /// Opens the database and cuts it off in the middle of its commits, so that some may be lost. Returns the disk in
+    /// the state that the cut leaves.
     fn be_cut_off(&mut self, opening: u64) -> Medium {
         let db = config(&self.disk, self.streams).open("/db").expect("a database that was cut off");
         verify(&db, &self.model).unwrap_or_else(|failure| panic!("opening {opening}: {failure}"));
         if opening == 0 {
             self.create(&db, "before", 512);
         }
-        // Use two concurrent clients, so that they commit to both streams. The values are long enough to be written
-        // before any of them is synced.
+        // Let two clients commit concurrently, so that they use both streams. Their values are so long that some are
+        // written before any of them is synced.
         let clients = [0, 1].map(|client| {
             let (mut script, db) = (self.clone(), db.clone());
             script.random = Random(self.random.next());
@@ -307,7 +310,7 @@ impl Script {
         self.disk.medium().cut(Loss::Writes, &mut Random(self.random.next()))
     }
 
-    /// Stores values while the file is being compacted, so that segments are reused right after they are emptied.
+    /// Stores values while the file is being compacted, so that segments are reused soon after they are emptied.
     fn write_while_compacting(&mut self, db: &Database) {
         let other = db.clone();
         let compacted = self.spawn("compacting", move || {
@@ -323,7 +326,7 @@ impl Script {
     }
 
     /// Stores values that fill eight segments, removes them, and makes a checkpoint due. Then leaves the database idle
-    /// until it shortens its file, and uses the database again.
+    /// until it shortens its file, and afterwards uses the database again.
     fn be_idle(&mut self, db: &Database) {
         for number in 20..25 {
             self.put(db, "rows", number, 600_000, true);
@@ -341,7 +344,8 @@ impl Script {
         }
     }
 
-    /// Grows or shrinks a deep tree. Counts in between make the engine maintain counts while nodes split and merge.
+    /// Grows or shrinks a deep tree. It counts rows in between, so that the engine has to maintain counts while nodes
+    /// split and merge.
     fn deepen(&mut self, db: &Database, is_put: bool) {
         for first in (0..1200).step_by(150) {
             self.run_of_rows(db, "deep", first..first + 150, is_put);
@@ -358,7 +362,7 @@ impl Script {
         check_aggregates(&keyspace, &rows).unwrap_or_else(|failure| panic!("the script: {name:?} {failure}"));
     }
 
-    /// Lets several clients commit while one thread counts rows, one makes checkpoints and one compacts.
+    /// Lets several clients commit concurrently, while one thread counts rows, one makes checkpoints and one compacts.
     fn all_at_once(&mut self, db: &Database) {
         let (other, another) = (db.clone(), db.clone());
         let mut waits: Vec<_> = Vec::new();
@@ -449,7 +453,7 @@ impl Script {
         self.commit(operation, true, move || keyspace.insert_from(&key, value));
     }
 
-    /// Puts or removes a run of neighbouring rows in one transaction.
+    /// Puts or removes consecutive rows in one transaction.
     fn run_of_rows(&mut self, db: &Database, name: &str, numbers: Range<u64>, is_put: bool) {
         let space = self.model.space(name).expect("created");
         let keyspace = db.existing_keyspace(name).expect("created");
@@ -467,8 +471,8 @@ impl Script {
     }
 
     /// Loads rows in bulk into an empty keyspace, after an earlier load of the same keyspace was dropped. The lengths
-    /// of the values repeat every eight rows. If `amid` is set, checkpoints are made and the file is compacted during
-    /// the load.
+    /// of the values repeat every eight rows. If `amid` is set, makes checkpoints and compacts the file during the
+    /// load.
     fn load(&mut self, db: &Database, name: &str, numbers: &[u64], lengths: [usize; 8], amid: bool) {
         let space = self.model.space(name).expect("created");
         for is_dropped in [true, false] {
@@ -525,7 +529,7 @@ fn key(number: u64) -> Vec<u8> {
 }
 
 /// Recovers a database and compares it with the model. Returns the changes that the opening made to the disk, and the
-/// last commit that the database has.
+/// last commit of the database.
 fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Vec<Change>, u64), String> {
     let model = model.fork();
     let outcome = sim::run(schedule(seed), move || {
@@ -534,7 +538,7 @@ fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Ve
         let db = config(&disk, streams).open("/db").map_err(|error| format!("opening: {error}"))?;
         let changes = disk.recorded();
         let verified = verify(&db, &model);
-        // Leave the disk as a killed process would.
+        // Leave the disk in the state that a killed process leaves.
         disk.turn_off();
         drop(db);
         verified.map(|last| (changes, last))
@@ -571,7 +575,7 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
     Ok(last)
 }
 
-/// Checks the number of all rows, the number of rows in the second half, the row in the middle by its index, and an
+/// Checks the number of all rows, the number of rows in the second half, the row in the middle (by its index), and an
 /// aggregate of all rows.
 fn check_aggregates(keyspace: &Keyspace, rows: &BTreeMap<Vec<u8>, Content>) -> Result<(), String> {
     let half = rows.len() / 2;
@@ -599,7 +603,7 @@ fn check_aggregates(keyspace: &Keyspace, rows: &BTreeMap<Vec<u8>, Content>) -> R
 /// The file that names the process that has the database open. It is never synced, and no other file depends on it.
 const LOCK: &str = "/db/lock";
 
-/// Returns the losses to try at a cut. The first list is also used when cutting recoveries.
+/// Returns the losses to try at a cut. Cuts of recoveries use only the first list.
 fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     let mut losses = vec![(Loss::All, 0), (Loss::Nothing, 0)];
     let count = medium.uncertain_count();
@@ -612,7 +616,7 @@ fn losses(medium: &Medium, bounds: &Bounds) -> (Vec<(Loss, u64)>, Vec<Loss>) {
     let others = if count <= bounds.subsets_of {
         (0..1 << count).map(Loss::Subset).collect()
     } else {
-        // Try the last changes, because earlier ones have probably reached the disk.
+        // Try only the last changes, because earlier ones have probably reached the disk.
         let pending = medium.pending_max();
         let alone = pending.saturating_sub(bounds.alone_max)..pending;
         alone.flat_map(|index| [Loss::Only(index), Loss::AllBut(index)]).collect()
@@ -664,7 +668,7 @@ pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Re
         if began.elapsed() > round.duration_max || stop.load(Ordering::Relaxed) {
             return report;
         }
-        // A commit that was acknowledged during this very change may or may not be in the database.
+        // If a commit was acknowledged during this change, the database may have it or not.
         let (acknowledged, recorded) = around(&moments, point);
         let model = acknowledged.with_recorded(&recorded);
         let known = report.finds.len();
@@ -682,8 +686,8 @@ pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Re
     report
 }
 
-/// Returns a model of the commits that were acknowledged before the change at `point`, and a model of those that had a
-/// timestamp at the end of the change.
+/// Returns two models: the commits that were acknowledged before the change at `point`, and the commits that had a
+/// timestamp by the end of the change.
 fn around(moments: &Moments, point: usize) -> (Model, Model) {
     let before = moments.iter().rev().find(|(count, _)| *count <= point).map(|(_, model)| model);
     let after = moments.iter().find(|(count, _)| *count > point).or(moments.last()).map(|(_, model)| model);
@@ -743,8 +747,8 @@ impl Recovery<'_> {
         for (step, change) in changes.iter().enumerate() {
             amid.apply(change);
             amid.settle(Path::new(LOCK));
-            // After the last change, the recovery has reported its commit: a cut must neither lose any of it nor bring
-            // anything back.
+            // After its last change, the recovery has reported its last commit. From then on, a cut must neither lose a
+            // commit up to that one nor bring back a later one.
             let is_over = step + 1 == changes.len();
             for draw in 0..round.bounds.of_recovery as u64 {
                 let loss = [Loss::All, Loss::Sectors, Loss::Nothing, Loss::Writes][draw as usize % 4];

@@ -1,8 +1,7 @@
-//! Crowded disks: the database has very many pages and keyspaces when the disk fills up, and must still accept
-//! removals.
+//! Crowded disks: a database with very many pages and keyspaces must still accept removals when its disk is full.
 //!
-//! The engine computes the space for the next checkpoint in advance, from the number of dirty pages, changed tables and
-//! keyspaces. Small databases rarely reach sizes at which that estimate could be wrong.
+//! The engine estimates in advance how much space the next checkpoint needs, from the number of dirty pages, changed
+//! tables and keyspaces. A small database rarely reaches sizes at which the estimate could be wrong.
 
 use drumlin::{Database, Durability, Error, Keyspace, KeyspaceOptions, TxOptions};
 use drumlin_io::testing::sim::Random;
@@ -11,7 +10,7 @@ use crate::client::{DURABLE, numbered, recorded};
 use crate::model::{Content, Model, Operation, SpaceNumber};
 use crate::plan::Plan;
 
-/// Creates many keyspaces, and fills one of them and the first two common keyspaces with rows.
+/// Creates many keyspaces. Puts rows into one of them and into the first two of the usual keyspaces.
 ///
 /// # Errors
 /// Errors of the disk.
@@ -23,7 +22,7 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
         let options = KeyspaceOptions::new().page_bytes(512 << random.below(4));
         make(model, Operation::Create(name.clone()), true, || db.keyspace_with(&name, options)).map(drop)?;
     }
-    // One of the additional keyspaces gets as many rows as a common one.
+    // One of the additional keyspaces gets up to as many rows as a usual one.
     let large = beside_name(random.below(beside));
     for (name, share) in [(DURABLE[0].0, 100), (DURABLE[1].0, 50), (&large, random.below(100))] {
         let (keyspace, space) = open(db, model, name)?;
@@ -47,7 +46,7 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
     Ok(())
 }
 
-/// Puts rows until there is no space for the next row. Returns `true` if it put any.
+/// Puts rows until the next row does not fit. Returns `true` if it put any rows.
 ///
 /// # Errors
 /// Errors of the disk, other than a full disk.
@@ -57,7 +56,7 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
     let mut has_put = false;
     loop {
         let content = Content { length: random.below(3000) as usize, seed: random.next() };
-        // Most keys are new, otherwise the disk would never fill up.
+        // Most keys are new; otherwise, the disk would never fill up.
         let key = numbered(random.below(90_000));
         let operation = Operation::Rows(vec![(space, key.clone(), Some(content))]);
         match make(model, operation, true, || keyspace.insert(&key, content.bytes())) {
@@ -68,8 +67,8 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
     }
 }
 
-/// Removes many of the rows, in every possible way, while no client is running. No removal may be refused, and once
-/// half of the rows are removed, a new row must fit.
+/// Removes many of the rows, with every call that can, while no client is running. No removal may be refused, and once
+/// half of the rows are gone, a new row must fit.
 ///
 /// # Errors
 /// Errors of the disk. Panics if a removal is refused because the disk is full.
@@ -90,7 +89,7 @@ pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(),
         let mut keys: Vec<Vec<u8>> = model.rows_at(space, model.last()).into_keys().collect();
         left += keys.len();
         if random.chance(50) {
-            // Use random order, so that many pages become dirty before the first one is empty.
+            // Remove the rows in random order, so that many pages become dirty before the first one is empty.
             for index in (1..keys.len()).rev() {
                 keys.swap(index, random.below(index as u64 + 1) as usize);
             }
@@ -134,7 +133,7 @@ fn open(db: &Database, model: &Model, name: &str) -> Result<(Keyspace, SpaceNumb
     Ok((db.existing_keyspace(name)?, model.space(name).expect("a keyspace of the model")))
 }
 
-/// Makes a commit and enters it into the model.
+/// Makes a commit and records it in the model.
 fn make<T>(
     model: &Model,
     operation: Operation,

@@ -1,4 +1,4 @@
-//! Runs many seeds and adds up the results.
+//! Runs many seeds and sums up the results.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,9 +15,9 @@ pub struct Limits {
     pub seeds_max: u64,
     pub duration_max: Duration,
     pub jobs: usize,
-    /// The exploration ends after this many finds.
+    /// The exploration ends after this many failed seeds.
     pub finds_max: usize,
-    /// Replaces the fault that each seed draws.
+    /// A fault to use in every world, instead of the one that its seed draws.
     pub fault: Option<Fault>,
     /// The exploration ends after this much simulated time.
     pub simulated_max: Duration,
@@ -31,7 +31,7 @@ pub struct Summary {
     pub points: u64,
     pub report: RunReport,
     pub faults: BTreeMap<String, u64>,
-    /// The seed and report of each find.
+    /// The seeds that failed, with their reports.
     pub finds: Vec<(u64, String)>,
     /// The name of the fault, if all worlds had the same one.
     pub fault: Option<Fault>,
@@ -67,20 +67,19 @@ impl Summary {
     }
 }
 
-/// Pins the calling thread, and those that it starts, to one processor, on which switching between threads is several
-/// times faster.
+/// Pins the calling thread, and every thread that it starts, to one processor, because switching between threads of the
+/// same processor is several times faster.
 pub fn stay_on_one_processor(job: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let processors: Vec<usize> =
         (0..rustix::thread::CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor)).collect();
-    // Start with the processor that the process started on, because other pinned processes are probably on different
-    // ones.
+    // Start with the processor that the process started on. Other pinned processes probably run on different ones.
     static FIRST: OnceLock<usize> = OnceLock::new();
     let first = *FIRST.get_or_init(rustix::thread::sched_getcpu);
     let Some(place) = processors.iter().position(|processor| *processor == first) else { return };
     let mut one = rustix::thread::CpuSet::new();
     one.set(processors[(place + job) % processors.len()]);
-    // Pinning only saves time, so a failure is ignored.
+    // Ignore a failure: pinning only saves time.
     let _ = rustix::thread::sched_setaffinity(None, &one);
 }
 

@@ -139,7 +139,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The limit, in minutes, for runs that end for a different reason.
+/// The time limit, in minutes, of a run that ends for a different reason.
 const FOR_EVER: f64 = 1e7;
 
 fn exit_code(is_well: std::io::Result<bool>) -> ExitCode {
@@ -156,7 +156,7 @@ fn exit_code(is_well: std::io::Result<bool>) -> ExitCode {
 const WORLDS: &str = "worlds.json";
 const CRASH_POINTS: &str = "crash-points.json";
 
-/// Continues where the last run stopped. Returns `true` if no run so far has had a find.
+/// Continues where the last run stopped. Returns `true` if no run has failed so far.
 fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Result<bool> {
     let before: Worlds = progress::load(WORLDS)?;
     if before.seeds > 0 {
@@ -170,7 +170,7 @@ fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Res
         if stored.elapsed() > STORE_EVERY {
             let progress = before.with(summary);
             println!("{:.1} simulated hours, seed {}", progress.hours(), progress.next_seed);
-            // A later attempt may succeed; only a failure of the last attempt is reported.
+            // Ignore a failure, because a later attempt may succeed. Only the last attempt reports its failure.
             let _ = progress::store(WORLDS, &progress);
             *stored = Instant::now();
         }
@@ -184,7 +184,7 @@ fn explore_until(hours: f64, limits: Limits, updates_docs: bool) -> std::io::Res
     Ok(after.finds.is_empty())
 }
 
-/// Continues where the last run stopped. Returns `true` if no run so far has had a find.
+/// Continues where the last run stopped. Returns `true` if no run has failed so far.
 fn crash_points_until(states: u64, round: Round, updates_docs: bool) -> std::io::Result<bool> {
     explore::stay_on_one_processor(0);
     let mut progress: CrashPoints = progress::load(CRASH_POINTS)?;

@@ -1,20 +1,21 @@
 //! The oracle: the expected content of the database, version by version, in the order of the timestamps that the engine
 //! assigned.
 //!
-//! A commit is entered at the moment it gets its timestamp. So the model always knows every commit that can be read,
-//! even before its client gets an answer, and a read at a timestamp has exactly one right result.
+//! A commit is recorded at the moment when it gets its timestamp. So the model knows every commit that a read can see,
+//! even before the client receives the result of the commit, and a read at a timestamp has exactly one right result.
 //!
 //! # What is checked
 //! - *Durability.* After a cut, the last commit of the database is some commit L. L is no earlier than any acknowledged
 //!   full commit, no earlier than any commit that a reader saw (if all commits are full), and no later than the last
 //!   timestamp assigned. The database has exactly the rows that the commits up to L left.
-//! - *Snapshots and scans* show exactly the rows at their timestamp. Plain reads show the rows as they were at some
-//!   moment during the call.
-//! - *Isolation.* Between the snapshot of a transaction and its commit, no other commit changed a row that it wrote. If
-//!   it is serializable, no other commit changed a row that it read, or any row in a range that it scanned.
+//! - *Snapshots and scans* return exactly the rows at their timestamp. A plain read returns the row as it was at some
+//!   time during the call.
+//! - *Isolation.* Between the snapshot of a transaction and its commit, no other commit changed a row that the
+//!   transaction wrote. If the transaction is serializable, no other commit changed a row that it read, or any row in a
+//!   range that it scanned.
 //! - *Conditional changes* return the row as the preceding commit left it. A compare-and-swap succeeds only if the row
-//!   has the expected value. A pop takes the row at the end, and a bulk removal takes all existing rows.
-//! - *Dropped futures.* A commit that got a timestamp stands; one that did not has no effect.
+//!   has the expected value. A pop removes the row at the end, and a bulk removal removes all existing rows.
+//! - *Dropped futures.* A commit that got a timestamp is valid; a commit that got no timestamp has no effect.
 //! - *Atomicity.* A commit that failed has no timestamp, or its outcome is unknown. A commit that put rows and was
 //!   acknowledged has a timestamp.
 
@@ -32,7 +33,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Returns the value's bytes, of which two thirds are compressible.
+    /// Returns the bytes of the value. Two thirds of them are compressible.
     #[must_use]
     pub fn bytes(self) -> Vec<u8> {
         self.head(self.length)
@@ -118,7 +119,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if any row is put, which always takes a timestamp.
+    /// Returns `true` if the operation puts a row, which always takes a timestamp.
     #[must_use]
     pub fn puts(&self) -> bool {
         matches!(self, Operation::Rows(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
@@ -136,8 +137,8 @@ struct State {
     acknowledged: u64,
     /// The newest commit acknowledged in this session.
     answered: u64,
-    /// The durable horizon that each commit of this session knew when it got its timestamp, and wrote to its log
-    /// record.
+    /// For each commit of this session, the durable horizon at the time when the commit got its timestamp. The commit
+    /// wrote it to its log record.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
@@ -183,23 +184,23 @@ impl State {
     }
 }
 
-/// The damage done to the disk without the database's knowledge.
+/// Damage to the disk that the database was not told about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     None,
     /// One bit was flipped, or one write was lost or misdirected.
     Once,
-    /// Any block may differ from what was written.
+    /// Any block may differ from the bytes that were written to it.
     Much,
 }
 
-/// The oracle. Clones share their content.
+/// The oracle. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     state: Arc<Mutex<State>>,
 }
 
-/// The moments at which a plain read may have seen its row: after commit `from` or any later one.
+/// The database states that a plain read may have seen: the state after commit `from` or after any later commit.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     pub from: u64,
@@ -216,8 +217,8 @@ impl Model {
         Model { state: Arc::new(Mutex::new(self.lock().clone())) }
     }
 
-    /// Returns a model with the commits of `later`, in which only the commits that `self` knows to be acknowledged must
-    /// be durable.
+    /// Returns a model with the commits of `later`, in which a commit must be durable only if `self` knows that it was
+    /// acknowledged.
     #[must_use]
     pub fn with_recorded(&self, later: &Model) -> Model {
         let mut state = later.lock().clone();
@@ -229,7 +230,7 @@ impl Model {
 
     // ── commits ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Enters a commit that has just received its timestamp.
+    /// Records a commit that has just received its timestamp.
     pub fn enter(&self, timestamp: u64, operation: Operation) {
         let mut state = self.lock();
         assert!(timestamp > 0, "timestamp 0 was given out");
@@ -256,7 +257,8 @@ impl Model {
                         space.dropped
                     );
                     let versions = space.rows.entry(key).or_default();
-                    // Commits of different rows may be entered out of order; commits of the same row hold its lock.
+                    // Commits of different rows may be recorded out of order. Commits of the same row can't, because
+                    // they hold its lock.
                     if let Some(newest) = versions.last() {
                         let newest = newest.timestamp;
                         assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
@@ -271,7 +273,7 @@ impl Model {
         }
     }
 
-    /// Records that a commit was acknowledged. If it is full, it must survive every cut.
+    /// Records that a commit was acknowledged. A full commit must then survive every cut.
     pub fn answer(&self, timestamp: u64, is_full: bool) {
         let mut state = self.lock();
         state.answered = state.answered.max(timestamp);
@@ -280,8 +282,8 @@ impl Model {
         }
     }
 
-    /// Records that a reader saw the database at this timestamp. The reader may have passed on the result, so the
-    /// commits up to it must survive every cut.
+    /// Records that a reader saw the database at this timestamp. The reader may have passed on the rows, so all commits
+    /// up to this timestamp must survive every cut.
     pub fn seen(&self, timestamp: u64) {
         let mut state = self.lock();
         state.acknowledged = state.acknowledged.max(timestamp);
@@ -347,7 +349,7 @@ impl Model {
 
     // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the row as of a timestamp.
+    /// Returns a row as of a timestamp.
     #[must_use]
     pub fn at(&self, space: SpaceNumber, key: &[u8], timestamp: u64) -> Option<Content> {
         let mut state = self.lock();
@@ -376,7 +378,7 @@ impl Model {
         state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
     }
 
-    /// Returns a commit that changed the row after the first of these two commits and before the second.
+    /// Returns a commit that changed the row after the commit `after` and before the commit `before`.
     #[must_use]
     pub fn change_between(&self, space: SpaceNumber, key: &[u8], after: u64, before: u64) -> Option<u64> {
         let state = self.lock();
@@ -384,8 +386,7 @@ impl Model {
         versions.iter().map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
-    /// Returns a commit that changed a row within the bounds, after the first of these two commits and before the
-    /// second.
+    /// Returns a commit that changed a row within the bounds, after the commit `after` and before the commit `before`.
     #[must_use]
     pub fn change_within(
         &self,
@@ -437,7 +438,7 @@ impl Model {
         ))
     }
 
-    /// Returns `true` if, at some moment of the window, the row's existence was equal to `is_there`.
+    /// Returns `true` if the row existed (or did not, if `is_there` is `false`) at some time within the window.
     #[must_use]
     pub fn was(&self, window: Window, space: SpaceNumber, key: &[u8], is_there: bool) -> bool {
         let mut state = self.lock();
@@ -470,10 +471,10 @@ impl Model {
 
     // ── cuts ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Records that the database was opened and that this is its last commit. Later commits are forgotten.
+    /// Records that the database was opened, and that this is its last commit. Forgets later commits.
     ///
     /// # Errors
-    /// If the last commit is not an allowed one.
+    /// If this is not a commit at which the database may end.
     pub fn reopen(&self, at_commit: u64, tampering: Tampering) -> Result<(), String> {
         let mut state = self.lock();
         if at_commit < state.acknowledged && tampering != Tampering::Much {
@@ -481,7 +482,7 @@ impl Model {
             if tampering == Tampering::None {
                 return Err(text);
             }
-            // One damaged record is allowed. If it is the last record, no other record shows that it existed.
+            // One damaged record is allowed. If it is the last record, no later record shows that it existed.
             let lost = at_commit + 1;
             let mut later = state.known.range(lost + 1..).take_while(|(later, _)| **later <= state.acknowledged);
             if let Some((knowing, _)) = later.find(|(_, known)| **known >= lost) {
@@ -495,13 +496,14 @@ impl Model {
         state.acknowledged = at_commit;
         state.answered = at_commit;
         state.known.retain(|timestamp, _| *timestamp <= at_commit);
-        // Keyspaces created later are emptied, not removed, so that the numbers of the remaining ones do not change.
+        // Empty the keyspaces that were created later instead of removing them, so that other keyspaces keep their
+        // numbers.
         for space in &mut state.spaces {
             if space.created > at_commit {
                 *space = Space { dropped: Some(0), ..Space::new(String::new(), 0) };
             }
-            // Keep older versions, including rows of dropped keyspaces: a drive that lied may still revert to a time
-            // before the drop.
+            // Keep older versions, even those of dropped keyspaces, because a drive that lied may still revert to a
+            // time before the drop.
             space.dropped = space.dropped.filter(|dropped| *dropped <= at_commit);
             space.names.retain(|(named, _)| *named <= at_commit);
             space.rows.retain(|_, versions| {
@@ -537,7 +539,8 @@ pub fn describe(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// Returns a model of this many full commits, each with a record that its predecessor is durable.
+    /// Returns a model with this many full commits. The record of each commit says that the preceding commit is
+    /// durable.
     fn model(commits: u64) -> Model {
         let model = Model::default();
         for timestamp in 1..=commits {
@@ -547,7 +550,7 @@ mod tests {
         model
     }
 
-    /// One damaged record may lose the last commit, but no earlier one.
+    /// One damaged record may lose the last commit, but no earlier commit.
     #[test]
     fn one_flipped_bit_may_take_the_last_commit() {
         let after = |commit, tampering| model(5).reopen(commit, tampering);

@@ -1,4 +1,4 @@
-//! The plan of a world: all choices that are drawn from its seed before it begins.
+//! The plan of a world: everything that is drawn from its seed before it begins.
 
 use drumlin::{Config, VersionOverflow};
 use drumlin_io::testing::sim::{Disk, Random, Schedule};
@@ -12,14 +12,13 @@ pub enum Fault {
     FailingWrites,
     FailingSyncs,
     FullDisk,
-    /// A full disk with very many pages and keyspaces. It is never drawn from a seed, only selected on the command
-    /// line.
+    /// A full disk with very many pages and keyspaces. It is never drawn from a seed, only chosen on the command line.
     CrowdedDisk,
-    /// Writes that were reported as done but did not happen, or were misdirected.
+    /// Writes that were reported as done but never happened or went to the wrong place.
     LostWrites,
     /// Bits flip at rest.
     Rot,
-    /// The disk reports writes as durable when they are not.
+    /// The disk reports writes as durable before they are.
     Lies,
 }
 
@@ -38,7 +37,7 @@ impl Fault {
     }
 }
 
-/// The choices that are drawn from a seed before the world begins.
+/// Everything that is drawn from a seed before the world begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
@@ -76,16 +75,16 @@ pub struct Plan {
     pub page_bytes: usize,
     pub streams: u16,
     pub checkpoint_log_bytes: u64,
-    /// `true` if clients use every kind of read, and closures that are retried.
+    /// `true` if clients use every kind of read, and closures that the engine retries.
     pub reads_all: bool,
-    /// On a crowded disk, the number of keyspaces in addition to those that all worlds have.
+    /// On a crowded disk, the number of keyspaces in addition to the usual ones.
     pub keyspaces_beside: u64,
     /// `true` if each opening does a warm start, which rereads the pages that were in memory.
     pub warm_start: bool,
-    /// The space on disk for old versions of rows. A few KiB of them stay in memory.
+    /// The disk space for old versions of rows. A few KiB of them stay in memory.
     pub version_disk_bytes: u64,
-    /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because the commits
-    /// would wait for that snapshot.
+    /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
+    /// wait for that snapshot forever.
     pub delays_commits: bool,
 }
 
@@ -127,13 +126,13 @@ impl Plan {
             relaxed_percent: one_of(&[0, 0, 20, 60]),
             maintenance_weight: one_of(&[1, 10, 40]),
             slow_one_in: one_of(&[0, 0, 50, 1000]),
-            // Each additional log stream needs a buffer. With less memory than this, running operations could pin all
-            // pages.
+            // Each additional log stream needs a buffer. With a smaller budget than this, the running operations could
+            // pin all pages.
             memory_bytes: one_of(&[4 << 20, 5 << 20, 8 << 20]) + (384 << 10) + ((streams - 1) << 19),
             page_bytes: one_of(&[512, 1024, 4096]) as usize,
             streams: streams as u16,
             checkpoint_log_bytes: one_of(&[32 << 10, 128 << 10, 1 << 20]),
-            // The draws below were added later. `plain` undoes them, so that the plain worlds of older seeds stay the
+            // These draws were added later. `plain` reverts them, so that the plain worlds of older seeds stay the
             // same.
             serializable: one_of(&[0, 1, 1, 1]) == 1,
             task_threads: one_of(&[0, 0, 1, 1, 2]),
@@ -152,8 +151,8 @@ impl Plan {
         }
     }
 
-    /// Returns the same world without the choices that were added later: blocking clients only, no serializable
-    /// transactions.
+    /// Returns the same world without the draws that were added later: with blocking clients only, and without
+    /// serializable transactions.
     #[must_use]
     pub fn plain(self) -> Plan {
         Plan {
@@ -183,15 +182,15 @@ impl Plan {
         }
     }
 
-    /// Returns the same world with many rows and many keyspaces, and enough memory for their dirty pages and page
+    /// Returns the same world with many rows and keyspaces, and with enough memory for their dirty pages and page
     /// tables.
     fn crowded(self) -> Plan {
-        // Half of the budget is for pages, and page tables may take three quarters of that half: 12 KiB of these 32
-        // KiB.
+        // Half of the budget is for pages, and page tables may take three quarters of that half. So 12 of these 32 KiB
+        // are for page tables.
         const KEYSPACE_BYTES: u64 = 32 << 10;
         let keyspaces_beside = [2, 20, 100][(self.seed / 3 % 3) as usize];
         let (key_count, more_bytes) = [(2000, 0), (6000, 8 << 20), (15_000, 32 << 20)][(self.seed % 3) as usize];
-        // Scans take long with so many rows, so clients make fewer steps.
+        // Scans of so many rows take long, so let clients make fewer steps.
         let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
         Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, ..self }

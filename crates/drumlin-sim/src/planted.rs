@@ -1,9 +1,9 @@
-//! Planted bugs, which show that the simulation finds bugs of their kind.
+//! Planted bugs. They show that the simulation finds bugs of their kind.
 //!
 //! Each bug is a patch in `plants/`: a line that describes the bug, a line that names its finder, and a unified diff.
-//! The patch is applied to a copy of the sources, which is built with the profile `planted`: which builds quickly and
-//! keeps assertions. The finder must then find the bug within a minute of processor time. On a copy without a patch,
-//! the same finders must find nothing. The library itself contains no code for planted bugs.
+//! The patch is applied to a copy of the sources, which is then built with the profile `planted` (a quick build with
+//! assertions). The finder must find the bug within a minute of processor time. On a copy without a patch, the same
+//! finders must find nothing. The library itself contains no code for planted bugs.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -17,11 +17,11 @@ use drumlin_testing::documents;
 /// A command of this program that searches for bugs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finder {
-    /// Power cuts and kills after each disk change of one script.
+    /// Cuts the power or kills the process after each disk change of one script.
     CrashPoints,
-    /// Simulated worlds, one for each seed.
+    /// Runs simulated worlds, one for each seed.
     Worlds,
-    /// Simulated worlds whose disks flip bits.
+    /// Runs simulated worlds whose disks flip bits.
     RottenWorlds,
 }
 
@@ -46,8 +46,8 @@ impl Finder {
         }
     }
 
-    /// Returns the arguments of the command. They limit the run to the same operations on every machine; the ten
-    /// minutes are only for a run that hangs.
+    /// Returns the arguments of the command. They limit the run to the same operations on every machine. The limit of
+    /// ten minutes matters only if a run hangs.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::CrashPoints => {
@@ -65,20 +65,22 @@ impl Finder {
 const SECONDS_MAX: f64 = 60.0;
 
 /// The sources that drumlin-sim is built from, relative to the root of the workspace.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 8] = [
     "Cargo.lock",
     "crates/drumlin/Cargo.toml",
     "crates/drumlin/src",
+    "crates/drumlin-io/Cargo.toml",
+    "crates/drumlin-io/src",
     "crates/drumlin-sim/Cargo.toml",
     "crates/drumlin-sim/src",
-    // `drumlin-testing` is a dev-dependency in the library's manifest.
+    // The library's manifest lists `drumlin-testing` as a dev-dependency, so the build needs it.
     "crates/drumlin-testing",
 ];
 
 /// A planted bug.
 #[derive(Clone, Debug)]
 pub struct Plant {
-    /// The name of its patch file, without the extension.
+    /// The name of the patch file, without the extension.
     pub name: String,
     /// A sentence that describes the bug.
     pub bug: String,
@@ -97,7 +99,7 @@ impl Plant {
         Ok(Self { name: name.to_owned(), bug: bug.to_owned(), finder, diff: diff.to_owned() })
     }
 
-    /// Applies the patch to the one file that it names, below `root`.
+    /// Applies the patch to the file that it names, below `root`.
     ///
     /// # Errors
     /// If a hunk's old lines are not in that file exactly once, or the file can't be read or written.
@@ -106,7 +108,7 @@ impl Plant {
         fs::write(path, changed)
     }
 
-    /// Returns the path of the file that the patch names, and its text with the bug.
+    /// Returns the path of the file that the patch names, and the text of that file with the bug.
     ///
     /// # Errors
     /// Same as [`Plant::apply`].
@@ -133,7 +135,7 @@ impl Plant {
     }
 }
 
-/// Returns the text that a diff line has in the unchanged file, or `None` for an inserted line.
+/// Returns the text that the unchanged file has in place of a diff line, or `None` for an inserted line.
 fn old_line<'l>(line: &Line<'l, str>) -> Option<&'l str> {
     match line {
         Line::Context(text) | Line::Delete(text) => Some(text),
@@ -205,8 +207,8 @@ pub fn run(only: &str, updates_docs: bool) -> Result<bool> {
     Ok(is_as_meant)
 }
 
-/// Builds drumlin-sim from a copy of its sources in `target/planted`, with the bug if there is one, and returns the
-/// program's path. The copies share a target folder, so their dependencies are built once.
+/// Builds drumlin-sim from a copy of its sources in `target/planted`, with the bug if one is given, and returns the
+/// path of the program. The copies share a target folder, so dependencies are built only once.
 fn build(plant: Option<&Plant>) -> Result<PathBuf> {
     let folder = workspace().join("target/planted");
     let name = plant.map_or("no-bug", |plant| &plant.name);
@@ -232,7 +234,7 @@ fn copy_sources(copy: &Path) -> Result<()> {
     }
     fs::create_dir_all(copy)?;
     let manifest = fs::read_to_string(workspace().join("Cargo.toml"))?;
-    // The default members include crates that are not copied.
+    // Leave out the default members, because some of those crates are not copied.
     let lines = manifest.lines().filter(|line| !line.starts_with("default-members"));
     fs::write(copy.join("Cargo.toml"), lines.flat_map(|line| [line, "\n"]).collect::<String>())?;
     SOURCES.iter().try_for_each(|source| copy_all(&workspace().join(source), &copy.join(source)))
@@ -256,7 +258,7 @@ struct Outcome {
     processor_seconds: f64,
     /// The seed or the disk change at which the bug was found.
     place: String,
-    /// The time that the finder took, and the report of the find.
+    /// The time that the finder took, and its report.
     text: String,
 }
 
@@ -268,7 +270,7 @@ fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     let found = !output.status.success() && text.contains("FOUND");
     let seconds = text.lines().find_map(|line| line.strip_prefix(PROCESSOR_TIME)?.strip_suffix(" s")?.parse().ok());
     let processor_seconds = seconds.unwrap_or(f64::INFINITY);
-    // Omit the command that repeats the find, because it would run the library without the bug.
+    // Leave out the command that replays the failure, because it would run the library without the bug.
     let report = text.lines().skip_while(|line| !line.contains("FOUND")).take(2);
     let report: Vec<&str> = report.map(str::trim).filter(|line| !line.starts_with("again:")).collect();
     let place = report.first().and_then(|line| place_of(line)).unwrap_or_default();
@@ -278,7 +280,7 @@ fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     Ok(Outcome { found, processor_seconds, place, text })
 }
 
-/// Returns the seed or the disk change that the first line of a find names.
+/// Returns the seed or the disk change in the first line of a finder's report.
 fn place_of(line: &str) -> Option<String> {
     let after = |what: &str, name: &str| {
         let number = line.split_once(what)?.1.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -299,9 +301,23 @@ pub fn processor_time() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::place_of;
+    use std::fs;
 
-    /// The place is parsed from the reports of both kinds of finds.
+    use super::{SOURCES, place_of, workspace};
+
+    /// Each crate of the workspace that a copied crate depends on is copied, too: otherwise no planted bug is built.
+    #[test]
+    fn copies_have_all_their_crates() {
+        for manifest in SOURCES.iter().filter_map(|source| source.strip_suffix("/Cargo.toml")) {
+            let text = fs::read_to_string(workspace().join(manifest).join("Cargo.toml")).unwrap();
+            for dependency in text.split("path = \"../").skip(1).filter_map(|rest| rest.split('"').next()) {
+                let folder = format!("crates/{dependency}");
+                assert!(SOURCES.iter().any(|source| source.starts_with(&folder)), "{manifest} needs {folder}");
+            }
+        }
+    }
+
+    /// The seed or disk change is parsed from both kinds of reports.
     #[test]
     fn finds_name_their_place() {
         let place = |line| place_of(line).unwrap_or_default();

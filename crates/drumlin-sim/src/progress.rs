@@ -1,6 +1,6 @@
-//! The progress of long runs, kept in files, so that a stopped run continues where it was.
+//! Keeps the progress of long runs in files, so that a run can continue where an earlier one stopped.
 //!
-//! A file is replaced as a whole every few seconds. A killed run loses at most the progress since then.
+//! A file is replaced as a whole every few seconds. A killed run loses at most its progress since the last replacement.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub const STORE_EVERY: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Worlds {
-    /// The first seed that was not run.
+    /// The next seed to run.
     pub next_seed: u64,
     pub seeds: u64,
     pub simulated_millis: u64,
@@ -30,7 +30,7 @@ pub struct Worlds {
     pub kills: u64,
     /// The number of hits of each coverage mark.
     pub hits: BTreeMap<String, u64>,
-    /// The reports of finds by seed.
+    /// The reports of failures, by seed.
     pub finds: BTreeMap<u64, String>,
 }
 
@@ -43,7 +43,7 @@ pub struct CrashPoints {
     pub point: usize,
     pub states: u64,
     pub recovery_states: u64,
-    /// The finds, each with the seed of its pass.
+    /// The reports of failures, each with the seed of its pass.
     pub finds: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl Worlds {
         self.simulated_millis as f64 / 3_600_000.0
     }
 
-    /// Returns the totals including the seeds that this process has run, starting at `next_seed`.
+    /// Returns the totals plus the seeds that this process has run, starting at `next_seed`.
     #[must_use]
     pub fn with(&self, summary: &Summary) -> Worlds {
         let (report, mut sum) = (&summary.report, self.clone());
@@ -74,7 +74,7 @@ impl Worlds {
 }
 
 impl CrashPoints {
-    /// Returns the totals including the part of the current pass that this process has done.
+    /// Returns the totals plus the part of the current pass that this process has done.
     #[must_use]
     pub fn with(&self, report: &crash_points::Report) -> CrashPoints {
         let mut sum = self.clone();

@@ -31,7 +31,7 @@ pub fn of_worlds(summary: &Summary, took: Duration) -> String {
     text
 }
 
-/// Returns the report of the operations and faults in one world or in many.
+/// Returns the report of the operations and faults of one or many worlds.
 #[must_use]
 pub fn of_story(report: &RunReport) -> String {
     let mut text = String::new();
@@ -136,7 +136,7 @@ fn found(count: usize) -> String {
     if count == 0 { "nothing".into() } else { format!("{count} finds") }
 }
 
-/// Returns the number of coverage marks that this process has hit, and the names of those that it has not.
+/// Returns the number of coverage marks that this process has hit, and the names of the marks that it has not hit.
 #[must_use]
 pub fn own_marks() -> String {
     marks(|mark| drumlin::simulation::marks().iter().any(|(own, hits)| *own == mark && *hits > 0))
@@ -169,7 +169,7 @@ fn row(text: &mut String, name: &str, what: &str) {
     let _ = writeln!(text, "{}", line.trim_end());
 }
 
-/// Lists the counts that are not zero.
+/// Lists the counts that are not zero, each with its noun.
 fn listed<'a>(counts: impl IntoIterator<Item = (u64, &'a str)>) -> String {
     let counts = counts.into_iter().filter(|(count, _)| *count > 0);
     let list: Vec<String> = counts.map(|(count, noun)| counted(count, noun)).collect();

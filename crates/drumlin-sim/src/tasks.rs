@@ -1,7 +1,7 @@
 //! A small executor on the simulation's scheduler: several asynchronous clients on one thread.
 //!
-//! The executor draws which of the woken futures it polls next. If no future is woken, it parks its thread, until the
-//! next alarm at the latest. It polls a future only after the future was woken, so a lost wake-up becomes a deadlock,
+//! The executor draws the next future to poll from those that were woken. If there are none, it parks its thread, until
+//! the next alarm at the latest. It never polls a future that was not woken, so a lost wake-up becomes a deadlock,
 //! which the scheduler reports.
 
 use std::cell::RefCell;
@@ -32,13 +32,13 @@ impl Wake for Woken {
     }
 }
 
-/// The alarms of an executor's tasks. Clones share the alarms.
+/// The alarms of the tasks of one executor. Clones share the alarms.
 #[derive(Clone, Debug, Default)]
 pub struct Timer(Rc<RefCell<Alarms>>);
 
 #[derive(Debug, Default)]
 struct Alarms {
-    /// Wakers by deadline, with a number that makes the keys unique.
+    /// The wakers by deadline. A number makes the keys unique.
     waiting: BTreeMap<(Duration, u64), Waker>,
     next_number: u64,
 }
@@ -82,8 +82,8 @@ pub fn run(tasks: Vec<Task>, timer: &Timer, mut random: Random) {
         let ready: Vec<usize> =
             (0..running.len()).filter(|index| running[*index].0.is_woken.load(Ordering::SeqCst)).collect();
         if ready.is_empty() {
-            // The next round finds the tasks that were woken or are due. If no task is ever woken, the scheduler
-            // reports a deadlock.
+            // The next round finds the tasks that have been woken or whose alarms are due. If no task is ever woken,
+            // the scheduler reports a deadlock.
             sim::park(next_alarm.map(|deadline| deadline.saturating_sub(sim::now())));
             continue;
         }
@@ -97,7 +97,7 @@ pub fn run(tasks: Vec<Task>, timer: &Timer, mut random: Random) {
     }
 }
 
-/// Awaits a future for at most `waits_max` waits. Returns `None` if the future was dropped before it was ready.
+/// Awaits a future for at most `waits_max` waits. Returns `None` if that was not enough and the future was dropped.
 pub async fn or_drop<T>(waits_max: Option<u64>, future: impl Future<Output = T>) -> Option<T> {
     let mut left = waits_max;
     let mut future = pin!(future);

@@ -1,4 +1,4 @@
-//! The world of one seed: a disk, a database on it that is reopened many times, its clients, and its faults.
+//! The world of one seed: a disk, a database on it that is reopened many times, the clients, and the faults.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::crowd;
 use crate::model::{Model, Operation, Tampering};
 use crate::plan::{Fault, Plan};
 
-/// Counts of the events in a world.
+/// The number of events of each kind in a world.
 #[derive(Clone, Debug, Default)]
 pub struct RunReport {
     pub openings: u64,
@@ -26,7 +26,8 @@ pub struct RunReport {
     pub commits: u64,
     pub rows_checked: u64,
     pub damage_reported: u64,
-    /// Openings whose last commit was older than the last one that had to be durable, after the disk was damaged.
+    /// The number of openings of a damaged disk that recovered fewer commits than would have had to be durable on a
+    /// sound disk.
     pub openings_behind: u64,
     pub counts: BTreeMap<&'static str, u64>,
     pub harm: FaultCounts,
@@ -65,7 +66,7 @@ struct World {
 enum End {
     /// The power is cut while clients are running.
     Cut,
-    /// The process is killed: the disk keeps all changes, but the uncertain ones remain uncertain.
+    /// The process is killed. The disk keeps all of its changes, and the uncertain ones stay uncertain.
     Kill,
     Close,
 }
@@ -123,7 +124,7 @@ impl World {
     }
 
     /// Runs one session: opens the database, verifies it, lets the clients run, and ends the session. Returns the disk
-    /// afterwards, or `None` if the database can't be reopened.
+    /// after the session, or `None` if the database can't be reopened.
     fn session(&mut self, medium: Medium, is_last: bool) -> Option<Medium> {
         let disk = Disk::new(medium, self.random.next());
         let end = self.draw_end(is_last);
@@ -134,7 +135,7 @@ impl World {
         disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, lies, ..Faults::default() });
         self.is_damaged |= lies;
         let plan = self.plan.of_session(self.report.openings);
-        // Injected faults may make every opening fail, but only after the first one has created the database.
+        // Faults may make every opening fail, so inject them only after the first opening has created the database.
         if self.plan.faults_at_openings && self.report.openings > 0 {
             self.begin_faults(&disk);
         }
@@ -182,8 +183,8 @@ impl World {
         end
     }
 
-    /// Schedules a power cut at some change of the disk. Early cuts are drawn more often, because an opening makes few
-    /// changes and they matter most.
+    /// Schedules a power cut at some change of the disk. Early changes are drawn more often, because the few changes of
+    /// an opening matter most.
     fn plan_cut(&mut self, disk: &Disk) {
         let clients = self.plan.clients + self.plan.task_threads * self.plan.tasks;
         let changes = match self.random.below(100) {
@@ -246,8 +247,8 @@ impl World {
         }
     }
 
-    /// Flips a bit, at most one in each world, because the model knows the possible extent of the damage from only one
-    /// flip.
+    /// Flips a bit. Does this at most once in each world, because the model knows how much damage a single flip can do,
+    /// but not how much several flips can do.
     fn rot(&mut self, medium: &mut Medium) {
         if self.is_damaged {
             return;
@@ -268,7 +269,7 @@ impl World {
         self.is_damaged && (error.contains("corrupted: ") || error.contains("not a Drumlin database"))
     }
 
-    /// Handles an opening that failed while the power was on: only disk damage can explain the failure.
+    /// Handles an opening that failed although the power was on. Only damage to the disk can explain that.
     fn unopened(&mut self, disk: &Disk, error: &Error) -> Option<Medium> {
         let text = error.to_string();
         assert!(self.may_be_damaged(&text), "opening: {text}");
@@ -277,10 +278,10 @@ impl World {
         None
     }
 
-    /// Handles an opening that failed because of a fault: ends the process, possibly with a power cut. The next session
-    /// retries the opening.
+    /// Handles an opening that failed because of a fault. Ends the process, possibly with a power cut, so that the next
+    /// session retries the opening.
     fn refused(&mut self, disk: &Disk, error: &Error) -> Medium {
-        // An unreadable superblock counts as corrupted, and the older one may be behind the log.
+        // An unreadable superblock counts as corrupted. The older superblock that is left may be too old for the log.
         let is_unread = disk.fault_counts().reads_failed > 0 && matches!(error, Error::Corrupted { .. });
         let is_damaged = matches!(error, Error::Corrupted { .. } | Error::NotADatabase { .. });
         assert!(!is_damaged || is_unread, "opening with faults: {error}");
@@ -288,7 +289,7 @@ impl World {
         self.add_harm(&disk.fault_counts());
         disk.turn_off();
         let mut medium = if self.random.chance(50) { self.cut(disk) } else { disk.medium() };
-        // Make all blocks readable, because the next session may need those whose reads failed.
+        // Make all blocks readable, because the next session may need the blocks that could not be read.
         medium.renew();
         medium
     }
@@ -369,7 +370,7 @@ impl World {
             sim::spawn(&format!("tasks {number}"), Box::new(body)).expect("a thread")
         }));
         if end == End::Kill {
-            // Stop at a random moment, not after all clients have finished.
+            // Stop the clients at a random time instead of waiting until all of them have finished.
             let order = 18 + self.random.below(12);
             let nanos = self.random.below(1 << order);
             sim::sleep(Duration::from_nanos(nanos));
@@ -401,7 +402,7 @@ impl World {
     /// Fills the disk and then removes rows, while no client is running.
     fn fill_and_thin_out(&mut self, db: &Database, has_put: bool) -> Result<(), Error> {
         let has_filled = crowd::fill_up(db, &self.model, &mut self.random)?;
-        // Before a row is put in this session, there may be too little space to reserve for removals.
+        // Until a row is put in this session, there may be too little space to reserve for removals.
         if has_put || has_filled {
             crowd::thin_out(db, &self.model, &mut self.random)?;
         }
@@ -451,7 +452,7 @@ impl World {
         disk.set_faults(faults);
     }
 
-    /// Ends the faults, except for those of a lying or full disk, before a check that must read the whole database.
+    /// Ends the faults before a check that has to read the whole database. A lying or full disk stays as it is.
     fn end_faults(&mut self, disk: &Disk) {
         if !matches!(self.plan.fault, Fault::Lies | Fault::FullDisk | Fault::CrowdedDisk) {
             disk.set_faults(Faults { slow_one_in: self.plan.slow_one_in, ..Faults::default() });

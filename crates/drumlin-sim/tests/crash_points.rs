@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use drumlin_sim::crash_points::{Bounds, Round, run};
 
-/// Coverage marks are process-wide, so a test that reads them must not run concurrently with others.
+/// Coverage marks are process-wide, so a test that reads them must run alone.
 static MARKS: RwLock<()> = RwLock::new(());
 
-/// The script takes the rare paths that no other test cuts: warm start, shortening an idle database's file, and sorting
-/// rows of a bulk load.
+/// The script takes rare paths at which no other test cuts the power: a warm start, the shortening of an idle
+/// database's file, and the sorting of a bulk load's rows.
 #[test]
 fn the_script_passes_rare_ways() {
     let _alone = MARKS.write().unwrap();
@@ -46,8 +46,8 @@ fn a_cut_anywhere_in_the_script_takes_nothing() {
     }
 }
 
-/// A power cut after any write, sync or rename of a creation, or of the opening that continues the creation after a
-/// kill, leaves a database that is complete or can be recreated.
+/// A power cut after any write, sync or rename leaves a database that is complete or can be recreated. The cuts hit the
+/// creation of a database, and an opening that continues the creation after a kill.
 #[test]
 fn a_creation_cut_anywhere_can_be_gone_on_with() {
     let _with_others = MARKS.read().unwrap();
@@ -60,15 +60,15 @@ fn a_creation_cut_anywhere_can_be_gone_on_with() {
     assert!(report.next > 24);
 }
 
-/// The database survives cuts while the superblock lists as many openings as it can: recovery erases the records that
-/// those openings voided, and may itself be cut.
+/// The database survives cuts while the superblock lists as many openings as it can. Recovery then erases the records
+/// that those openings made void, and may itself be cut.
 #[test]
 fn records_that_openings_voided_are_erased_whatever_is_cut() {
     let _alone = MARKS.write().unwrap();
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 2, of_recovery: 4, stride: 5 };
     let round = |bounds, seed| Round { bounds, seed, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
-    // These seeds begin with openings that are cut off. The schedule decides whether those leave void records; if they
-    // do, the script's first opening erases them.
+    // These seeds begin with openings that are cut off. It depends on the schedule whether those openings leave void
+    // records. If they do, the script's first opening erases the records.
     let script_alone = Bounds { subsets_of: 0, alone_max: 0, random: 0, of_recovery: 0, stride: usize::MAX };
     let erases = |seed: &u64| {
         let passed = run(round(script_alone, *seed), &AtomicBool::new(false), |_| ()).script_marks;

@@ -6,8 +6,8 @@ use drumlin::{Config, Durability, TxOptions};
 use drumlin_io::testing::sim::{self, Disk, Medium, Schedule};
 use drumlin_testing::Random;
 
-/// A few seconds after a load, the log removes the segment files that it kept for further load, except for one spare.
-/// Such a log still accepts the next load.
+/// A few seconds after a load, the log deletes the segment files that it had kept for more load, except for one spare.
+/// Afterwards, it still accepts the next load.
 #[test]
 fn the_log_of_an_idle_database_shrinks() {
     let schedule = Schedule { seed: 7, switch_one_in: 30, step_nanos_max: 1000, points_max: 100_000_000 };
@@ -17,7 +17,7 @@ fn the_log_of_an_idle_database_shrinks() {
             let is_of_log = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "seg");
             disk.with_medium(|medium| medium.files().iter().filter(|path| is_of_log(path)).count())
         };
-        // Each segment has room for 63 records; a checkpoint is made after every four segments.
+        // Each segment has room for 63 records. A checkpoint is made after every four segments.
         let config = || {
             let config = Config::new().backend(disk.backend()).memory(16 << 20).segment_bytes(256 << 10);
             config.log_segment_bytes(256 << 10).checkpoint_log_bytes(1 << 20)
@@ -49,8 +49,8 @@ fn the_log_of_an_idle_database_shrinks() {
     outcome.result.unwrap();
 }
 
-/// The data file of an idle database becomes shorter after a checkpoint by the user, even if no automatic checkpoint is
-/// due.
+/// If the user makes a checkpoint, the data file of an idle database becomes shorter after it, even if no automatic
+/// checkpoint is due.
 #[test]
 fn the_file_of_an_idle_database_shrinks() {
     let schedule = Schedule { seed: 3, switch_one_in: 30, step_nanos_max: 1000, points_max: 100_000_000 };

@@ -3,7 +3,7 @@
 use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::world;
 
-/// Seeds that once found a bug find none now.
+/// Seeds that once found a bug no longer find any.
 #[test]
 fn seeds_that_found_something_find_nothing() {
     let text = include_str!("../seeds.txt");
@@ -18,7 +18,7 @@ fn seeds_that_found_something_find_nothing() {
     }
 }
 
-/// A seed determines the whole run, to the last decision of the scheduler and the last byte on disk.
+/// A seed determines the whole run, down to the last decision of the scheduler and the last byte on disk.
 #[test]
 fn a_seed_goes_one_way() {
     for seed in 1000..1012 {

@@ -16,7 +16,7 @@ pub struct Table {
     pub name: String,
     /// The titles of the columns.
     pub titles: Vec<String>,
-    /// The rows, each with as many cells as there are titles.
+    /// The rows. Each has one cell per title.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -63,7 +63,7 @@ pub fn tables(text: &str) -> Result<Vec<Table>> {
     tables.collect()
 }
 
-/// Returns the path of the page with the figures of long runs, in the repository from which this was built.
+/// Returns the path of the page with the figures of long runs, in the repository from which this crate was built.
 #[must_use]
 pub fn testing_page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/testing.md")
@@ -169,7 +169,7 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// A malformed table causes an error, and no part of it is returned.
+    /// A malformed table causes an error. No part of it is returned.
     #[test]
     fn a_broken_table_is_an_error() {
         for (from, to) in [("<!-- end -->", ""), ("| x | 1 | 2 |", "| x | 1 |"), ("| --- | --- | --- |\n", "")] {

@@ -1,4 +1,4 @@
-//! Futures that are polled a given number of times and dropped, and the list of the calls that return futures.
+//! Futures that are polled a given number of times and then dropped, and a list of the methods that return futures.
 
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
@@ -54,7 +54,7 @@ pub async fn within_polls<T>(polls: usize, future: impl Future<Output = T>) -> O
     .await
 }
 
-/// Returns the public asynchronous methods in a folder of sources, as `Type::method`.
+/// Returns the public asynchronous methods in a folder of source files, as `Type::method`.
 ///
 /// # Panics
 /// If the folder can't be read.
@@ -111,7 +111,7 @@ fn implementing_type(line: &str) -> String {
 mod tests {
     use super::{block_on, count_polls, methods_of, within_polls};
 
-    /// Methods are listed under the type of their `impl` block, regardless of its parameters.
+    /// A method is listed under the type of its `impl` block, without the type's parameters.
     #[test]
     fn methods_are_named_by_their_types() {
         let source = "impl<'r, F: FnMut(&K) -> G> Groups<'_, F> {\n    pub async fn next_async(&mut self) {}\n}\n\
@@ -119,7 +119,7 @@ mod tests {
         assert!(methods_of(source).eq(["Groups::next_async", "Range::get_async"]));
     }
 
-    /// A future gets the requested number of polls.
+    /// A future is polled the requested number of times.
     #[test]
     fn futures_are_dropped_after_their_polls() {
         let twice = || async {

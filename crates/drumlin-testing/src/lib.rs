@@ -1,7 +1,7 @@
 //! The random generator for tests, fuzzers and rigs, and access to the tables in documents that these programs write.
 //!
-//! The library has the same algorithm for its simulation, `drumlin_io::testing::sim::Random`, because a published crate
-//! may depend on this one only in its tests.
+//! The simulation uses the same algorithm from `drumlin_io::testing::sim::Random`, because a published crate may depend
+//! on this one only in its tests.
 
 pub mod documents;
 pub mod futures;
@@ -51,7 +51,7 @@ impl Random {
 mod tests {
     use super::Random;
 
-    /// The numbers are those of the published algorithm, so seeds remain valid.
+    /// The numbers match the published algorithm, so seeds remain valid.
     #[test]
     fn a_seed_keeps_its_meaning() {
         let mut random = Random(0);

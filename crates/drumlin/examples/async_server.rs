@@ -37,7 +37,7 @@ async fn answer(db: &Database, rows: &Keyspace, line: &str) -> drumlin::Result<S
             let sum = db.transact_async(|tx| {
                 let (rows, key) = (rows.clone(), key.to_owned());
                 Box::pin(async move {
-                    // The row is locked until this transaction ends, so no other task can add to it at the same time.
+                    // The row is locked until this transaction ends, so that no other task can change it before then.
                     let old = tx.get_for_update_async(&rows, &key).await?;
                     let old = old.map_or(0, |old| String::from_utf8_lossy(&old).parse::<u64>().unwrap_or(0));
                     let sum = (old + number).to_string();
@@ -66,8 +66,8 @@ async fn serve(db: Database, rows: Keyspace, connection: TcpStream) -> Result<()
     Ok(())
 }
 
-/// Runs one client, which adds to shared counters and puts rows of its own. Returns the number of requests and the
-/// number of additions.
+/// Runs one client, which adds to shared counters and puts its own rows. Returns the number of requests and the number
+/// of additions.
 async fn client(address: std::net::SocketAddr, number: u64) -> Result<(u64, u64)> {
     let connection = TcpStream::connect(address).await?;
     let mut lines = BufReader::new(connection.clone());
@@ -102,7 +102,7 @@ fn main() -> Result<()> {
         let address = listener.local_addr()?;
         println!("serving {address} on one thread, {CLIENTS} clients for {SECONDS} s");
 
-        // Everything runs on this one thread: the clients, the server, and all waits for the database.
+        // The clients, the server and all waits for the database run on this one thread.
         let executor = std::rc::Rc::new(smol::LocalExecutor::new());
         let clients: Vec<_> = (0..CLIENTS).map(|number| executor.spawn(client(address, number))).collect();
         let server = executor.spawn({

@@ -1,6 +1,6 @@
-//! Measures each backend: random 4 KiB direct reads per second, one at a time and with 64 in flight, their processor
+//! Measures each backend: random 4 KiB direct reads per second (one at a time, and with 64 in flight), their processor
 //! time, and sequential streams. Also prints the results of probing the folder. The file is read once before each
-//! backend, so that the drive's caches are equally warm for all of them.
+//! backend is measured, so that the drive's caches are equally warm for all of them.
 //!
 //! `cargo run --release --example io_rates [folder] [MiB]`
 
@@ -111,7 +111,7 @@ fn filled(backend: &dyn Backend, path: &std::path::Path, bytes: u64) -> io::Resu
     Ok(file)
 }
 
-/// Repeats `work`, which returns the number of operations that it completed, and prints the rate.
+/// Repeats `work`, which returns the number of operations that it completed, and prints the rate of operations.
 fn report(backend: &str, what: &str, mut work: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
     let (started, cpu_before) = (Instant::now(), cpu_time());
     let mut count = 0;
@@ -124,7 +124,7 @@ fn report(backend: &str, what: &str, mut work: impl FnMut() -> io::Result<usize>
     Ok(())
 }
 
-/// Returns the processor time of this process's threads so far, or zero if there is no /proc.
+/// Returns the processor time that this process's threads have used so far, or zero if there is no /proc.
 fn cpu_time() -> Duration {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let nanoseconds = threads.filter_map(|thread| {

@@ -24,8 +24,8 @@ fn main() -> Result<()> {
     other.commit()?;
     println!("The second takes 12b, in the same page, and has committed: it did not wait.");
 
-    // Read committed waits for the row and then sees its newest version. Snapshot isolation, the default, would fail
-    // with a conflict.
+    // With read committed isolation, the transaction waits for the row and then sees its newest version. With snapshot
+    // isolation, the default, it would fail with a conflict.
     let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
     let (asks, asked) = channel();
     thread::scope(|scope| {

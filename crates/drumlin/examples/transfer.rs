@@ -16,7 +16,7 @@ fn balance(tx: &Transaction, accounts: &Keyspace, name: &str) -> Result<u64> {
     Ok(u64::from_be_bytes(bytes[..].try_into().expect("eight bytes")))
 }
 
-/// Changes both accounts or neither. If a different transaction changed one of them first, `transact` gets a conflict
+/// Changes both accounts or neither. If a concurrent transaction changes one of them first, `transact` gets a conflict
 /// and retries this closure with the new balances.
 fn transfer(tx: &mut Transaction, accounts: &Keyspace, from: &str, to: &str, amount: u64) -> Result<bool> {
     let (has, gets) = (balance(tx, accounts, from)?, balance(tx, accounts, to)?);

@@ -133,7 +133,7 @@ mod nobody {
     #[inline(always)]
     pub(crate) fn reached(_: usize) {}
 
-    /// Reports that a commit was given its timestamp.
+    /// Reports that a commit received its timestamp.
     #[inline(always)]
     pub(crate) fn timestamp_taken(_: crate::format::Timestamp) {}
 
@@ -174,13 +174,13 @@ mod simulation {
         }
     }
 
-    /// Calls `callback` when the next commit of this thread is given its timestamp. A later call replaces the callback.
+    /// Calls `callback` when the next commit of this thread receives its timestamp. A later call replaces the callback.
     pub fn on_timestamp(callback: Option<OnTimestamp>) {
         ON_TIMESTAMP.with_borrow_mut(|own| *own = callback);
     }
 
-    /// Wraps the body of a commit that another thread will make on behalf of this one. This thread's client still
-    /// learns the timestamp.
+    /// Wraps the body of a commit that another thread will make on behalf of this one, so that this thread's client
+    /// still learns the timestamp.
     pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
         let callback = ON_TIMESTAMP.with_borrow_mut(Option::take);
         move || {
@@ -191,7 +191,7 @@ mod simulation {
         }
     }
 
-    /// Returns all marks, each with the number of times this process has reached it.
+    /// Returns every mark with the number of times that this process has reached it.
     pub fn marks() -> Vec<(&'static str, u64)> {
         MARKS.iter().zip(&HITS).map(|(text, hits)| (*text, hits.load(Ordering::Relaxed))).collect()
     }

@@ -67,7 +67,7 @@ pub enum Error {
     },
     /// The database was written by a newer Drumlin.
     NewerFormat {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The format of the database.
         found: u32,
@@ -77,7 +77,7 @@ pub enum Error {
     /// The database was written by an older Drumlin, in a format that this version does not read. The database is
     /// unchanged: the version that wrote it can still open it and dump its rows.
     OlderFormat {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The format of the database.
         found: u32,
@@ -87,7 +87,7 @@ pub enum Error {
     /// Another process, or this one, already has the database open. The database is closed by
     /// [`close`](crate::Database::close), or when the last of its handles is dropped.
     Locked {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The id of the process that has the database open; 0 if unknown.
         pid: u32,
@@ -96,10 +96,10 @@ pub enum Error {
     },
     /// This process was forked from the one that opened the database, and only the parent can use it. A forked process
     /// can open databases of its own only if it was forked before the parent opened its first database, or after
-    /// executing a new program: other threads of the parent, which the fork does not have, may have held locks that it
+    /// executing a new program. Otherwise, threads that exist only in the parent may have held locks that the fork
     /// needs.
     Forked {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
     },
     /// The device returned bytes other than those that were written. Data that does not depend on these bytes stays
@@ -116,7 +116,7 @@ pub enum Error {
     /// The disk has no more space for commits. The failed commit has changed nothing. Removing rows, compaction and
     /// checkpoints still work.
     DiskFull {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The bytes requested from the file system.
         needed_bytes: u64,
@@ -165,9 +165,9 @@ pub enum Error {
     /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, plus about 256 bytes or
     ///   more for each, in buffers that double as they grow. The write that exceeds the limit fails. The records of a
     ///   serializable transaction's reads count, too;
-    /// - nearly half of the pages that fit into the budget for the leaves that hold its rows. Half of these may be
-    ///   leaves that a serializable transaction with changes has read, including those between the bounds of its scans
-    ///   and counts: 500 KiB with a budget of 8 MiB. If there are more, the commit fails;
+    /// - nearly half of the pages that fit into the budget, for the leaves that contain its rows. Half of these pages
+    ///   may be leaves that a serializable transaction with changes has read, including those between the bounds of its
+    ///   scans and counts: 500 KiB with a budget of 8 MiB. If there are more, the commit fails;
     /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. If they take
     ///   more, the commit fails.
     ///
@@ -191,8 +191,8 @@ pub enum Error {
     /// - an eighth of the budget, for the writes, locks and reads of open transactions. A call in a transaction fails
     ///   immediately. A write outside of transactions needs this memory only if it has to wait for its row or for other
     ///   memory, and then fails after 10 seconds;
-    /// - a sixteenth, for rows and values that scans and readers have copied. When it is used up, a step of a scan, a
-    ///   count, or the read of a value as a stream fails;
+    /// - a sixteenth, for rows and values that scans and readers have copied. When this part is used up, a step of a
+    ///   scan, a count, or the read of a value as a stream fails;
     /// - a thirty-second, for values over 64 KiB that are being written. A call fails after waiting for 10 seconds;
     /// - pages, in any call that needs one in memory: only after running operations, for example futures that are
     ///   neither polled nor dropped, have held every evictable page for 10 seconds.
@@ -267,20 +267,20 @@ pub enum Error {
     KeyspaceNotEmpty {
         /// The name of the keyspace.
         keyspace: String,
-        /// The reason why the keyspace can't take the load.
+        /// The reason why nothing can be loaded into the keyspace.
         reason: &'static str,
     },
     /// An argument is not allowed.
     Invalid(String),
     /// The database is open for [reading only](crate::Config::read_only).
     ReadOnly {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
     },
     /// The database was opened for reading only, but it had not been closed before. Its newest commits are still in the
     /// log, and only an opening with write access can recover them.
     NotClosed {
-        /// The database.
+        /// The path of the database.
         path: PathBuf,
         /// The number of commits that are only in the log.
         commits: u64,
@@ -416,7 +416,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The kind of transaction that has locked a row, relative to the call that fails with [`Error::LockTimeout`].
+/// The kind of transaction that has locked a row, as seen from the call that fails with [`Error::LockTimeout`].
 ///
 /// ```
 /// use drumlin::{Error, LockHolder, TxOptions};
@@ -472,20 +472,20 @@ pub enum LockHolder {
 pub enum Recourse {
     /// Retry the transaction. An immediate retry may succeed.
     Retry,
-    /// Change the call, which would fail again as it is. The database is as usable as before.
+    /// Change the call: as it is, it would fail again. The error did not affect the database.
     Change,
     /// Reopen the database, after fixing the cause if there was a failure. Until then, commits fail; after a failure,
     /// reads still work.
     Reopen,
-    /// Restore the data named in the error, which is lost, from a backup. The rest is readable.
+    /// Restore the data that the error names from a backup: it is lost. The rest is readable.
     Restore,
 }
 
-/// Called with each corruption that a read finds. When a database is opened, the function returns `Err`, which stops at
-/// the first corruption; an examination records the corruption and returns `Ok` to continue.
+/// A callback for each corruption that a read finds. While a database is being opened, it returns `Err`, which stops
+/// the opening at the first corruption. During an examination, it records the corruption and returns `Ok` to continue.
 pub(crate) type OnCorruption<'d> = &'d mut dyn FnMut(Error) -> Result<()>;
 
-/// Returns the result of a read, or `None` if the data is corrupted and `on_corruption` chooses to continue without it.
+/// Returns the result of a read. If the data is corrupted and `on_corruption` returns `Ok`, returns `None`.
 pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
@@ -493,7 +493,7 @@ pub(crate) fn sound<T>(read: Result<T>, on_corruption: OnCorruption<'_>) -> Resu
     }
 }
 
-/// Describes the process that has a database open, and how to get it closed.
+/// Describes the process that has a database open, and how to close the database there.
 fn owner(pid: u32, by_this_process: bool) -> String {
     if by_this_process {
         return "this very process: a Database, Keyspace, Snapshot, Transaction or another handle of it is still alive. \
@@ -510,7 +510,7 @@ const WRITE_LESS: &str = "Commit in smaller parts, or raise Config::memory";
 /// The maximum number of characters of a name, or bytes of a key, that an error quotes.
 const QUOTED_CHARACTERS_MAX: usize = 60;
 
-/// Returns a name in quotes, escaped, and shortened if it is very long.
+/// Returns a name in quotes, escaped. Shortens it if it is very long.
 pub(crate) fn quoted(name: &str) -> String {
     let end = name.char_indices().nth(QUOTED_CHARACTERS_MAX).map_or(name.len(), |(end, _)| end);
     if end == name.len() { format!("{name:?}") } else { format!("{:?}… ({} bytes)", &name[..end], name.len()) }
@@ -557,7 +557,7 @@ fn rows(row_count: u64) -> String {
     if row_count == 0 { String::new() } else { format!(" for {row_count} rows") }
 }
 
-/// The reason why a database no longer accepts commits.
+/// The reason why a database has stopped accepting commits.
 #[derive(Clone, Debug)]
 pub(crate) enum Stopped {
     Closed,
@@ -583,7 +583,7 @@ impl Stopped {
 }
 
 impl From<Error> for std::io::Error {
-    /// Converts to the nearest `std::io` error kind, with this error as its source.
+    /// Converts to the closest `std::io` error kind, with this error as the source.
     fn from(error: Error) -> std::io::Error {
         use std::io::ErrorKind;
         let kind = match &error {
@@ -616,7 +616,7 @@ impl Error {
         }
     }
 
-    /// Returns `true` for [`Error::Conflict`]: another transaction was first, or there was a deadlock.
+    /// Returns `true` for [`Error::Conflict`]: another transaction changed a row first, or there was a deadlock.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Conflict { .. })

@@ -9,8 +9,8 @@
 //! - [`Transaction`]: reads and writes in several keyspaces, committed together or not at all.
 //! - [`Snapshot`]: all keyspaces as of one commit, for reading.
 //!
-//! These types are handles that can be used from any thread. Those that are [`Clone`] are cheap to clone. The database
-//! is closed when the last of them is dropped.
+//! These types are handles that can be used from any thread. Cloning a handle is cheap if its type is [`Clone`]. The
+//! database is closed when its last handle is dropped.
 //!
 //! # Open, insert, get
 //!
@@ -122,12 +122,12 @@
 //!
 //! An [`Error`] says what failed, where, and what to do. [`Error::recourse`] sums up what the caller can do: retry the
 //! transaction, change the call, reopen the database, or restore data from a backup. A commit that fails leaves nothing
-//! behind, except with [`Error::OutcomeUnknown`], which only reopening resolves. After a failed write or sync, reads
-//! still work, but commits fail until the database is reopened.
+//! behind. The exception is [`Error::OutcomeUnknown`]: only reopening the database shows the outcome. After a failed
+//! write or sync, reads still work, but commits fail until the database is reopened.
 //!
 //! # Durability
 //!
-//! With [`Durability::Full`], the default, a commit returns once it is durable, at the cost of a sync, which concurrent
+//! With [`Durability::Full`], the default, a commit returns once it is durable. This costs a sync, which concurrent
 //! commits share. With [`Durability::Relaxed`] it returns without waiting for the sync. A power cut may then lose the
 //! newest commits, but never an earlier commit without all later ones. Choose `Relaxed` if the last second's commits
 //! can be repeated, as for an import or a cache, and call [`Database::sync`] when they must be safe. Durability can be
@@ -137,8 +137,8 @@
 //! # Memory
 //!
 //! [`Config::memory`] is the budget for everything: pages, tables, logs, versions, locks, open transactions. The
-//! default is 256 MiB, the minimum 8 MiB. Data that does not fit must be reread from disk, so give the database what
-//! the machine can spare; [`Database::stats`] shows page misses and the use of each part. The budget does not include
+//! default is 256 MiB, the minimum 8 MiB. Pages that do not fit must be reread from disk, so give the database what the
+//! machine can spare; [`Database::stats`] shows page misses and the use of each part. The budget does not include
 //! values that the program has read and holds on to.
 //!
 //! # Limits

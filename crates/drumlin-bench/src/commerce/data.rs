@@ -65,7 +65,7 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// The documents that a shop holds before the first shopper arrives. The keys of each kind count up from 0.
+/// The documents that a shop holds before the first shopper arrives. The keys of each kind are numbered from 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InitialData {
     /// The customers, in key order.
@@ -81,7 +81,7 @@ pub struct InitialData {
 }
 
 impl InitialData {
-    /// Generates the data of a shop of this size. The data is the same on every call.
+    /// Generates the data of a shop of this size. It is the same on every call.
     #[must_use]
     pub fn new(size: Size) -> InitialData {
         let (counts, mut random) = (size.counts(), Random(SEED));
@@ -186,7 +186,7 @@ fn category(random: &mut Random, id: u32) -> Category {
     Category { id, name: format!("{} things {id}", one_of(random, &QUALITIES)) }
 }
 
-/// Draws `count` distinct numbers below `limit`, which must be large enough.
+/// Draws `count` distinct numbers below `limit`, which must be at least `count`.
 fn distinct(random: &mut Random, count: u64, limit: u32) -> Vec<u32> {
     let mut drawn = Vec::new();
     while (drawn.len() as u64) < count {
@@ -213,7 +213,7 @@ fn order(random: &mut Random, id: u32, counts: Counts) -> Order {
     Order { id: u64::from(id), customer: random.below(u64::from(counts.customers)) as u32, products }
 }
 
-/// Generates reviews of products by customers who have ordered them. There must be enough orders.
+/// Generates reviews of products by customers who have ordered them. The orders must contain enough products.
 fn reviews(random: &mut Random, count: u32, orders: &[Order]) -> Vec<Review> {
     let mut left: Vec<(u32, u32)> = orders
         .iter()
@@ -247,7 +247,7 @@ fn text(random: &mut Random) -> String {
 mod tests {
     use super::*;
 
-    /// The data of each size is the same every time. It has the right number of documents, its products have unique
+    /// The data of each size is the same on every call. It has the right number of documents, its products have unique
     /// names, and their categories exist.
     #[test]
     fn data_are_the_same_and_hold_together() {

@@ -3,9 +3,9 @@
 //! - `data`: the initial products, customers, orders and reviews, in three sizes.
 //! - `shopper`: the operations of each shopper, generated from a seed, for three kinds of traffic.
 //! - `model`: the same shop as plain maps. Every engine's answers and contents are compared with it.
-//! - `tally`: the ratings that count as right while other agents write reviews.
+//! - `tally`: the ratings that a read may return while other agents write reviews.
 //!
-//! The documents, sizes and probabilities are taken from BonsaiDb's benchmark, with two differences. First, the keys of
+//! The documents, sizes and probabilities are those of BonsaiDb's benchmark, with two differences. First, the keys of
 //! carts and orders are derived from the shopper's number, so all engines store the same rows. Second, each customer
 //! belongs to one agent, so a customer's last review of a product, and therefore every rating, does not depend on the
 //! order in which the threads run.
@@ -31,9 +31,9 @@ pub(crate) use tally::{Delta, Tally};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Customer {
     pub id: u32,
-    /// Unique among customers.
+    /// The customer's name, unique among all customers.
     pub name: String,
-    /// Unique among customers.
+    /// The customer's email address, unique among all customers.
     pub email: String,
     /// Number and street.
     pub address: String,
@@ -57,7 +57,7 @@ pub struct Category {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Product {
     pub id: u32,
-    /// Unique, so a product can be found by its name.
+    /// Unique, so that a product can be found by its name.
     pub name: String,
     /// The keys of its categories, ascending.
     pub categories: Vec<u32>,
@@ -88,9 +88,9 @@ pub struct Review {
     pub customer: u32,
     /// The second part of the key.
     pub product: u32,
-    /// From 1 to 5.
+    /// The rating, from 1 to 5.
     pub rating: u8,
-    /// Only some reviews have text.
+    /// The review's text. Only some reviews have one.
     pub text: Option<String>,
 }
 
@@ -135,7 +135,7 @@ pub enum Operation {
     AddToCart { cart: u64, product: u32 },
     /// Turns a cart into an order and removes the cart, atomically.
     Checkout { cart: u64, order: u64, customer: u32 },
-    /// Stores a review, replacing an earlier one of the same customer and product.
+    /// Stores a review. It replaces an earlier review of the same product by the same customer.
     Review(Review),
 }
 
@@ -161,7 +161,7 @@ impl Kind {
     pub const ALL: [Kind; 6] =
         [Kind::LookUp, Kind::Find, Kind::CreateCart, Kind::AddToCart, Kind::Checkout, Kind::Review];
 
-    /// Returns the name in the reports.
+    /// Returns the kind's name in the reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -190,7 +190,7 @@ impl Operation {
     }
 }
 
-/// An open shop of an engine, with the tables or collections that it needs. Its methods return the engine's own errors.
+/// An open shop of an engine, with the tables or collections that it needs. The methods return the engine's own errors.
 pub trait Shop: Send + Sync {
     /// Stores the initial data, in transactions of [`LOAD_BATCH`] documents.
     fn load(&self, data: &InitialData) -> Result<()>;
@@ -268,10 +268,10 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Compares the contents of a shop with the expected ones.
+    /// Compares the contents of a shop with the expected contents.
     ///
     /// # Errors
-    /// Names the first difference.
+    /// An error that names the first difference.
     pub fn verify(&self, expected: &Contents) -> Result<()> {
         same("customer", &self.customers, &expected.customers)?;
         same("category", &self.categories, &expected.categories)?;
@@ -297,7 +297,7 @@ fn same<T: PartialEq + Debug>(what: &str, found: &[T], expected: &[T]) -> Result
 mod tests {
     use super::*;
 
-    /// A document that is missing, different or unexpected is reported with its kind.
+    /// If a document is missing, different or unexpected, the error names its kind.
     #[test]
     fn contents_that_differ_are_reported() {
         let cart = |id| Cart { id, products: vec![1] };

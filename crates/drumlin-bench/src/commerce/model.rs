@@ -1,10 +1,10 @@
-//! The shop as plain maps.
+//! The shop as plain maps in memory.
 
 use std::collections::BTreeMap;
 
 use super::{Cart, Contents, InitialData, Operation, Order, Product, Rating, Review};
 
-/// A single-threaded shop in memory. Every engine's answers and contents are compared with it.
+/// A single-threaded shop in memory, with which every engine's answers and contents are compared.
 #[derive(Clone, Debug)]
 pub struct Model<'d> {
     data: &'d InitialData,
@@ -15,7 +15,7 @@ pub struct Model<'d> {
 }
 
 impl<'d> Model<'d> {
-    /// Returns the shop as it is before the first shopper arrives.
+    /// Returns the shop before the first shopper arrives.
     #[must_use]
     pub fn new(data: &'d InitialData) -> Model<'d> {
         let orders = data.orders.iter().map(|order| (order.id, order.clone())).collect();

@@ -12,12 +12,12 @@ const SEARCHES_MAX: u64 = 10;
 /// The mix of reads and writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Traffic {
-    /// A quarter of the products found go into carts, a quarter of the carts become orders, and a quarter of the
+    /// A quarter of the products found are put into carts, a quarter of the carts become orders, and a quarter of the
     /// products ordered are reviewed.
     Balanced,
-    /// Like `Balanced`, but with a tenth at each of the three stages.
+    /// Like `Balanced`, but with a tenth at each of the three steps.
     ReadHeavy,
-    /// Like `Balanced`, but with nine tenths at each of the three stages.
+    /// Like `Balanced`, but with nine tenths at each of the three steps.
     WriteHeavy,
 }
 
@@ -33,16 +33,16 @@ impl Traffic {
     }
 }
 
-/// All shoppers. Each agent serves the shoppers with the numbers `agent`, `agent + agents`, `agent + 2 * agents` and so
-/// on.
+/// The shoppers of one turn. Each agent serves the shoppers with the numbers `agent`, `agent + agents`, `agent + 2 *
+/// agents` and so on.
 #[derive(Clone, Copy, Debug)]
 pub struct Shoppers<'d> {
-    /// The data that the shoppers search.
+    /// The data in which the shoppers search.
     pub data: &'d InitialData,
     pub traffic: Traffic,
-    /// The number of agents, at most the number of customers.
+    /// The number of agents. There must be at least as many customers.
     pub agents: u64,
-    /// The number of the turn. Each turn has different shoppers.
+    /// The number of the turn. Each turn has its own shoppers.
     pub turn: u64,
 }
 
@@ -50,8 +50,8 @@ impl Shoppers<'_> {
     /// Returns the operations of the shopper with this number, in order. They are the same on every call.
     #[must_use]
     pub fn operations(&self, number: u64) -> Vec<Operation> {
-        // Draw a seed from the combined number instead of using that number as the seed: the sequences of neighbouring
-        // seeds would overlap.
+        // Draw the seed from the combined number. If that number were the seed, the sequences of neighbouring numbers
+        // would overlap.
         let mut random = Random(Random(SEED ^ (self.turn << 48) ^ number).next());
         let percent = self.traffic.percent();
         let mut operations = Vec::new();
@@ -82,7 +82,7 @@ impl Shoppers<'_> {
         operations
     }
 
-    /// Draws one of the customers that belong to the agent who serves this shopper.
+    /// Draws a customer of the agent who serves this shopper.
     fn customer(&self, random: &mut Random, number: u64) -> u32 {
         let of_each_agent = self.data.customers.len() as u64 / self.agents;
         (random.below(of_each_agent) * self.agents + number % self.agents) as u32
@@ -98,7 +98,7 @@ mod tests {
         Shoppers { data, traffic, agents, turn: 0 }
     }
 
-    /// A shopper's operations are the same every time, and differ from the operations of other shoppers.
+    /// A shopper's operations are the same on every call, and differ from those of other shoppers.
     #[test]
     fn plans_are_deterministic() {
         let (data, again) = (InitialData::new(Size::Small), InitialData::new(Size::Small));
@@ -114,8 +114,7 @@ mod tests {
         }
     }
 
-    /// Shoppers search for 5.5 products on average, and put the share of products that the traffic defines into their
-    /// carts.
+    /// Shoppers search for 5.5 products on average, and put the traffic's share of these products into their carts.
     #[test]
     fn traffic_has_its_shares() {
         let data = InitialData::new(Size::Medium);
@@ -131,7 +130,7 @@ mod tests {
         }
     }
 
-    /// No customer belongs to two agents.
+    /// No customer belongs to more than one agent.
     #[test]
     fn customers_are_divided_among_agents() {
         let data = InitialData::new(Size::Small);

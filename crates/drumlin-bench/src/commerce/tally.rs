@@ -1,16 +1,16 @@
 //! Determines which ratings are right while other agents write reviews.
 //!
-//! A rating is a sum of changes. A read must include every change that ended before the read began, must not include
-//! any change that began after the read ended, and may include any other change. So each product has one sum of the
-//! changes that have begun and one sum of the changes that have ended, with separate sums for increases and decreases.
-//! The values of the sums before and after a read bound the rating that the read may return. With a single agent, the
-//! sums of begun and ended changes are equal, and exactly one rating is right.
+//! A rating is a sum of changes. A read must include every change that ended before the read began, and no change that
+//! began after the read ended. It may include any other change. So each product has one sum of the changes that have
+//! begun and one sum of the changes that have ended, each split into increases and decreases. Their values before and
+//! after a read bound the rating that the read may return. With a single agent, the sums of begun and ended changes are
+//! equal, and exactly one rating is right.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Rating;
 
-/// A sum that only grows. Each addition has a beginning and an end.
+/// A sum that only grows. Each addition begins and ends at different times.
 #[derive(Debug, Default)]
 struct Sum {
     begun: AtomicU64,
@@ -26,7 +26,7 @@ pub(crate) struct Delta {
 }
 
 impl Delta {
-    /// Returns the change from the customer's earlier rating of the product, if any, to the new rating.
+    /// Returns the change from the customer's earlier rating of the product, if there was one, to the new rating.
     pub(crate) fn new(before: Option<u8>, after: u8) -> Delta {
         let (old, new) = (u64::from(before.unwrap_or(0)), u64::from(after));
         Delta {
@@ -72,7 +72,8 @@ impl Tally {
         }
     }
 
-    /// Returns the current sums of ended changes. Called just before a read, whose result is later compared with them.
+    /// Returns the current sums of ended changes. Called just before a read, so that its result can be compared with
+    /// them.
     pub(crate) fn before(&self) -> Before {
         let ended = |sum: &Sum| sum.ended.load(Ordering::SeqCst);
         Before { count: ended(&self.count), increase: ended(&self.increase), decrease: ended(&self.decrease) }
@@ -107,8 +108,8 @@ mod tests {
         }
     }
 
-    /// A read may or may not include a review that is in flight, but must include a review that was written before the
-    /// read began.
+    /// A read may or may not include a review in flight, but it must include a review that was written before the read
+    /// began.
     #[test]
     fn a_review_in_flight_may_be_seen() {
         let tally = Tally::default();
@@ -119,7 +120,7 @@ mod tests {
         tally.end(NEW);
         assert!(tally.allows(before, rating(0, 0)) && !tally.allows(before, rating(1, 5)));
         assert!(!tally.allows(tally.before(), rating(0, 0)));
-        // The next review begins during the read.
+        // The next review begins while the read is running.
         let before = tally.before();
         tally.begin(Delta::new(Some(4), 1));
         assert!(tally.allows(before, rating(1, 1)) && tally.allows(before, rating(1, 4)));

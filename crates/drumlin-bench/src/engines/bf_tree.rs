@@ -24,9 +24,9 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// The limit on the size of a record, larger than any record here. Scans and reads need a buffer of this size.
+/// The maximum size of a record, larger than any record here. Scans and reads need a buffer of this size.
 const RECORD_BYTES_MAX: usize = 1952;
-/// The number of locks that make updates atomic, which Bf-Tree itself can't do.
+/// The number of locks that make updates atomic. Bf-Tree has no atomic updates of its own.
 const LOCK_COUNT: usize = 256;
 
 struct Tree {
@@ -40,8 +40,8 @@ fn snapshot_path(folder: &Path) -> PathBuf {
 }
 
 fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
-    // Use the largest power of two within half of the budget, because inner nodes and the mapping table need memory
-    // too.
+    // Use the largest power of two that is at most half of the budget, because inner nodes and the mapping table need
+    // memory too.
     let buffer_bytes = 1usize << (usize::try_from(settings.memory_bytes)? / 2).ilog2();
     let log = (settings.durability == Durability::Full).then(|| {
         let mut log = WalConfig::new(folder.join("log.bftree"));
@@ -75,7 +75,7 @@ impl Engine for Tree {
     }
 
     fn close(self: Box<Self>) -> Result<()> {
-        // The new snapshot must not replace the file from which the tree was restored while the tree is still open.
+        // While the tree is open, the new snapshot must not replace the file from which the tree was restored.
         let (next, path) = (self.folder.join("next.bftree"), snapshot_path(&self.folder));
         self.tree.cpr_snapshot(&next);
         drop(self.tree);
@@ -134,7 +134,7 @@ impl Session for Access<'_> {
         let mut rows = rows.map_err(|error| format!("{error:?}"))?;
         let mut count = 0;
         while let Some((key_bytes, _)) = rows.next(&mut self.buffer) {
-            // A scan may include the row at `end`.
+            // The scan may return the row at `end` too.
             count += u64::from(self.buffer[..key_bytes] < end[..]);
         }
         Ok(count)

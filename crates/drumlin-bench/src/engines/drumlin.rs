@@ -25,7 +25,7 @@ pub(super) const PEER: Peer = Peer {
     open,
 };
 
-/// Drumlin with larger pages, for finding the best page size.
+/// Drumlin with larger pages, used to find the best page size.
 pub(super) const PEER_OF_8_KIB: Peer = Peer {
     name: "drumlin-8k",
     settings: "like drumlin, with pages of 8 KiB in place of 4",

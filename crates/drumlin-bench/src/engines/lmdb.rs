@@ -55,7 +55,7 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
 }
 
 impl Lmdb {
-    /// Opens the unnamed table, which the first call creates.
+    /// Opens the unnamed table. The first call creates it.
     fn rows(&self) -> Result<Rows<'_>> {
         let tx = self.env.write_txn()?;
         let opened = self.env.create_databases_and_commit(tx, |opener, tx| {
@@ -140,7 +140,7 @@ impl Session for Access<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
-        // The most that LMDB offers is a single transaction for all reads.
+        // LMDB has no multi-get. The most that it offers is a single transaction for all reads.
         let tx = self.env.read_txn()?;
         let mut count = 0;
         for (index, key) in keys.iter().enumerate() {

@@ -63,7 +63,7 @@ pub fn named(name: &str) -> Option<Peer> {
 mod tests {
     use super::{all, variants};
 
-    /// The reported versions are the ones that the manifest pins, and no two engines have the same name.
+    /// The reported versions are those that the manifest pins, and no two engines have the same name.
     #[test]
     fn versions_are_those_of_the_manifest() {
         let manifest = include_str!("../../Cargo.toml");

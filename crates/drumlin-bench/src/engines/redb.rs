@@ -106,7 +106,7 @@ impl Session for Access<'_> {
     }
 
     fn get_many(&mut self, keys: &[Key], see: &mut dyn FnMut(usize, &[u8])) -> Result<usize> {
-        // The most that redb offers is a single transaction for all reads.
+        // redb has no multi-get. The most that it offers is a single transaction for all reads.
         let table = self.0.db.begin_read()?.open_table(ROWS)?;
         let mut count = 0;
         for (index, key) in keys.iter().enumerate() {

@@ -41,8 +41,8 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     let budget = usize::try_from(settings.memory_bytes)?;
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&Cache::new_lru_cache(budget / 4 * 3));
-    // Partition indexes and filters into blocks, as RocksDB's manual advises for caches that can't hold them all: a
-    // whole index takes half a megabyte, as much as a shard of a small cache.
+    // Partition indexes and filters into blocks, as RocksDB's manual advises for caches that can't hold all of them. A
+    // whole index occupies half a megabyte, as much as a shard of a small cache.
     table.set_cache_index_and_filter_blocks(true);
     table.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
     table.set_partition_filters(true);
@@ -55,7 +55,7 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     options.create_if_missing(true);
     options.set_block_based_table_factory(&table);
     options.set_compression_type(DBCompressionType::Lz4);
-    // Two memtables may exist at the same time: one is being filled while the other is being flushed.
+    // Two memtables may coexist: one is being filled while the other is being flushed.
     options.set_db_write_buffer_size(budget / 4);
     options.set_write_buffer_size(budget / 8);
     options.set_max_background_jobs(2);
@@ -106,7 +106,7 @@ impl Engine for Rocks {
                 break;
             }
         }
-        // Rows that bypass the log are durable only once they have been flushed to table files.
+        // Rows that bypass the log become durable only when they are flushed to table files.
         Ok(self.db.flush()?)
     }
 

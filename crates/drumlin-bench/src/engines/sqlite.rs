@@ -42,11 +42,11 @@ struct Sqlite {
     synchronous: &'static str,
     journal: &'static str,
     cache_kib: u64,
-    /// The connection for syncing and closing; each session has its own connection.
+    /// The connection for syncing and closing. Each session has its own connection.
     own: Mutex<Connection>,
-    /// Connections of ended sessions. New sessions take them over together with their caches.
+    /// The connections of ended sessions. New sessions reuse them together with their caches.
     idle: Mutex<Vec<Connection>>,
-    /// Held by the session that writes.
+    /// Held by the session that is writing.
     writer: Mutex<()>,
 }
 
@@ -96,7 +96,7 @@ impl Engine for Sqlite {
     }
 
     fn sync(&self) -> Result<()> {
-        // A checkpoint syncs the log before copying it, and the database afterwards.
+        // A checkpoint syncs the log before it copies the log into the database, and syncs the database afterwards.
         let own = self.own.lock().expect("no call panics");
         own.query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(()))?;
         Ok(())

@@ -16,7 +16,7 @@ pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Draws a workload's rates, or the times if it measures openings. Returns an empty string if no engine has finished a
+/// Draws a workload's rates or, if it measures openings, its times. Returns an empty string if no engine has finished a
 /// turn.
 pub(super) fn render(workload: &Measured) -> String {
     let is_opening = super::tables::is_opening(workload);

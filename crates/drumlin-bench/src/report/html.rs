@@ -1,4 +1,4 @@
-//! The HTML page. It is self-contained: it needs no scripts, fonts or other files.
+//! The HTML page. It needs no scripts, fonts or other files.
 
 use drumlin_lab::{Form, Plot, Scale};
 
@@ -8,12 +8,12 @@ use crate::driver::BUCKET;
 use crate::measure::Latencies;
 use crate::results::{Measured, Results};
 
-/// CSS rules in addition to those of drumlin-lab's pages.
+/// The CSS rules that the page needs in addition to those of drumlin-lab's pages.
 const STYLE: &str = "svg .bar{fill:var(--soft);opacity:.45}svg .own{fill:var(--accent);opacity:.9}\
 tbody th{min-width:3.5rem}td.words{min-width:15rem}svg .range{stroke:var(--ink);stroke-width:1.5;fill:none}td:nth-child(2){white-space:normal}\
 nav{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem}nav a{color:var(--accent);text-decoration:none}";
 
-/// The number of seconds that each point of a timeline represents.
+/// The period that each point of a timeline covers, in seconds.
 const POINT_SECONDS: f64 = 0.5;
 
 /// Returns all tables and plots as one HTML page.
@@ -109,7 +109,7 @@ fn tails(workload: &Measured, steady: bool) -> String {
     if plot.lines.is_empty() { String::new() } else { plot.html() }
 }
 
-/// Plots the rates over the time of a long measurement.
+/// Plots the rates of a long measurement over time.
 fn course(workload: &Measured) -> String {
     let per_point = (POINT_SECONDS / BUCKET.as_secs_f64()) as usize;
     let mut plot = Plot::new(

@@ -9,16 +9,16 @@ use crate::results::{Entry, Measured, Results};
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
     pub title: String,
-    /// Sentences that describe the table. Each line ends in a newline.
+    /// Sentences about the table. Each line ends in a newline.
     pub about: String,
     /// The titles of the columns.
     pub titles: Vec<String>,
-    /// The rows, each with as many cells as there are titles.
+    /// The rows. Each has as many cells as there are titles.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// Returns the table in Markdown. A `|` in a cell becomes a `/`, because it would end the cell.
+    /// Returns the table in Markdown. Replaces `|` in a cell by `/`, because it would end the cell.
     #[must_use]
     pub fn markdown(&self) -> String {
         let line = |cells: &[String]| {
@@ -32,7 +32,7 @@ impl Table {
 }
 
 pub(super) const NOTHING: &str = "–";
-/// The workload shown in the table of inserts.
+/// The workload that the table of inserts shows.
 const INSERT: &str = "insert-1k";
 
 fn texts(words: &[&str]) -> Vec<String> {
@@ -56,19 +56,19 @@ pub(super) fn all(results: &Results) -> Vec<Table> {
     tables
 }
 
-/// Returns the engines that have figures for workloads other than the 1 KiB insert, which has its own table.
+/// Returns the engines that have figures for any workload except the 1 KiB insert, which has its own table.
 fn columns(results: &Results) -> Vec<String> {
     let others = || results.workloads.iter().filter(|workload| workload.name != INSERT);
     let has_figures = |name: &str| others().any(|workload| workload.entry(name).is_some());
     results.engines.iter().map(|engine| engine.name.clone()).filter(|name| has_figures(name)).collect()
 }
 
-/// Returns `true` if the workload is reported as a time instead of units per second.
+/// Returns `true` if the report shows a time for the workload instead of units per second.
 pub(super) fn is_opening(workload: &Measured) -> bool {
     workload.unit == "openings"
 }
 
-/// Returns the rate in units per second, or the time of an opening.
+/// Returns the rate in units per second or, for a workload that measures openings, the time of an opening.
 pub(super) fn rate(workload: &Measured, entry: &Entry) -> String {
     if is_opening(workload) {
         return show(Form::Micros, entry.median(|figures| figures.latencies.mean_us));
@@ -76,8 +76,8 @@ pub(super) fn rate(workload: &Measured, entry: &Entry) -> String {
     show(Form::Rate, entry.median(|figures| figures.rate))
 }
 
-/// Builds the table of each workload's medians, with a column for each engine, and a column for Drumlin's rate relative
-/// to the best other engine's.
+/// Builds the table of medians, with a row for each workload, a column for each engine, and a column for Drumlin's rate
+/// relative to that of the best other engine.
 pub(super) fn rates(results: &Results) -> Table {
     let engines = columns(results);
     let mut titles = texts(&["row", "workload"]);
@@ -102,7 +102,7 @@ pub(super) fn rates(results: &Results) -> Table {
 
 fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
     if let Some(entry) = workload.entry(engine) {
-        // If the engine finished fewer turns than requested, the workload's own table gives the reason.
+        // If the engine finished fewer turns than requested, the table of the workload gives the reason.
         let fewer = if entry.failure.is_some() { " (!)" } else { "" };
         let early = if results.breaks_promise(workload, engine) { " *" } else { "" };
         return rate(workload, entry) + early + fewer;
@@ -116,8 +116,8 @@ fn cell(results: &Results, workload: &Measured, engine: &str) -> String {
     }
 }
 
-/// Returns Drumlin's rate divided by the rate of the best other engine. Engines that do not sync their durable commits
-/// are left out.
+/// Returns Drumlin's rate divided by that of the best other engine. Engines that acknowledge durable commits without a
+/// sync are ignored.
 fn relative(results: &Results, workload: &Measured) -> Option<f64> {
     let ours = workload.entry("drumlin")?.median(|figures| figures.rate);
     let others = workload.entries.iter().filter(|entry| {
@@ -142,7 +142,7 @@ fn engines(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of how often durable commits flush the device.
+/// Builds the table of flushes per durable commit.
 pub(super) fn audits(results: &Results) -> Table {
     let row = |audit: &crate::audit::Audit| {
         let verdict = if audit.acknowledges_early() { "acknowledges **without a sync**" } else { "syncs each commit" };
@@ -161,7 +161,7 @@ pub(super) fn audits(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of the durable 1 KiB insert, with the distribution of latencies that a mean hides.
+/// Builds the table of the durable 1 KiB insert, with the distribution of latencies, which a mean would hide.
 pub(super) fn inserts(results: &Results) -> Table {
     let measured = results.workloads.iter().filter(|workload| workload.name == INSERT);
     let entries = measured.flat_map(|workload| &workload.entries).filter(|entry| !entry.turns.is_empty());
@@ -204,7 +204,7 @@ pub(super) fn inserts(results: &Results) -> Table {
     }
 }
 
-/// Builds the table of latencies by kind of operation, for the workloads that `shows` selects.
+/// Builds the table of latencies by kind of operation, for the workloads for which `shows` returns `true`.
 pub(super) fn operations(results: &Results, shows: impl Fn(&Measured) -> bool) -> Table {
     let has_kinds = |entry: &Entry| entry.turns.iter().any(|turn| !turn.figures.kinds.is_empty());
     let workloads: Vec<&Measured> =
@@ -244,7 +244,7 @@ fn kind_cells(entry: Option<&Entry>, kind: Kind) -> [String; 3] {
     [cell(|latencies| latencies.mean_us), cell(|latencies| latencies.p50_us), cell(|latencies| latencies.p99_us)]
 }
 
-/// Builds the table of the median, p99 and p99.9 latency of single operations at 70 % of each engine's own highest
+/// Builds the table of the median, p99 and p99.9 latencies of single operations at 70 % of each engine's own highest
 /// rate.
 pub(super) fn tails(results: &Results) -> Table {
     let cell = |entry: Option<&Entry>| {
@@ -268,7 +268,7 @@ pub(super) fn tails(results: &Results) -> Table {
     )
 }
 
-/// Builds the table of sustained writes: bytes written per byte of keys and values, and the longest pause.
+/// Builds the table of sustained writes: the bytes written per byte of keys and values, and the longest pause.
 pub(super) fn writes(results: &Results) -> Table {
     let cell = |entry: Option<&Entry>| {
         let Some(entry) = entry else { return NOTHING.to_owned() };
@@ -419,7 +419,7 @@ fn detail_row(workload: &Measured, entry: &Entry) -> Vec<String> {
     let (low, high) = entry.range(shown);
     let figures = &turn.figures;
     let per_unit = |amount: f64| amount / figures.units.max(1) as f64;
-    // An operation that happens only once has no distribution of latencies.
+    // A single operation has no distribution of latencies.
     let is_timed = figures.latencies.count > 50;
     let micros = |micros: f64| if is_timed { show(Form::Micros, micros) } else { NOTHING.to_owned() };
     let bytes = |bytes: u64| match bytes {

@@ -1,5 +1,5 @@
-//! Drumlin's shop, which uses typed documents of drumlin-collections. A unique index finds products by name, another
-//! index finds the products of a category, and a view reduces to the rating of each product.
+//! Drumlin's shop, with typed documents of drumlin-collections. A unique index finds products by name, a second index
+//! finds the products of a category, and a view reduces reviews to the rating of each product.
 
 use std::path::Path;
 
@@ -168,7 +168,7 @@ struct Agent<'s> {
 }
 
 impl Agent<'_> {
-    /// Returns the product that `find` finds in a new snapshot, with the product's rating in the same snapshot.
+    /// Returns the product that `find` finds, with its rating. Both are read from the same new snapshot.
     fn rated(
         &self,
         find: impl FnOnce(&drumlin::Snapshot) -> drumlin_collections::Result<Option<Product>>,

@@ -1,4 +1,4 @@
-//! The shops of the engines that take part in the commerce benchmark, one per file.
+//! The shops of the engines in the commerce benchmark, one per file.
 
 mod drumlin;
 
@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::commerce::Shop;
 use crate::engine::{Result, Settings};
 
-/// Opens a shop in an existing folder, and creates it if the folder is empty.
+/// Opens a shop in an existing folder. Creates it if the folder is empty.
 pub type Open = fn(&Path, &Settings) -> Result<Box<dyn Shop>>;
 
 /// Returns the shops of this build, by the names of their engines.

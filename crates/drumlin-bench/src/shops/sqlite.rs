@@ -1,5 +1,5 @@
 //! SQLite's shop: one table for each kind of document, and one table for each list in a document. Each connection
-//! prepares its statements once. Uses the same settings as the engine `sqlite`.
+//! prepares its statements once. The settings are those of the engine `sqlite`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -49,16 +49,16 @@ const RATED_BY_KEY: &str = rated!("products.id = ?1");
 const RATED_BY_NAME: &str = rated!("products.name = ?1");
 const REVIEW: &str = "INSERT INTO reviews VALUES (?1, ?2, ?3, ?4) \
                       ON CONFLICT DO UPDATE SET rating = excluded.rating, text = excluded.text";
-/// The number of prepared statements that a connection keeps: more than the shop uses.
+/// The number of prepared statements that a connection caches: more than the shop uses.
 const STATEMENTS: usize = 64;
 
 struct SqliteShop {
     path: PathBuf,
     synchronous: &'static str,
     cache_kib: u64,
-    /// The connection for loading, reading all contents and closing; each session has its own connection.
+    /// The connection for loading, for reading all contents and for closing. Each session has its own connection.
     own: Mutex<Connection>,
-    /// Held by the session that is writing. Without this lock, sessions that find the database busy would sleep.
+    /// Held by the session that is writing. Without this lock, sessions would sleep when they find the database busy.
     writer: Mutex<()>,
 }
 
@@ -143,7 +143,7 @@ fn rows<T>(
     Ok(found)
 }
 
-/// Returns a product with its rating, both read in one transaction.
+/// Returns a product with its rating. Reads both in one transaction.
 fn rated(connection: &Connection, sql: &str, key: impl rusqlite::ToSql) -> Result<Option<(Product, Rating)>> {
     within(connection, "BEGIN", |connection| {
         let (id, name, rating) = connection.prepare_cached(sql)?.query_row([key], |row| {

@@ -1,4 +1,4 @@
-//! The operations that each job makes a thread perform.
+//! The operations that a thread performs for each job.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,16 +12,16 @@ use crate::rows::{Choice, Chooser, SEED, Zipf, fill, key, version};
 /// The maximum number of rows that a scan of YCSB E reads.
 const YCSB_SCAN_ROWS: u64 = 100;
 
-/// Data shared by the actors of all threads.
+/// The data that the actors of all threads share.
 #[derive(Debug)]
 pub(crate) struct Shared<'w> {
     workload: &'w Workload,
     turn: u64,
     zipf: Option<Zipf>,
-    /// The number of bytes of keys and values written.
+    /// The number of bytes of keys and values written so far.
     written: AtomicU64,
-    /// The number of actors created so far. It distinguishes the phases of a turn, so no phase repeats the choices of
-    /// another one.
+    /// The number of actors created so far. It tells the phases of a turn apart, so that each phase makes different
+    /// random choices.
     actors: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl<'w> Shared<'w> {
 
     /// Creates the actor of a thread.
     pub(crate) fn actor<'a>(&'a self, engine: &'a dyn Engine, thread: usize) -> Result<Box<dyn Actor + 'a>> {
-        // The threads of a phase take these numbers in any order, so only the number of the phase is derived from them.
+        // The threads of a phase get these numbers in any order, so derive only the phase from them.
         let threads = self.workload.threads as u64;
         let phase = self.actors.fetch_add(1, Ordering::Relaxed) / threads;
         let seed = Random(SEED ^ (self.turn << 32) ^ (phase << 16) ^ thread as u64).next();
@@ -174,7 +174,7 @@ impl Work<'_> {
         let first = next;
         let mut is_right = true;
         session.scan(key(first), rows, &mut |key, value| {
-            // The loaded rows are followed by rows that threads have inserted.
+            // The rows that threads have inserted follow the loaded rows.
             is_right &= next >= count || (*key == next.to_be_bytes() && version(value, next, bytes).is_some());
             next += 1;
         })?;
@@ -210,7 +210,7 @@ impl Work<'_> {
         }
     }
 
-    /// Draws a row, favouring the newest rows: first the rows that this thread inserted, then the newest loaded rows.
+    /// Draws a row, favouring the newest: first the rows that this thread inserted, then the newest loaded rows.
     fn latest(&mut self) -> u64 {
         let zipf = self.shared.zipf.expect("YCSB has one");
         let rank = zipf.draw(self.chooser.random());

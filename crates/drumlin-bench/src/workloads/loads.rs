@@ -1,4 +1,4 @@
-//! Loads: the ones that are measured, and the ones that prepare the data of other workloads.
+//! Loads of rows: the measured ones, and those that prepare the data of other workloads.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ const PREPARE_BUDGET_BYTES: u64 = 256 << 20;
 /// The number of rows per commit of the updates after a load.
 const UPDATE_BATCH_ROWS: u64 = 100;
 
-/// Creates the rows with which a workload begins. Waits until the engine is idle, and closes it.
+/// Creates the rows with which a workload begins. Waits until the engine is idle, then closes it.
 pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Result<()> {
-    // A larger budget saves minutes on random loads and does not affect the later measurement. Engines that restore
+    // A larger budget saves minutes on random loads and does not affect the later measurement. But engines that restore
     // their cache from a snapshot need the same budget for the load and the measurement.
     let memory_bytes =
         if peer.capabilities.recovers { PREPARE_BUDGET_BYTES.max(data.budget_bytes) } else { data.budget_bytes };
@@ -67,7 +67,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     let elapsed = begun.elapsed();
     record(&mut latencies, elapsed);
     let at_once = disk_bytes(turn.folder);
-    // Background writes count towards the costs of the load, but not towards its time.
+    // The costs of the load include background writes, but its duration does not.
     engine.settle()?;
     let costs_settled = meter.costs();
     let settled = begun.elapsed();
@@ -88,7 +88,7 @@ pub(super) fn measure(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Reads back 1,000 random rows, and the first and the last row.
+/// Reads back 1,000 random rows and the first and last rows.
 fn verify(engine: &dyn Engine, data: &Data) -> Result<()> {
     let mut session = engine.session()?;
     let mut random = Random(SEED);

@@ -21,11 +21,11 @@ pub(crate) use actors::Shared;
 pub(crate) use loads::prepare;
 pub(crate) use open::crash;
 
-/// The fixed rate of the steady part, as a share of the highest rate.
+/// The fixed rate of the steady part, as a share of the rate at full speed.
 const STEADY_SHARE: f64 = 0.7;
 /// The shortest warm-up.
 const WARM_UP_MIN: Duration = Duration::from_secs(3);
-/// A full scan stops after this time even if it is not finished.
+/// A full scan stops after this time even if it is incomplete.
 const SCAN_LIMIT: Duration = Duration::from_secs(30);
 
 /// The folder and the settings of a turn.
@@ -35,7 +35,7 @@ pub(crate) struct Turn<'t> {
     pub(crate) workload: &'t Workload,
     pub(crate) folder: &'t Path,
     pub(crate) turn: u64,
-    /// The length of each measurement in seconds.
+    /// The duration of each measurement in seconds.
     pub(crate) seconds: f64,
     /// `true` for short runs on small data.
     pub(crate) quick: bool,
@@ -64,25 +64,25 @@ impl Turn<'_> {
 pub struct Figures {
     /// The number of operations performed.
     pub operations: u64,
-    /// The number of units done, as in [`Workload::unit`].
+    /// The number of units completed. See [`Workload::unit`].
     pub units: u64,
-    /// The number of seconds that the operations took.
+    /// The duration of the operations, in seconds.
     pub seconds: f64,
     /// The number of units per second.
     pub rate: f64,
-    /// Latencies of single operations.
+    /// The latencies of single operations.
     pub latencies: Latencies,
     /// The costs of all operations.
     pub costs: Costs,
-    /// Latencies at 70 % of the highest rate, each counted from the moment at which the operation was due.
+    /// Latencies at 70 % of the highest rate. The latency of an operation counts from the moment at which it was due.
     pub steady: Option<Latencies>,
     /// The rate of the steady part, in operations per second.
     pub steady_rate: f64,
-    /// The device's limits on the same files, before and after the measurement.
+    /// The device's limits for reads of the same files, before and after the measurement.
     pub raw: Option<(RawReads, RawReads)>,
-    /// The number of units done in each tenth of a second.
+    /// The number of units completed in each tenth of a second.
     pub timeline: Vec<u64>,
-    /// The longest time during which no operation ended.
+    /// The longest period during which no operation ended.
     pub longest_pause_seconds: f64,
     /// The bytes of keys and values that the workload wrote.
     pub written_user_bytes: u64,
@@ -90,7 +90,7 @@ pub struct Figures {
     pub disk_bytes: u64,
     /// The peak resident memory of the process.
     pub resident_bytes_max: u64,
-    /// Latencies by kind of operation, if there are several kinds.
+    /// Latencies by kind of operation, if the workload has several kinds.
     #[serde(default)]
     pub kinds: Vec<(String, Latencies)>,
     /// Other figures, by name.
@@ -114,7 +114,7 @@ impl Figures {
     }
 }
 
-/// Runs one turn in this process.
+/// Performs one turn in this process.
 pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
     let mut figures = match turn.workload.job {
         Job::Load | Job::BulkLoad => loads::measure(turn)?,
@@ -128,7 +128,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Measures the limits of the device if they matter to the workload.
+/// Measures the limits of the device if the workload depends on them.
 fn raw_reads(turn: &Turn<'_>) -> Result<Option<RawReads>> {
     let matters = turn.workload.data.exceeds_memory && matches!(turn.workload.job, Job::Get(_) | Job::GetMany(_));
     if !matters {
@@ -138,7 +138,7 @@ fn raw_reads(turn: &Turn<'_>) -> Result<Option<RawReads>> {
     Ok(raw::reads(turn.folder, duration)?)
 }
 
-/// Measures a job that repeats its operation: as fast as possible, then at a fixed rate.
+/// Measures a job that repeats its operation: first as fast as possible, then at a fixed rate.
 fn repeated(turn: &Turn<'_>) -> Result<Figures> {
     let workload = turn.workload;
     if workload.data.exceeds_memory {
@@ -174,7 +174,7 @@ fn repeated(turn: &Turn<'_>) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Reads all rows once, to fill the caches. Skipped for inserts, which begin without rows.
+/// Reads all rows once, to fill the caches. Skipped for inserts, because they start without rows.
 fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
     if workload.job != Job::Insert {
         engine.session()?.scan([0; 8], u64::MAX, &mut |_, _| {})?;
@@ -182,7 +182,7 @@ fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
     Ok(())
 }
 
-/// Measures one scan of all rows, and verifies the values of the rows.
+/// Measures one scan of all rows, and verifies their values.
 fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let data = turn.workload.data;
     raw::heat(turn.folder)?;
@@ -192,7 +192,7 @@ fn full_scan(turn: &Turn<'_>) -> Result<Figures> {
     let meter = Meter::start(turn.folder);
     let begun = std::time::Instant::now();
     let mut rows = 0;
-    // Scan in parts, so the scan can stop if it takes too long.
+    // Scan in parts, so that the scan can stop if it takes too long.
     let part_rows = (data.rows / 10).max(1);
     while rows < data.rows && begun.elapsed() < SCAN_LIMIT {
         let mut wrong = None;

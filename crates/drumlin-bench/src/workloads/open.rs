@@ -1,4 +1,4 @@
-//! Measures opening a database after a close and after a kill.
+//! Measures the opening of a database after a close and after a kill.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Agents that serve shoppers. The engine's answers and the final contents of the shop are compared with the model.
+//! Agents that serve shoppers. The engine's answers and the final contents of the shop are compared with those of the
+//! model.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -15,7 +16,7 @@ use crate::engine::Result;
 use crate::measure::{Latencies, Meter, histogram, record};
 use crate::shops;
 
-/// Serves shoppers until the time is over, then compares the contents of the shop with the model.
+/// Serves shoppers until the time has run out, then compares the contents of the shop with the model.
 pub(super) fn measure(turn: &Turn<'_>, size: Size, traffic: Traffic) -> Result<Figures> {
     let data = InitialData::new(size);
     let agents = turn.workload.threads;
@@ -37,20 +38,20 @@ pub(super) fn measure(turn: &Turn<'_>, size: Size, traffic: Traffic) -> Result<F
     Ok(figures)
 }
 
-/// The agents, and the tallies of the reviews that they write.
+/// The agents of all threads, and the tallies of the reviews that they write.
 struct Floor<'d> {
     shoppers: Shoppers<'d>,
-    /// Tallies by product.
+    /// The tallies, by product.
     tallies: Vec<Tally>,
     agents: Vec<Mutex<Own>>,
 }
 
-/// The state of an agent that outlives its thread.
+/// The part of an agent's state that outlives its thread.
 struct Own {
-    /// The number of the current shopper. All of the agent's shoppers with smaller numbers have been served.
+    /// The number of the current shopper. The agent has served all of its shoppers with smaller numbers.
     shopper: u64,
     operations: Vec<Operation>,
-    /// The number of this shopper's operations that have been performed.
+    /// The number of operations of this shopper that have been performed.
     done: usize,
     /// The latest ratings that the agent's customers gave, by customer and product.
     ratings: BTreeMap<(u32, u32), u8>,
@@ -94,7 +95,7 @@ impl<'d> Floor<'d> {
     }
 
     /// Returns the model after all operations that the agents have performed. No two agents share a cart, order or
-    /// review, so it does not matter in which order the model performs the operations of different agents.
+    /// review, so the model may perform the operations of different agents in any order.
     fn model(&self) -> Model<'d> {
         let mut model = Model::new(self.shoppers.data);
         for agent in 0..self.agents.len() {
@@ -155,7 +156,7 @@ impl Actor for Agent<'_, '_> {
     }
 }
 
-/// Performs an operation. Returns the answer and the time that the operation took.
+/// Performs an operation. Returns the answer and the duration of the operation.
 fn timed(
     session: &mut dyn Session,
     operation: &Operation,

@@ -183,7 +183,7 @@ impl Report {
         text
     }
 
-    /// Describes the remains of a database that can't be opened, and what the user can do.
+    /// Describes what is left of a database that can't be opened, and what the user can do about it.
     fn remains(&self) -> String {
         let mut text = format!(
             "\nsound: {} in leaves of {}",

@@ -41,10 +41,11 @@ impl Count {
     }
 }
 
-/// The number of read bytes above which a count is reported if its result can't be kept.
+/// If the counts can't be stored, a count that read more bytes than this says so.
 const READ_BYTES_UNREPORTED_MAX: u64 = 1_000_000;
 
-/// Opens a database and counts in it. Keeps the counts, or reports why that is impossible and how much was read.
+/// Opens a database and counts in it. Stores the counts for later commands. If that is impossible, reports the reason
+/// and how much was read.
 pub(super) fn counting<T>(
     database: &DatabaseArgs,
     output: Output,

@@ -283,8 +283,8 @@ impl Target {
         Ok(Target { file, entry: Some(entry) })
     }
 
-    /// Syncs the file, then gives it its name, and returns its length. Pipes and devices have neither a name nor a
-    /// length.
+    /// Syncs the file, then gives it its final name, and returns its length. Pipes and devices have neither a name nor
+    /// a length.
     fn finish(self, replace: bool) -> io::Result<Option<u64>> {
         let Some(entry) = self.entry else { return Ok(None) };
         self.file.sync_all()?;
@@ -313,7 +313,7 @@ impl From<Salvaged> for Found {
     }
 }
 
-/// The numbers of rows and bytes that were written, and of gaps between the rows.
+/// The number of rows, of their bytes, and of gaps between them.
 struct Written {
     rows: u64,
     bytes: u64,
@@ -321,7 +321,8 @@ struct Written {
 }
 
 impl Written {
-    /// Returns the outcome. `skipped` is the number of damaged places that were skipped when the database was opened.
+    /// Returns an error if the dump is incomplete. `skipped` is the number of damaged places that were skipped when the
+    /// database was opened.
     fn outcome(&self, skipped: usize) -> Result<()> {
         let message = match (self.gaps, skipped) {
             (0, 0) => return Ok(()),
@@ -341,7 +342,7 @@ fn skip_damage_helps(failure: Failure) -> Failure {
     }
 }
 
-/// Reports each gap once the row after it is known.
+/// Holds each gap back until the row after it is known, and then reports the gap.
 struct Gaps {
     hex: bool,
     last: Option<Value>,
@@ -388,7 +389,7 @@ impl Gaps {
     }
 }
 
-/// The part that failed: the database or the file.
+/// The side that failed: the database or the output file.
 enum Stopped {
     Database(Failure),
     File(io::Error),

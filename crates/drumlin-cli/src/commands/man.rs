@@ -20,8 +20,8 @@ pub(crate) struct Man {
 }
 
 impl Man {
-    /// Prints the manual page of `command`, which describes the whole command line, or writes the pages of it and all
-    /// its subcommands to the folder.
+    /// If there is a folder, writes the manual pages of `command` and all its subcommands to it. Otherwise, prints the
+    /// page of `command`, which describes the whole command line.
     pub(crate) fn run(&self, command: clap::Command) -> Result<()> {
         if let Some(folder) = &self.folder {
             let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder));

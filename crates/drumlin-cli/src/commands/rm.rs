@@ -92,7 +92,7 @@ fn remove_keys(database: &Database, keyspace: &Keyspace, keys: &[Vec<u8>]) -> Re
     Ok(keys.len() as u64)
 }
 
-/// Removes a range. An interrupt cancels the removal between transactions, so some rows may already be removed.
+/// Removes a range. An interrupt stops the removal between two transactions, after some rows have already been removed.
 fn remove_range(keyspace: &Keyspace, range: KeyRange) -> Result<u64> {
     let mut removal = pin!(keyspace.remove_range_async(range));
     pollster::block_on(poll_fn(|context| match interrupt::requested() {

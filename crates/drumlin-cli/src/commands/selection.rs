@@ -55,7 +55,7 @@ impl Selection {
         let from = bound(&self.from)?.map_or(Bound::Unbounded, Bound::Included);
         let to = bound(&self.to)?.map_or(Bound::Unbounded, Bound::Excluded);
         Ok(match (from, to) {
-            // A range whose end is not above its start is empty, but the engine may reject it.
+            // A range whose end is not above its start is empty. Replace it by an empty range that the engine accepts.
             (Bound::Included(from), Bound::Excluded(to)) if from >= to => {
                 (Bound::Included(from.clone()), Bound::Excluded(from))
             }

@@ -5,9 +5,9 @@
 //! row      key_bytes u32, value_bytes u64, key, value, checksum u64
 //! end      0xFFFF_FFFF u32, rows_count u64, checksum u64
 //! ```
-//! Integers are little-endian. A row's checksum is XXH3-64 over all bytes of the row before it. The end's checksum is
-//! XXH3-64 over all rows' checksums, in order, and the number of rows. So a truncated file, a changed byte, and a lost,
-//! repeated or moved row are all detected, without holding the rows in memory.
+//! Integers are little-endian. A row's checksum is the XXH3-64 of the row's preceding bytes. The end's checksum is the
+//! XXH3-64 of all rows' checksums, in order, and the number of rows. So a reader detects a truncated file, a changed
+//! byte, and a lost, repeated or moved row, without holding the rows in memory.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 
@@ -20,11 +20,11 @@ const MAGIC: &[u8; 8] = b"drumrows";
 const VERSION: u32 = 1;
 const END: u32 = u32::MAX;
 
-/// The maximum size of values that are returned with their row. Larger values are streamed.
+/// The maximum size of values that are returned with their key. Larger values are streamed.
 pub(crate) const VALUE_BYTES_STREAMED: u64 = streamed::VALUE_BYTES_WHOLE_MAX;
 
-/// The maximum length of a key, which exceeds the limit of every store. A greater length is treated as damage, so no
-/// memory is allocated for it.
+/// The maximum length of a key, which is above the limit of every store. A larger length can only be damage, so the
+/// reader rejects it before it allocates memory.
 const KEY_BYTES_LIMIT: u32 = 1 << 20;
 
 /// Reads rows in the binary form.
@@ -118,7 +118,7 @@ impl<R: BufRead> BinarySource<R> {
         Ok(())
     }
 
-    /// Verifies the checksum after the row that was just read.
+    /// Reads the checksum that follows the row just read, and verifies it.
     fn verify_row(&mut self) -> Result<(), SourceError> {
         let expected = self.checksum.digest();
         if self.u64()? != expected {
@@ -168,7 +168,7 @@ impl<R: BufRead> Source for BinarySource<R> {
     }
 }
 
-/// Reads the streamed value. Reports the end of the value only after it has verified the checksum that follows.
+/// Reads the streamed value. Verifies the checksum after the value before it reports the end.
 impl<R: BufRead> Read for BinarySource<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.value_bytes_left == 0 || buffer.is_empty() {

@@ -130,8 +130,9 @@ impl<R: BufRead> Delimited<R> {
         }
     }
 
-    /// Goes back to the line after the one with the opening quote; `quote_line_end` is the end of that line in the
-    /// record. If `hold_last` is set, the line that was read last is not in the record, and is reread after it.
+    /// Goes back to the line after the one with the opening quote, which ends at `quote_line_end` in the record. If
+    /// `hold_last` is set, the record does not contain the line that was read last; that line is reread after the
+    /// record.
     fn go_back(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> SourceError {
         let record = std::mem::take(&mut self.record);
         if let Some(Place::Line { line, .. }) = record.places.first()
@@ -185,7 +186,8 @@ impl<R: BufRead> Delimited<R> {
         SourceError::Header { place: self.record.places[0], what, hint }
     }
 
-    /// If the first line has a single field that looks like several, returns the option that would split it.
+    /// If the first line has a single field that looks like several, returns the option for the separator that would
+    /// split it.
     fn other_delimiter(&self) -> Option<&'static str> {
         let others =
             [(b';', "--delimiter ';'"), (b'\t', "--delimiter tab"), (b'|', "--delimiter '|'"), (b',', "--delimiter ,")];
@@ -330,7 +332,7 @@ struct TextAfter {
     column: u64,
 }
 
-/// The usual mistake behind text after a closing quote.
+/// The usual cause of text after a closing quote.
 const DOUBLED: &str = "a quote within quotes is written twice";
 
 /// Adds one physical line to the record. Returns `true` if the record is complete, or `false` if it continues in the
@@ -536,8 +538,8 @@ mod tests {
         assert_eq!(rows[4], Ok((b"5".to_vec(), b"{\"id\":\"5\",\"name\":\"f\\ng\"}".to_vec())));
     }
 
-    /// A broken quote makes only its own line malformed, regardless of whether the quote is never closed or is closed
-    /// by a quote in a later row. No later row is lost or changed.
+    /// A broken quote makes only its own line malformed, whether it is never closed or a quote in a later row closes
+    /// it. No later row is lost or changed.
     #[test]
     fn a_broken_quote_costs_its_line() {
         let good = "1,\"two\nlines, \"\"quoted\"\"\"\r\n2,x\n\n3,\"\"\n4,say \"\"\n5,\u{e9}";
@@ -556,8 +558,8 @@ mod tests {
         Delimited::new(b',', Lines::new(text, bytes_limit), choice())
     }
 
-    /// Reading any text in one pass finds the same records and errors as restarting at each line that the pass reaches.
-    /// The texts include lines and quotes over the limit.
+    /// Reading a text in one pass finds the same records and errors as starting a new reader at each line at which the
+    /// pass begins a record. The texts include lines and quotes over the limit.
     #[test]
     fn reading_goes_on_as_if_it_began_there() {
         let mut random = SmallRng::seed_from_u64(5);
@@ -602,7 +604,7 @@ mod tests {
         assert_eq!(rows[1], Ok((b"t.csv:000000000002".to_vec(), b"[\"c\",\"d\"]".to_vec())));
     }
 
-    /// For each file that the `csv` crate considers well-formed, both readers find the same fields.
+    /// The reader and the `csv` crate find the same fields in every file that the crate considers well-formed.
     #[test]
     fn agrees_with_the_csv_crate() {
         let mut random = SmallRng::seed_from_u64(11);

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use super::Sink;
 use super::delimited::write_record;
 
-/// The fields of a JSON object in order, or the unnamed elements of an array.
+/// The fields of a JSON object, in order, or the elements of an array, which have no names.
 #[derive(Debug, Default)]
 pub(super) struct Fields<'v> {
     names: Vec<Cow<'v, str>>,
@@ -101,7 +101,7 @@ struct Base64 {
     base64: String,
 }
 
-/// Returns the bytes that a field represents.
+/// Converts a JSON field to the bytes that it stands for.
 pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
     let text = field.get();
     match text.as_bytes()[0] {
@@ -110,8 +110,8 @@ pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
             .and_then(|base64| STANDARD.decode(base64.base64).map_err(serde::de::Error::custom)),
         _ => Ok(text.as_bytes().to_vec()),
     }
-    // An object that is not base64 represents its own text. A string always parses, unless it contains half a surrogate
-    // pair.
+    // An object that is not base64 stands for its own JSON text. A string always parses, unless it contains half of a
+    // surrogate pair.
     .unwrap_or_else(|_| text.as_bytes().to_vec())
 }
 

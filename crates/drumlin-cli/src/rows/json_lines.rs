@@ -70,8 +70,8 @@ fn parse(text: &[u8], choice: &Choice, row: &mut Row) -> Result<(), (u64, String
     Ok(())
 }
 
-/// Returns the column and the text of serde_json's error. The position is removed from the end of the text, because our
-/// message has the line in the file.
+/// Returns the column and the text of serde_json's error. Removes the position from the text, because our message
+/// states the line in the file.
 fn reason(error: &serde_json::Error) -> (u64, String) {
     let text = error.to_string();
     let what = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
@@ -119,7 +119,7 @@ fn write_json(output: &mut impl Write, json: &RawValue) -> io::Result<()> {
     json.get().split(['\n', '\r']).try_for_each(|part| output.write_all(part.as_bytes()))
 }
 
-/// Writes a line whose value is read in pieces. The value is read more than once, because its first bytes do not
+/// Writes a line whose value is read in pieces. The value has to be read more than once, because its first bytes do not
 /// determine its form in the output.
 fn write_line_streamed(output: &mut impl Write, layout: &Layout, key: &[u8], value: &mut dyn Stream) -> io::Result<()> {
     match layout {

@@ -20,7 +20,8 @@ pub(super) struct Lines<R> {
     bytes_limit: u64,
     /// `true` if the most recently read line was too long and its remainder has not been read.
     is_cut: bool,
-    /// Lines to reread, starting at the offset: the unescaped content of a quote. Rereading doubles each quote in it.
+    /// The lines to reread, and the offset of the next one: the content of a quote with each doubled quote unescaped.
+    /// Each quote is doubled again when it is reread.
     again: (Vec<u8>, usize),
     /// The line to read after the lines in `again`.
     held: Option<Vec<u8>>,
@@ -75,7 +76,7 @@ impl<R: BufRead> Lines<R> {
         self.held = hold_last.then(|| std::mem::take(&mut self.line));
     }
 
-    /// Takes the next of the lines to reread. Returns `false` if none are left.
+    /// Takes the next line to reread. Returns `false` if there is no such line.
     fn take_again(&mut self) -> bool {
         let (again, from) = &mut self.again;
         let rest = &again[*from..];
@@ -95,8 +96,8 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// Returns `true` if the row might exceed the limit when written as text. A sink then measures the row before it writes
-/// it. The longest escape of a byte takes six bytes (`\u0000`), and a row adds a few bytes.
+/// Returns `true` if the row might exceed the limit when it is written as text. In that case, a sink measures the row
+/// before writing it. The longest escape turns a byte into six (`\u0000`), and a row adds a few bytes.
 pub(super) fn may_exceed(bytes_limit: u64, data_bytes: u64) -> bool {
     data_bytes > bytes_limit / 8
 }

@@ -135,7 +135,7 @@ pub(crate) enum SourceError {
     Rest { place: Place, what: String },
     /// The first line does not define the columns.
     Header { place: Place, what: String, hint: Option<String> },
-    /// The operating system failed.
+    /// The operating system returned an error.
     Io(io::Error),
 }
 
@@ -187,8 +187,7 @@ pub(crate) trait Sink {
     /// Writes one row. Fails with `InvalidData` if the layout can't represent the value, or with [`RowTooLong`]; no
     /// part of the row is written in that case.
     fn write(&mut self, key: &[u8], value: &[u8]) -> io::Result<()>;
-    /// Writes one row whose value is read in pieces, unless the layout requires the whole value. Otherwise the same as
-    /// [`write`](Self::write).
+    /// Like [`write`](Self::write), but reads the value in pieces, unless the layout requires the whole value.
     fn write_streamed(&mut self, key: &[u8], length: u64, value: &mut dyn Stream) -> io::Result<()> {
         let mut whole = Vec::new();
         value.take(length).read_to_end(&mut whole)?;
@@ -304,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Returns a line of cells, many of them empty, with characters that are special in some format.
+    /// Returns a line of cells, many of which are empty or contain characters that are special in some format.
     fn cells(random: &mut impl Rng, count: usize) -> Vec<String> {
         const PARTS: [&str; 12] = ["a", ",", "\t", "\"", "\n", "\r", "\\", "\u{feff}", "\u{e9}", "{", "\0", "null"];
         let mut cell = || {
@@ -314,7 +313,8 @@ mod tests {
         (0..count).map(|_| cell()).collect()
     }
 
-    /// Tables that were loaded and dumped as values can be reloaded unchanged, with any cells and column names.
+    /// A table that was loaded and then dumped as values can be reloaded unchanged, whatever its cells and column
+    /// names.
     #[test]
     fn tables_round_trip_as_values() {
         let mut random = SmallRng::seed_from_u64(3);
@@ -346,8 +346,8 @@ mod tests {
         }
     }
 
-    /// Each row that a text form writes can be read back. A row that is too long for a line is rejected before any byte
-    /// of it is written, in one line or several, with and without escapes.
+    /// Each row that a text form writes can be read back. If a row is too long for a line, it is rejected before any
+    /// byte of it is written, in one piece or several, with and without escapes.
     #[test]
     fn rows_that_are_too_long_are_not_written() {
         const BYTES_LIMIT: u64 = 300;
@@ -387,7 +387,7 @@ mod tests {
         assert!(written > 500 && refused > 500, "{written} written, {refused} refused");
     }
 
-    /// Reading a format returns the rows that were written, with any bytes.
+    /// In every format, rows of arbitrary bytes are read back unchanged.
     #[test]
     fn every_format_round_trips_any_bytes() {
         let mut random = SmallRng::seed_from_u64(7);

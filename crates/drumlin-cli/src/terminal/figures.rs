@@ -41,7 +41,7 @@ pub(crate) fn bytes(number: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-/// Formats a memory budget as the user gave it: in binary units if it is a multiple of one.
+/// Formats a memory budget in the units that the user probably typed: binary ones if it is a multiple of one.
 pub(crate) fn budget(number: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB")] {
         if number > 0 && number.trailing_zeros() >= shift {
@@ -102,8 +102,8 @@ pub(crate) fn clip(text: &str, columns: usize) -> String {
     text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Truncates a path to a number of columns by dropping its beginning, because the end says more. If possible, the
-/// result begins with a whole name.
+/// Truncates a path to a number of columns. Drops its beginning, because the end says more about the file. If possible,
+/// the result begins with a whole name.
 pub(crate) fn clip_start(text: &str, columns: usize) -> String {
     let length = text.chars().count();
     if length <= columns {

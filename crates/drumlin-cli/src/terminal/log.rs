@@ -11,7 +11,7 @@ struct Stderr;
 /// Starts printing warnings and errors, or with `--quiet` only errors.
 pub(crate) fn show(output: Output) {
     let filter = if output.quiet() { LevelFilter::Error } else { LevelFilter::Warn };
-    // This fails only if a logger is already set, which can only be this one.
+    // This fails only if a logger is already set, and this function is the only one that sets it.
     if log::set_logger(&Stderr).is_ok() {
         log::set_max_level(filter);
     }

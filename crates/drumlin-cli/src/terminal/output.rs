@@ -63,7 +63,7 @@ impl Output {
         io::stdout().is_terminal()
     }
 
-    /// Returns the number of columns that a row may take: the terminal's width, or `None` for no limit.
+    /// Returns the maximum width of a row in columns: the terminal's width, or `None` if there is no limit.
     pub(crate) fn columns() -> Option<usize> {
         let stdout = io::stdout();
         if !stdout.is_terminal() {

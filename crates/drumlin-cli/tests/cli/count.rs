@@ -20,7 +20,7 @@ fn rows_are_counted() {
     bench.fails(3, &["count", "db", "-k", "missing"]);
 }
 
-/// The second count reads next to nothing, no matter which command counted first.
+/// The second count reads next to nothing, whichever command counted first.
 #[test]
 fn counts_are_kept() {
     for count in [&["count", "db"][..], &["scan", "db", "--count"], &["keyspaces", "db", "--count"]] {
@@ -41,7 +41,8 @@ fn counts_are_kept() {
     }
 }
 
-/// A count that can't write succeeds, and reports the bytes read and why the counts are not kept.
+/// If the database can't be written to, a count succeeds. It reports how much it read and why the counts were not
+/// stored.
 #[test]
 fn a_count_that_is_not_kept_says_so() {
     let bench = Bench::new();

@@ -31,8 +31,8 @@ fn line(path: &str, files: u64, bytes: u64) -> Value {
     json!({ "path": path, "files": files, "bytes": bytes })
 }
 
-/// Each directory down to the given depth has a line that includes all files below it, the largest first and the total
-/// last. Names that sort between a directory and its content are not counted as part of it.
+/// Each directory within the given depth has a line, which includes all files below it. The largest comes first and the
+/// total last. A name that sorts between a directory and its content is not counted as part of the directory.
 #[test]
 fn directories_are_summed() {
     let bench = tree();
@@ -79,8 +79,8 @@ fn sums_follow_the_tree() {
     assert_eq!(lines(&bench, &["a"]), [line("a", 2, 3000)]);
 }
 
-/// A missing path, and a database without a tree, end with the code for "not found". A row that `index` did not write
-/// is reported.
+/// A missing path and a database without a tree end with the code for "not found". A row that was not written by
+/// `index` is reported.
 #[test]
 fn what_is_missing_has_a_code() {
     let bench = tree();

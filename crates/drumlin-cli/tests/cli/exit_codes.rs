@@ -50,7 +50,7 @@ fn budgets_have_a_minimum() {
     assert!(message.contains("at least") && message.contains("--memory"), "{message}");
 }
 
-/// A key above the limit is bad input, and the message states the limit.
+/// A key above the length limit is bad input, and the message states the limit.
 #[test]
 fn keys_have_a_limit() {
     let bench = Bench::new();
@@ -62,7 +62,7 @@ fn keys_have_a_limit() {
 #[test]
 fn damage_has_a_code() {
     let bench = Bench::new();
-    // Load in batches, so that pages and log fill the file from its start.
+    // Load in batches, so that pages and log records fill the file from its start.
     let load = ["load", "db", "-", "--format", "tsv", "--key", "k", "--batch", "1000"];
     bench.ok_with(&load, rows(3000).as_bytes());
     bench.ok(&["checkpoint", "db"]);
@@ -164,7 +164,7 @@ fn a_database_that_does_not_open_is_examined() {
 }
 
 /// If a database can't be opened because a page table is damaged, `dump --skip-damage` writes the remaining rows: here,
-/// all rows of another keyspace. Without the option, the error suggests it.
+/// all rows of a different keyspace. Without the option, the error suggests it.
 #[test]
 fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     let bench = Bench::new();
@@ -226,7 +226,7 @@ fn rm_of_everything_has_a_word_of_its_own() {
     assert_eq!(bench.ok(&["rm", "db", "--all"]), "removed 1 row\n");
 }
 
-/// No hint names an option that the command lacks.
+/// A hint never names an option that the command lacks.
 #[test]
 fn hints_fit_the_command() {
     let bench = Bench::new();

@@ -40,7 +40,7 @@ fn tree(root: &Path) -> Tree {
     found
 }
 
-/// Creates a tree with attributes and names that are easily lost.
+/// Creates a tree with attributes and names that a copy easily loses.
 fn awkward(bench: &Bench) -> PathBuf {
     let root = bench.path().join("tree");
     let old = UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
@@ -106,9 +106,9 @@ fn files_that_are_there_are_kept() {
     assert!(tree(&bench.path().join("out")) == tree(&bench.path().join("tree")));
 }
 
-/// If a run is killed or interrupted at any point, the next run completes the tree, with all modes and times and no
-/// other files, and returns code 0. The same is true after a completed run. A directory that existed before keeps its
-/// mode.
+/// If a run is killed or interrupted at any point, the next run completes the tree: it has all modes and times and no
+/// extra files, and the exit code is 0. Running the command again after that changes nothing. A directory that existed
+/// before keeps its mode.
 #[test]
 fn an_interrupted_run_is_completed() {
     let bench = Bench::new();
@@ -173,8 +173,8 @@ fn a_part_of_a_tree() {
     assert!(!bench.path().join("none").exists());
 }
 
-/// Rows that `index` did not write are never extracted to a place outside of the directory or behind a link in it, and
-/// never with content that differs from the record.
+/// If rows were not written by `index`, `extract` never writes them outside of the directory or behind a link in it,
+/// and never with content that differs from the record.
 #[test]
 fn rows_that_no_index_wrote() {
     let bench = Bench::new();

@@ -43,7 +43,8 @@ fn bytes_read(process: &mut Child) -> Option<u64> {
     })
 }
 
-/// A killed run into an empty database leaves either no files or the whole tree, and the next run stores the tree.
+/// If a run into an empty database is killed, the database has either no files or the whole tree. The next run stores
+/// the tree.
 #[test]
 fn a_killed_run_leaves_nothing_or_all() {
     const FILES: u64 = 400;
@@ -76,8 +77,7 @@ fn a_killed_run_leaves_nothing_or_all() {
     assert!(bench.ok(&["check", "db"]).starts_with("sound"));
 }
 
-/// If a run is killed while its keyspaces are being filled, its rows do not count as a tree, and the next run drops
-/// them.
+/// A run that is killed while it fills its keyspaces leaves rows that do not count as a tree. The next run drops them.
 #[test]
 fn a_half_attached_tree_is_none() {
     let bench = Bench::new();
@@ -176,9 +176,9 @@ fn acknowledgements_name_every_file() {
     assert_eq!(acks, expected);
 }
 
-/// A database inside the tree that it stores is left out and named, no matter how it is reached: as the folder itself,
-/// through a symbolic link in its place, and as a hard link to one of its files. `--delete` removes any of its files
-/// that an older version stored.
+/// A database inside the tree is left out and named, whether the walk reaches it as the folder itself, through a
+/// symbolic link in its place, or as a hard link to one of its files. `--delete` removes rows of those files that an
+/// older version stored.
 #[test]
 fn a_database_is_not_stored_in_itself() {
     let bench = Bench::new();

@@ -27,7 +27,7 @@ fn an_experiment_reports_and_leaves_nothing() {
     assert!(chapter["failure"].is_null(), "{chapter}");
     let rows = chapter["tables"][0]["rows"].as_array().unwrap();
     assert!(rows.len() >= 3 && rows[0]["cells"][1].as_f64().unwrap() > 0.0, "{rows:?}");
-    // This file is larger than memory only if a control group limits the memory.
+    // The file is larger than memory only if a control group limits the memory.
     if report["memory_limit"].as_str().unwrap().starts_with("a control group") {
         assert!(rows[0]["source"].as_str().unwrap().starts_with("S1"));
     } else {
@@ -88,7 +88,7 @@ fn loop_devices(bench: &Bench) -> Vec<String> {
     backing.filter(|file| file.contains(&folder)).collect()
 }
 
-/// Returns the number of mounts below a test's folder that a process sees: `self`, or the process with an id.
+/// Returns the number of mounts below a test's folder that a process sees. `process` is an id or `self`.
 fn mounts(bench: &Bench, process: &str) -> usize {
     let folder = bench.path().canonicalize().unwrap().to_string_lossy().into_owned();
     let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();

@@ -28,8 +28,8 @@ fn bench() -> Bench {
     bench
 }
 
-/// Runs a command with the budget, reading at most `bytes_read` of its output. Returns its peak resident memory, found
-/// by sampling the kernel's peak.
+/// Runs a command with the budget, and reads at most `bytes_read` of its output. Returns its peak resident memory, by
+/// polling the peak that the kernel records.
 fn resident_bytes_max(bench: &Bench, args: &[&str], bytes_read: u64) -> u64 {
     let args = [args, &["--memory", BUDGET, "--quiet"]].concat();
     let mut child = bench.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -58,7 +58,7 @@ fn resident_bytes_max(bench: &Bench, args: &[&str], bytes_read: u64) -> u64 {
 #[test]
 fn commands_hold_no_large_value_whole() {
     let bench = bench();
-    // Text is slow without optimization, so the reader stops after a part of the first value.
+    // Processing text is slow without optimization, so the reader stops within the first value.
     let part = 3_000_000;
     let commands: [(&[&str], u64); 14] = [
         (&["scan", "db", "--keys-only"], u64::MAX),
@@ -82,8 +82,8 @@ fn commands_hold_no_large_value_whole() {
     }
 }
 
-/// Large values survive every form of rows unchanged, and a row with a large value has the same form as one with a
-/// short value.
+/// Large values survive a round trip through every format unchanged. A row is written in the same form whether its
+/// value is large or short.
 #[test]
 fn large_values_round_trip() {
     let bench = bench();

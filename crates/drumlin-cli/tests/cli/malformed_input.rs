@@ -58,8 +58,8 @@ fn bad_rows_are_counted() {
     assert_eq!(bench.ok(&["scan", "db", "--keys-only"]), "a\nc\ne\n");
 }
 
-/// Rows whose keys are too long are bad rows: they are reported with their place and skipped with `--skip-bad`, even in
-/// the binary form and if their values are streamed.
+/// A row whose key is too long is a bad row: it is reported with its place and skipped with `--skip-bad`, even in the
+/// binary form and even if its value is streamed.
 #[test]
 fn long_keys_are_bad_rows() {
     let bench = Bench::new();

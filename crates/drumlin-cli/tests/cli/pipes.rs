@@ -31,7 +31,7 @@ fn a_reader_may_leave() {
     }
 }
 
-/// Only a terminal gets colours or progress.
+/// Colours and progress appear only on a terminal.
 #[test]
 fn no_escape_codes() {
     let bench = Bench::new();
@@ -42,7 +42,7 @@ fn no_escape_codes() {
     }
 }
 
-/// A closed stdout is an error that is noticed before the command starts; /dev/null is a valid output.
+/// If stdout is closed, the command fails before it starts; /dev/null is a valid output.
 #[test]
 fn a_closed_stdout() {
     let bench = Bench::new();

@@ -31,7 +31,7 @@ fn release(path: &Path) {
     }
 }
 
-/// Runs the command as a user who is subject to permissions, because root ignores them.
+/// Runs the command as a user for whom permissions matter, because root ignores them.
 fn run(bench: &Bench, args: &[&str]) -> Output {
     let mut command = bench.command(args);
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
@@ -86,8 +86,8 @@ fn what_may_not_be_written_is_read() {
     release(&database);
 }
 
-/// Commands that read share the database with one another and change none of its bytes. A command that writes is
-/// refused without waiting.
+/// Several commands that only read can use the database concurrently, and change no byte of it. A command that writes
+/// is refused without waiting.
 #[test]
 fn readers_share_the_database() {
     let bench = Bench::new();
@@ -122,7 +122,7 @@ fn stats_shows_the_sync_method_of_the_database() {
     }
 }
 
-/// If a database was killed, the first command recovers it, whichever command that is.
+/// If a process that used the database was killed, the first command recovers the database, whichever command that is.
 #[test]
 fn a_database_that_was_not_closed_is_recovered_to_read_it() {
     let bench = Bench::new();

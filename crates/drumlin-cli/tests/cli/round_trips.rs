@@ -51,7 +51,7 @@ fn text_forms() {
     }
 }
 
-/// A selection of rows is piped from stdout to stdin, into another keyspace.
+/// A dump of selected rows can be piped into `load`, into a different keyspace.
 #[test]
 fn through_a_pipe() {
     let bench = Bench::new();
@@ -63,7 +63,7 @@ fn through_a_pipe() {
     assert_eq!(bench.ok(&["scan", "db", "-k", "copy"]), "a/1\ta/1\na/2\ta/2\n");
 }
 
-/// CSV that was loaded is dumped byte for byte as it was, with all its columns in order or with the named columns.
+/// CSV that was loaded is dumped byte for byte, either with all its columns in order or with the requested columns.
 #[test]
 fn columns_come_back() {
     let bench = Bench::new();
@@ -89,7 +89,7 @@ fn columns_come_back() {
     assert_eq!(bench.ok(&["dump", "json", "--values", "--from", "k"]), "{ \"a\": 1 }\n\"no json\"\n");
 }
 
-/// A value that lacks the columns ends a dump, and is named. No part of it is lost silently.
+/// If a value lacks the requested columns, the dump ends and names the row. No part of the value is lost silently.
 #[test]
 fn values_without_the_columns() {
     let bench = Bench::new();
@@ -117,8 +117,8 @@ fn a_dump_keeps_what_is_there() {
     assert_eq!((&sizes["bytes"], &sizes["file_bytes"]), (&2.into(), &58.into()));
 }
 
-/// A column with an empty name is written as a line in a dump, and so is a row of one empty cell. Values with no fields
-/// can't be written as a line, and are rejected.
+/// In a dump, a column with an empty name and a row of one empty cell are both written as non-blank lines. A value
+/// without fields can't be written as a line, and is rejected.
 #[test]
 fn lines_are_never_blank() {
     let bench = Bench::new();
@@ -154,7 +154,7 @@ fn a_dump_is_whole_or_not_there() {
     };
     assert!(bench.fails(7, &["dump", "db", "out.csv", "--values"]).contains("hint: no file was made"));
     assert_eq!(names(), ["db"]);
-    // To a process, a file size limit looks like a full disk.
+    // A process that reaches its file size limit sees the same error as on a full disk.
     let limited = format!("ulimit -f 100; exec '{}' dump db out.csv", env!("CARGO_BIN_EXE_drumlin"));
     let mut shell = std::process::Command::new("sh");
     let ended = shell.args(["-c", &format!("trap '' XFSZ; {limited}")]).current_dir(bench.path()).output().unwrap();

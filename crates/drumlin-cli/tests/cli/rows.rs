@@ -108,7 +108,8 @@ fn removals() {
     bench.fails(3, &["scan", "db"]);
 }
 
-/// Any bytes can be a key, which can be shown and typed in two ways. Empty keys and values are allowed.
+/// Any bytes can form a key, which is shown and typed either escaped or in hexadecimal. Empty keys and values are
+/// allowed.
 #[test]
 fn awkward_keys() {
     let bench = Bench::new();
@@ -146,7 +147,7 @@ fn keys_of_loaded_rows() {
     assert_eq!(first["value"], r#"{"country":"FR","city":"Paris","people":"2"}"#);
 }
 
-/// Many files are loaded concurrently, each in order: if several rows have the same key, the last one stays.
+/// Many files are loaded concurrently, each in order: the last of several rows with the same key wins.
 #[test]
 fn many_files() {
     let bench = Bench::new();
@@ -239,7 +240,8 @@ fn compressed_input() {
     assert!(message.contains("compressed with xz") && message.contains("xz -dc 'rows.csv.xz' |"), "{message}");
 }
 
-/// Rows that begin with the magic of a compressed form are read as text, including rows that a dump wrote.
+/// A row that begins with the magic of a compressed form is read as text, even if a dump wrote it at the start of a
+/// file.
 #[test]
 fn text_that_begins_like_a_compressed_file() {
     let bench = Bench::new();
@@ -251,7 +253,8 @@ fn text_that_begins_like_a_compressed_file() {
     }
 }
 
-/// Other separators are read and written. If the first line has one, the error suggests the option.
+/// Separators other than the default are read and written. If the first line contains one that was not requested, the
+/// error suggests the option.
 #[test]
 fn delimiters() {
     let bench = Bench::new();
@@ -302,7 +305,8 @@ fn inputs_do_not_share_keys() {
     assert!(with_keys.contains("loaded 2 rows, 1 replaced"), "{with_keys}");
 }
 
-/// A field that no row has is reported on stderr, in every text form. A field that at least one row has is not.
+/// A field that occurs in no row is reported on stderr, in every text form. A field that occurs in at least one row is
+/// not reported.
 #[test]
 fn fields_that_no_row_has_are_named() {
     let bench = Bench::new();

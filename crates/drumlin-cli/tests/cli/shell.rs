@@ -24,8 +24,8 @@ fn manual_pages() {
     }
 }
 
-/// If a command is typed by the name that another program uses, the error names the command here. Control characters
-/// are escaped.
+/// If the user types the name that another program gives to a command, the error names the equivalent command here.
+/// Control characters are escaped.
 #[test]
 fn other_names() {
     let bench = Bench::new();

@@ -12,8 +12,8 @@ fn tree(bench: &Bench) {
     bench.write("tree/large.bin", vec![42u8; 6_000_000]);
 }
 
-/// The load is killed, every acknowledged file is in the database, a second load completes it, and the queries return
-/// the right answers.
+/// The child that loads the tree is killed, every acknowledged file is in the database, a second child completes the
+/// load, and the queries return the right answers.
 #[test]
 fn nothing_is_lost() {
     let bench = Bench::new();

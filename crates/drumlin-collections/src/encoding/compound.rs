@@ -1,5 +1,5 @@
-//! Encodings of keys that are composed of other keys. The parts are concatenated without separators, since no encoding
-//! of a type is a prefix of another.
+//! Encodings of keys that are composed of other keys. The encoded parts are concatenated. They need no separators,
+//! because no encoding of a type is a prefix of another.
 
 use std::cmp::Reverse;
 

@@ -9,7 +9,7 @@ use drumlin_testing::Random;
 
 use super::{EncodeAs, Key, KeyBounds, PrefixOf, encoded};
 
-/// Generates random values, with many small differences, extreme values of the type, and common prefixes.
+/// Generates random values: many that differ only slightly, the extreme values of the type, and common prefixes.
 trait Drawn: Sized {
     fn draw(random: &mut Random) -> Self;
 }
@@ -111,8 +111,8 @@ impl<A: Drawn, B: Drawn, C: Drawn> Drawn for (A, B, C) {
     }
 }
 
-/// Checks one type: its order, its round trip, that none of its encodings is a prefix of another, and the decoding of
-/// altered bytes.
+/// Checks the rules for one type: its encodings sort like its values, decode to the same values, and are never prefixes
+/// of one another. Also decodes altered bytes.
 fn holds_by<K: Key + Drawn + Debug>(compare: impl Fn(&K, &K) -> Ordering) {
     let name = std::any::type_name::<K>();
     let mut random = Random(0x0DDE);
@@ -177,7 +177,7 @@ fn bytes_are_in_the_order_of_values() {
     holds::<Reverse<Option<u32>>>();
 }
 
-/// Tuples sort by their parts, whatever the lengths and the bytes of the first parts.
+/// Tuples sort by their parts, for first parts of any length and with any bytes.
 #[test]
 fn tuples_sort_by_their_parts() {
     holds::<(String, u8)>();
@@ -189,7 +189,7 @@ fn tuples_sort_by_their_parts() {
     holds_by::<Reverse<f64>>(|a, b| b.0.total_cmp(&a.0));
 }
 
-/// A key starts with an encoded prefix if and only if its first parts equal those of the prefix.
+/// A key starts with an encoded prefix if and only if its first parts equal the parts of the prefix.
 #[test]
 fn prefixes_hold_what_has_their_parts() {
     let mut random = Random(7);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::documents::database;
 use crate::notes::{self, Note};
 
-/// A note as it was before any index or view was defined.
+/// A note before any index or view was defined.
 #[derive(Serialize, Deserialize, Debug)]
 struct Plain {
     id: u32,
@@ -27,7 +27,7 @@ impl Collection for Plain {
     }
 }
 
-/// Parts are built while threads write, and then match the documents. Until then, reading them fails.
+/// Parts are built while threads write. Reading a part fails until it is built; after that, it matches the documents.
 #[test]
 fn parts_are_built_while_writers_go_on() {
     let db = database();
@@ -76,8 +76,8 @@ fn a_changed_view_is_built_again() {
     notes::check(&second.now());
     drop(second);
     assert!(db.keyspaces().iter().all(|info| !info.name.ends_with("lengths 1.1")), "{:?}", db.keyspaces());
-    // Writes do not update indexes and views that the definition leaves out. So these are dropped, and rebuilt once the
-    // definition includes them again.
+    // Writes do not update an index or view that the definition leaves out. So it is dropped, and rebuilt once the
+    // definition includes it again.
     let plain = Collections::new(&db).open::<Plain>().unwrap();
     assert_eq!(db.keyspaces().len(), 3, "documents, meta, history: {:?}", db.keyspaces());
     plain.remove(plain.iter().next().unwrap().unwrap().id).unwrap();
@@ -115,8 +115,8 @@ impl Collection for Strict {
     }
 }
 
-/// If a part can't be built from the existing documents, the build fails with an error that names the unsuitable
-/// document. The other parts and the documents remain usable.
+/// If a part can't be built from the existing documents, the error names the document that prevents it. The other parts
+/// and the documents remain usable.
 #[test]
 fn a_part_that_can_not_be_built_says_why() {
     let db = database();

@@ -62,8 +62,8 @@ fn rows(db: &drumlin::Database) -> Vec<(String, Vec<u8>, Vec<u8>)> {
     all
 }
 
-/// A load in any order leaves the same rows as inserting the documents one by one, with all indexes and views ready.
-/// The collection can then be used as usual.
+/// A load in any order leaves the same rows as inserting the documents one by one, and all indexes and views are ready.
+/// Afterwards, the collection can be used as usual.
 #[test]
 fn a_load_leaves_what_single_calls_leave() {
     let mut random = Random(2);
@@ -99,7 +99,7 @@ fn a_load_leaves_what_single_calls_leave() {
     }
 }
 
-/// A dropped load leaves no rows. A load can continue after a document was refused.
+/// A dropped load leaves no rows. After a document was refused, a load can continue.
 #[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let db = database();
@@ -125,8 +125,8 @@ fn a_load_that_is_dropped_leaves_nothing() {
     assert_eq!((orders.len().unwrap(), orders.index(&Order::BY_CUSTOMER).count(..).unwrap()), (2, 2));
 }
 
-/// If two documents with the same key are loaded, the last one wins, and only its rows remain. If two documents have
-/// the same key in a unique index, building the index fails, as it does for existing documents.
+/// If two loaded documents have the same key, the last one wins, and only its rows remain. If they have the same key in
+/// a unique index, building the index fails, as it does for existing documents.
 #[test]
 fn documents_that_come_twice() {
     let db = database();
@@ -191,9 +191,9 @@ fn a_load_that_ends_with_its_process() {
     assert_eq!(rows(&db), expected);
 }
 
-/// A load that fills the disk leaves all documents or none of them, wherever it fails: while inserting a document,
-/// while attaching the documents, or while attaching an index or view. Once there is space, the collection opens, and
-/// its indexes and views match its documents. If it has no documents, the load can be repeated.
+/// A load that fills the disk leaves either all documents or no documents, wherever it fails: while inserting a
+/// document, while attaching the documents, or while attaching an index or view. Once there is space, the collection
+/// opens, and its indexes and views match its documents. If it has no documents, the load can be repeated.
 #[test]
 fn a_load_on_a_full_disk_leaves_all_documents_or_none() {
     const COUNT: u32 = 20_000;

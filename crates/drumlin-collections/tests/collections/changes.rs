@@ -32,7 +32,7 @@ fn next(changes: &Changes<Counter>) -> Option<(String, Option<u64>)> {
     }
 }
 
-/// Committed changes arrive in order. Changes that failed or were rolled back do not arrive, and changes dropped
+/// Committed changes arrive in order. Changes that failed or were rolled back never arrive. Changes that are dropped
 /// because the queue is full are counted.
 #[test]
 fn observers_see_committed_changes() {

@@ -61,7 +61,7 @@ fn documents_are_stored_and_found() {
     assert_eq!(users.remove("ann").unwrap(), None);
 }
 
-/// A transaction can span several collections, and can continue after one of its calls was refused.
+/// A transaction can span several collections. It can continue after one of its calls was refused.
 #[test]
 fn a_refused_call_leaves_its_transaction_whole() {
     let db = database();
@@ -151,8 +151,8 @@ fn futures_do_the_same() {
     notes::check(&notes.now());
 }
 
-/// An index iterator returns documents in index order from both ends, for any mix of forward and backward steps, like a
-/// sorted list.
+/// An index iterator behaves like a sorted list: it returns documents in index order from both ends, for any mix of
+/// forward and backward steps.
 #[test]
 fn found_documents_are_in_order_from_both_ends() {
     let notes = Collections::new(&database()).open::<Note<1>>().unwrap();
@@ -220,7 +220,7 @@ impl Collection for Twice {
     }
 }
 
-/// Invalid definitions, and rows of other types, cause errors that name the collection and the row.
+/// An invalid definition and a row of a different type cause errors that name the collection and the row.
 #[test]
 fn what_is_not_defined_is_refused() {
     let db = database();

@@ -1,4 +1,4 @@
-//! Futures dropped before they complete. A call may be dropped at any of its waits: no row is lost or repeated, and no
+//! Drops futures before they complete. A call may be dropped at any of its waits: no row is lost or repeated, and no
 //! change is left half-finished.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 const ENTRIES: u32 = 1200;
 const GROUPS: u32 = 6;
-/// An upper bound on the polls that any call here needs.
+/// An upper bound on the number of polls that a call needs.
 const POLLS_MAX: usize = 200;
 
 /// An entry whose rows in the view and the history are as large as in the collection.
@@ -85,7 +85,7 @@ impl Collection for Loaded {
     }
 }
 
-/// A database that is larger than its memory budget, and the names of the calls tried on it.
+/// A database that is larger than its memory budget, and the names of the calls that were tried on it.
 struct Trial {
     db: Database,
     collections: Collections,
@@ -192,8 +192,8 @@ impl Trial {
         panic!("{name} waits for ever");
     }
 
-    /// Like `changes`, for a change within a transaction that commits after the drop. A dropped change must have no
-    /// effect.
+    /// Like `changes`, but the change runs within a transaction that commits after the drop. A dropped change must have
+    /// no effect.
     fn changes_in_transaction(
         &self,
         name: &'static str,
@@ -311,7 +311,7 @@ fn steps_lose_nothing(trial: &Trial, reading: &Reading<'_, Entry>) {
     let mut found = groups.range(..);
     let back: Vec<Entry> = by_group.iter().rev().cloned().collect();
     trial.steps("Found::next_back_async", &back, async || found.next_back_async().await);
-    // The iterator's two ends meet among documents that one of the ends has prefetched.
+    // Let the two ends of the iterator meet among documents that one end has prefetched.
     let mut found = groups.range(..);
     let mut step = 0;
     let mut both_ends = async || {
@@ -421,8 +421,8 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes_in_transaction("Transaction::insert_or_get_async", &insert_or_get, |id| Some(Entry::draw(id, 1)));
 }
 
-/// If a bulk load is dropped at any of its calls, it leaves no rows, unless `finish` has begun: in that case, the load
-/// completes.
+/// If a bulk load is dropped during any of its calls before `finish` has begun, it leaves no rows. After that, the load
+/// completes even if the call is dropped.
 fn loads_are_whole(trial: &Trial) -> Documents<Loaded> {
     let Trial { db, collections, .. } = trial;
     let load = async || {
@@ -474,7 +474,7 @@ fn the_rest_of_the_calls(trial: &Trial) {
     loaded.wait_built().unwrap();
     assert!(loaded.iter().map(|entry| entry.unwrap().0).eq((0..LOADED).map(|id| Entry::draw(id, 1))));
     assert_eq!(loaded.index(&Loaded::BY_GROUP).count(..).unwrap(), u64::from(LOADED));
-    // Each transaction of `clear` removes its documents completely, so dropped calls make progress.
+    // Each transaction of `clear` removes its documents completely, so even calls that are dropped make progress.
     let removed = (1..POLLS_MAX).find_map(|polls| block_on(within_polls(polls, loaded.clear_async()))).unwrap();
     assert!(removed.unwrap() <= u64::from(LOADED) && loaded.is_empty().unwrap());
     assert_eq!(loaded.index(&Loaded::BY_GROUP).count(..).unwrap(), 0);

@@ -43,7 +43,7 @@ fn session(id: u32, ends: Option<u64>) -> Session {
     Session { id, user: format!("user {}", id % 10), ends }
 }
 
-/// No call sees a document after its expiry time. `remove_expired` removes such documents, and so does a background
+/// After its expiry time, no call sees a document. `remove_expired` removes expired documents, and so does a background
 /// thread once the collection is opened.
 #[test]
 fn expired_documents_are_not_seen_and_are_removed() {

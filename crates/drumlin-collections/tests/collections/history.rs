@@ -61,8 +61,8 @@ fn versions<const K: u8>(pages: &Documents<Page<K>>, name: &str) -> Vec<(u64, Op
     versions.map(|version| (version.number, version.document.map(|page| page.text))).collect()
 }
 
-/// Each document, and the whole collection, can be read as of any time. The expected contents come from a list of all
-/// past versions of the collection.
+/// Each document, and the whole collection, can be read as of any time. The test compares them with a list of all past
+/// states of the collection.
 #[test]
 fn documents_are_seen_as_they_were() {
     let now = Arc::new(AtomicU64::new(0));
@@ -128,7 +128,7 @@ fn versions_are_given_up() {
     drop(pages);
 }
 
-/// If a document was written while no history was kept, its current contents become a version with the next write.
+/// If a document was written while no history was kept, its next write first records its old contents as a version.
 /// Asking for versions of a collection without a history is an error.
 #[test]
 fn a_history_begins_with_what_is_there() {

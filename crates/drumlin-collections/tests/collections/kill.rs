@@ -1,5 +1,5 @@
-//! SIGKILL at random moments, with real files. Afterwards, indexes, views and versions match the documents, whichever
-//! operation was interrupted, even if it was the build of an index or view.
+//! Kills processes with SIGKILL at random moments, with real files. Afterwards, indexes, views and versions match the
+//! documents, whichever operation was interrupted, even if it was the build of an index or view.
 //!
 //! The test runs itself as a child process, which writes and acknowledges each write through a pipe. The parent kills
 //! the child after a random number of acknowledgements, opens the database, checks it, and starts the next child.
@@ -91,8 +91,8 @@ fn views_survive_kills() {
     for kill in 0..number("DRUMLIN_TEST_KILLS", 6) {
         let version = 1 + (random.below(2) as u32);
         run_child(&path, kill, version, random.below(40));
-        // In half of the rounds, the parent does not check, and the next child opens the files that the kill left
-        // behind, possibly with a different version.
+        // In half of the rounds, the parent does not check the files. The next child opens them as the kill left them,
+        // possibly with a different version.
         if path.exists() && random.chance(50) {
             count = if random.chance(50) { check::<1>(&path) } else { check::<2>(&path) };
         }

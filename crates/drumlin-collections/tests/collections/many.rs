@@ -14,8 +14,8 @@ use smol::block_on;
 use crate::documents::database;
 use crate::notes::{self, Note};
 
-/// Counts, first, last and lookups match a model map. Removing a range keeps all other documents and their derived
-/// rows, and works for any number of documents.
+/// Counts, the first and last document, and lookups match a model map. Removing a range of any size leaves all other
+/// documents and their derived rows.
 #[test]
 fn counts_ends_and_removals_are_those_of_a_map() {
     let db = database();

@@ -63,7 +63,7 @@ pub(crate) fn draw<const V: u32>(random: &mut Random, ids: u64) -> Note<V> {
     Note { id: random.below(ids) as u32, author, words }
 }
 
-/// Checks that the indexes, the view and the newest versions match the documents. The check holds in every snapshot.
+/// Checks that the indexes, the view and the newest versions match the documents. In every snapshot, they must.
 pub(crate) fn check<const V: u32>(reading: &Reading<'_, Note<V>>) {
     check_parts(reading);
     for note in reading.iter().map(Result::unwrap) {
@@ -109,7 +109,8 @@ pub(crate) fn check_parts<const V: u32>(reading: &Reading<'_, Note<V>>) {
     assert_eq!(view.reduce(..).unwrap(), total);
 }
 
-/// Makes one random change. Panics on any error except that the title is taken or the document already exists.
+/// Makes one random change. An error is allowed only if the title is taken or the document already exists; any other
+/// error panics.
 pub(crate) fn change<const V: u32>(notes: &Documents<Note<V>>, random: &mut Random, ids: u64) {
     let note = draw::<V>(random, ids);
     let refused = match random.below(10) {

@@ -31,8 +31,7 @@ fn all<T>(iterator: impl Iterator<Item = Result<T>>) -> Vec<T> {
     iterator.collect::<Result<_>>().unwrap()
 }
 
-/// A stream yields the items of its iterator even after every handle is dropped, and remains exhausted once it has
-/// ended.
+/// A stream yields the items of its iterator even after every handle is dropped. Once it has ended, it stays exhausted.
 #[test]
 fn streams_own_what_they_read() {
     let notes = notes_in(&database());
@@ -66,7 +65,7 @@ fn streams_own_what_they_read() {
         assert!(block_on(stream.try_next()).unwrap().is_none());
     }
     assert!(format!("{stream:?}").contains("ended"));
-    // An iterator of a given snapshot outlives the handle too, and keeps showing that snapshot.
+    // An iterator of a given snapshot also outlives the handle, and keeps showing the rows of that snapshot.
     let reading = notes.at_snapshot(db.snapshot());
     let ids: Vec<u32> = notes.iter().map(|note| note.unwrap().id).collect();
     ids.iter().for_each(|id| drop(notes.remove(id).unwrap()));
@@ -105,8 +104,8 @@ impl Collection for Order {
     }
 }
 
-/// Pages of documents with equal keys, read from the front or from the back, contain each document exactly once. This
-/// holds even if documents are removed and inserted between two pages, including the last document of a page.
+/// Pages of documents with equal keys, read from the front or from the back, contain each document exactly once, even
+/// if documents are removed and inserted between two pages, including the last document of a page.
 #[test]
 fn pages_within_equal_keys_have_every_row_once() {
     let orders = Collections::new(&database()).open::<Order>().unwrap();

@@ -1,4 +1,4 @@
-//! Asynchronous calls whose rows are in memory yield to other tasks, because the engine's calls do.
+//! Asynchronous calls yield to other tasks even if all their rows are in memory, because the engine's calls do.
 
 use std::future::Future;
 

@@ -55,7 +55,7 @@ impl<C: Serialize + serde::de::DeserializeOwned> Codec<C> for Other {
     }
 }
 
-/// A newtype that replaced a plain `u32`.
+/// A newtype that replaces a plain `u32`.
 #[derive(Debug)]
 struct Number(u32);
 
@@ -116,7 +116,7 @@ fn refused<C: Collection>(db: &Database) -> String {
     error.to_string()
 }
 
-/// Different key types, value types or codecs are refused unless the version has changed too. The database is left
+/// A different key type, value type or codec is refused unless the version has changed too, and the database stays
 /// unchanged. A collection without documents accepts any types.
 #[test]
 fn other_types_need_another_version() {
@@ -174,7 +174,7 @@ fn collections_without_types_get_them() {
     for key in &keys {
         meta.remove(key).unwrap();
     }
-    // A record of types without a keyspace describes no rows, so it is ignored.
+    // The recorded types of a part without a keyspace describe no rows, so they are ignored.
     let key = "types orders/index by customer 2.1";
     meta.insert(key, "key of some other type").unwrap();
     drop(Collections::new(&db).open::<other_index_version::Order>().unwrap());

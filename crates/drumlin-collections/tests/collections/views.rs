@@ -27,7 +27,7 @@ fn views_equal_their_recomputation() {
     }
 }
 
-/// While other threads write, a snapshot sees documents and views as of the same moment.
+/// While other threads write, a snapshot sees documents and views as of the same commit.
 #[test]
 fn snapshots_see_documents_and_views_of_one_moment() {
     let db = database();
@@ -110,9 +110,9 @@ impl Collection for Payment {
     }
 }
 
-/// Reducing many rows, which uses stored reduced states, gives the same result as folding these rows one by one: in
-/// snapshots, after changes to values and keys, in a transaction with its own changes, and for two different reduce
-/// functions of the same view.
+/// Reducing many rows, which uses stored reduced states, returns the same result as folding the rows one by one. This
+/// holds in snapshots, after changes to values and keys, in a transaction with changes of its own, and for two
+/// different reduce functions of the same view.
 #[test]
 fn a_reduce_of_many_rows_is_their_fold() {
     let db = database();

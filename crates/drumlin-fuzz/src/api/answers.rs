@@ -15,7 +15,7 @@ pub(super) fn documented(error: &Error) -> Recourse {
     }
 }
 
-/// Returns the value of a result, or `None` for an error that `may` allows. Panics for any other error.
+/// Returns the value of a result, or `None` for an error that `may` allows. Panics on any other error.
 #[track_caller]
 pub(super) fn checked<T>(result: Result<T>, may: impl Fn(&Error) -> bool) -> Option<T> {
     match result {

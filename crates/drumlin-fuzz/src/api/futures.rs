@@ -1,4 +1,4 @@
-//! Polls futures to completion, or drops or leaks them earlier.
+//! Polls futures to completion, or drops or leaks them before that.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// The number of times to poll a future, and what happens to it afterwards: it is leaked or dropped.
+/// The number of times to poll a future, and whether it is then leaked or dropped.
 #[derive(Clone, Copy)]
 pub(super) struct Fate {
     pub(super) polls: usize,
     pub(super) leaks: bool,
 }
 
-/// Polls a future up to this many times, then drops or leaks it. Returns its result if it was ready.
+/// Polls a future up to the given number of times, then drops or leaks it. Returns its result if it completed.
 pub(super) fn poll_some<T>(future: impl Future<Output = T>, fate: Fate) -> Option<T> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut future = Box::pin(future);

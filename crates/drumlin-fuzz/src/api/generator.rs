@@ -9,12 +9,12 @@ use drumlin_testing::Random;
 use super::futures::Fate;
 use crate::Script;
 
-/// Returns the first `count` random bytes of a seed.
+/// Returns the first `count` bytes that a seed's generator yields.
 pub(super) fn bytes(seed: u64, count: usize) -> Vec<u8> {
     numbers(seed).bytes(count)
 }
 
-/// Returns the generator of a seed. The multiplication makes neighbouring seeds unrelated.
+/// Returns the random generator for a seed. The multiplication makes neighbouring seeds unrelated.
 fn numbers(seed: u64) -> Random {
     Random(seed.wrapping_mul(0xD134_2543_DE82_EF95))
 }
@@ -66,8 +66,8 @@ pub(super) fn options(script: &mut Script<'_>) -> TxOptions {
         _ => Isolation::ReadCommitted,
     };
     let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
-    // Every wait ends even without a timeout: no thread waits for a lock that it holds itself, and deadlocks are
-    // detected.
+    // Every wait ends, even if it has no timeout: a thread never waits for a lock that it holds itself, and deadlocks
+    // are detected.
     let lock_timeout = [Duration::ZERO, Duration::from_millis(1), Duration::MAX][usize::from(script.byte() % 3)];
     TxOptions { isolation, durability, lock_timeout, ..TxOptions::default() }
 }

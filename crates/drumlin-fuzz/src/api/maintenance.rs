@@ -1,4 +1,4 @@
-//! Maintenance calls, and calls that drop and create keyspaces, some of which must be refused.
+//! Maintenance calls, and calls that drop and create keyspaces. Some of these calls must be refused.
 
 use drumlin::{Durability, Error, KeyspaceOptions};
 

@@ -1,13 +1,14 @@
 //! Checks that the memory used by a sequence stays within the budgets of its databases.
 //!
-//! A thread samples the process's memory every millisecond, so it also sees the peak within a single call. Only the
-//! program's worker processes start the thread: under libFuzzer and in tests, other code shares the process.
+//! A thread samples the process's memory every millisecond, so it also catches a peak within a single call. Only the
+//! program's worker processes start the thread, because libFuzzer and tests run other code in the same process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Anonymous memory that is allowed in addition to budgets and models: stacks, values passed through a call, memory
-/// that the allocator retains, and memory that a database uses outside its budget (threads, and tables of a few pages).
+/// The anonymous memory that is allowed in addition to the budgets and models: stacks, values passed through a call,
+/// memory that the allocator retains, and memory that a database uses outside its budget (threads, and tables of a few
+/// pages).
 pub const ALLOWANCE_BYTES: u64 = 8 << 20;
 
 /// The peak since the last reset, in bytes; 0 if it is not measured.
@@ -21,7 +22,7 @@ fn anonymous_bytes() -> Option<u64> {
     Some(resident.saturating_sub(of_files) * 4096)
 }
 
-/// Starts to sample the memory, until the process ends.
+/// Samples the memory from now until the process ends.
 pub fn watch() {
     let Some(bytes) = anonymous_bytes() else { return };
     PEAK.store(bytes, Ordering::Relaxed);
@@ -33,10 +34,10 @@ pub fn watch() {
     });
 }
 
-/// The memory of one sequence.
+/// Measures the memory of one sequence.
 pub(super) struct Watch {
     before: u64,
-    /// The largest excess over the memory that the sequence may use, not counting the allowance.
+    /// The largest excess over the budgets and the bytes that the caller holds. The allowance is not subtracted.
     pub(super) excess: u64,
 }
 

@@ -2,9 +2,10 @@
 //! up and dropped in any order, futures are dropped and leaked, settings are extreme, closures and readers panic, and
 //! threads contend for the same rows while the database is closed. Most databases are in memory, some are on disk.
 //!
-//! The answer of each call is compared with an ordered map for each keyspace; a transaction has its own maps until it
-//! commits. An error must be one that the call may return at this point, with the recourse that `error.rs` documents.
-//! Only closures that are meant to panic may do so, and the database must keep working afterwards.
+//! The answer of each call is compared with ordered maps, one for each keyspace; a transaction has its own maps until
+//! it commits. If a call returns an error, it must be one that the call may return at this point, with the recourse
+//! that `error.rs` documents. Only closures that are meant to panic may do so, and the database must keep working
+//! afterwards.
 
 mod answers;
 mod calls;
@@ -39,7 +40,7 @@ use peer::Peer;
 /// sequence's own data; 0 unless [`memory::watch`] was called.
 ///
 /// # Panics
-/// If a call gives a wrong answer.
+/// If a call returns a wrong answer.
 pub fn perform(bytes: &[u8]) -> u64 {
     let mut script = Script(bytes);
     let mut memory = memory::Watch::begin();
@@ -64,17 +65,17 @@ pub fn perform(bytes: &[u8]) -> u64 {
             18..24 => one.read(which, &mut script),
             _ => one.write(which, &mut script),
         }
-        // Don't check databases in memory: their files come and go within a call, and the allocator retains the memory
-        // of deleted files.
+        // Don't check databases in memory: they create and delete files within a call, and the allocator retains the
+        // memory of deleted files.
         if is_on_disk {
-            // A third database, open at times, has the smallest budget.
+            // Include the smallest budget, for a third database that is open at times.
             let budget_bytes = one.budget_bytes + other.budget_bytes + places::BUDGET_BYTES;
             memory.look(budget_bytes, || one.held_bytes() + other.held_bytes());
         }
     }
     one.check();
     other.check();
-    // Leaked handles do not prevent the database from being closed.
+    // Leaked handles must not prevent the database from being closed.
     std::mem::forget((must(one.db().begin()), one.db().snapshot(), one.keyspaces[0].iter()));
     must(one.db().clone().close());
     let _ = call!("Error::recourse", Error::Invalid(String::new()).recourse());

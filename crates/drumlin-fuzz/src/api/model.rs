@@ -1,4 +1,4 @@
-//! The rows that a keyspace must hold, and checks of every call that reads them.
+//! The rows that a keyspace must contain, and checks of every call that reads them.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -47,7 +47,7 @@ fn count_all(reader: &Reader, k: &Keyspace, model: &Model, key: &[u8], may: &imp
 /// Sums the lengths of all values.
 pub(super) const LENGTHS: Sum<u64> = Sum::of(Field::of("length", |_, value| Some(value.len() as u64)));
 
-/// Finds the greatest first byte of all values that are not empty.
+/// Finds the greatest first byte of all non-empty values.
 pub(super) const FIRST_BYTES: Max<u8> = Max::of(Field::big_endian(0));
 
 pub(super) fn lengths(rows: &[(&Vec<u8>, &Vec<u8>)]) -> i128 {
@@ -82,7 +82,7 @@ impl Reducer for FaultyReducer {
     fn output(&self, (): ()) {}
 }
 
-/// Reduces a range by two reducers that succeed and one that may fail.
+/// Reduces a range with two reducers that succeed and one that may fail.
 fn reduce(
     reader: &Reader,
     k: &Keyspace,
@@ -104,7 +104,7 @@ fn reduce(
     assert!(!is_done || !fails, "a reducer that failed has an answer");
 }
 
-/// Reads rows of a range by their index, and a random sample.
+/// Reads a range's rows by their position in it, and a random sample.
 fn find_by_place(
     reader: &Reader,
     k: &Keyspace,
@@ -134,7 +134,7 @@ fn find_by_place(
     }
 }
 
-/// Iterates over a range from both ends, with blocking and asynchronous calls; some futures are dropped.
+/// Iterates over a range from both ends, with blocking and asynchronous calls. Some of the futures are dropped.
 pub(super) fn walk(
     mut range: Range,
     expected: &[(&Vec<u8>, &Vec<u8>)],
@@ -196,7 +196,7 @@ pub(super) fn walk(
     assert_eq!(front, back, "a row too few");
 }
 
-/// Shows the rows of a range to a closure from both ends, a few at a time; some futures are dropped.
+/// Passes the rows of a range to a closure from both ends, a few at a time. Some of the futures are dropped.
 fn show(mut range: Range, expected: &[(&Vec<u8>, &Vec<u8>)], may: impl Fn(&Error) -> bool, script: &mut Script<'_>) {
     let (mut front, mut back) = (0, expected.len());
     loop {
@@ -344,7 +344,7 @@ pub(super) fn is_end(found: Option<&(Value, Value)>, expected: Option<(&Vec<u8>,
     assert_eq!(found, expected.map(|(key, value)| (&key[..], &value[..])));
 }
 
-/// Checks that the vector holds the row's value, or is empty if there is no row.
+/// Checks that the vector contains the row's value, or is empty if there is no row.
 pub(super) fn is_in(value: &[u8], found: bool, expected: Option<&Vec<u8>>) {
     assert_eq!(found, expected.is_some(), "a row too many or too few");
     assert_eq!(value, expected.map_or(&[][..], |expected| &expected[..]));
@@ -368,7 +368,7 @@ pub(super) fn read_by(
     }
 }
 
-/// Reads a row by the call that `number` selects.
+/// Reads a row with the call that `number` selects.
 fn read_row_by(
     reader: &Reader,
     k: &Keyspace,
@@ -431,7 +431,7 @@ fn read_row_by(
     }
 }
 
-/// Reads several rows with one call, one of them twice.
+/// Reads several rows with one call. One of the keys occurs twice.
 fn read_many_by(reader: &Reader, k: &Keyspace, model: &Model, key: &Vec<u8>, may: &impl Fn(&Error) -> bool) {
     let keys = [key.clone(), vec![b'k', 3], vec![9; 4000], key.clone()];
     let found = [
@@ -445,7 +445,7 @@ fn read_many_by(reader: &Reader, k: &Keyspace, model: &Model, key: &Vec<u8>, may
     }
 }
 
-/// Scans and counts a range, and finds rows by their index.
+/// Scans and counts a range, and finds rows by their position.
 fn read_range_by(
     reader: &Reader,
     k: &Keyspace,
@@ -468,7 +468,7 @@ fn read_range_by(
     reduce(reader, k, &bounds, &expected, may);
 }
 
-/// Iterates over rows by the call that `number` selects.
+/// Iterates over rows with the call that `number` selects.
 fn scan_by(
     reader: &Reader,
     k: &Keyspace,
@@ -489,7 +489,7 @@ fn scan_by(
     }
 }
 
-/// Reads the first or last row, or checks if there are any rows, by the call that `number` selects.
+/// Reads the first or last row, or checks whether there are rows, with the call that `number` selects.
 fn read_ends_by(reader: &Reader, k: &Keyspace, model: &Model, number: u8, may: &impl Fn(&Error) -> bool) {
     match number {
         9 => {
@@ -517,8 +517,8 @@ fn read_ends_by(reader: &Reader, k: &Keyspace, model: &Model, number: u8, may: &
     }
 }
 
-/// Returns `true` if the bytes read are the whole rest of the value, or a part that was read before the snapshot was
-/// gone.
+/// Returns `true` if the bytes read are the whole rest of the value, or only its beginning because the snapshot was
+/// lost during the read.
 fn is_rest(bytes: &[u8], rest: &[u8], end: std::io::Result<()>) -> bool {
     match end {
         Ok(()) => bytes == rest,
@@ -526,7 +526,7 @@ fn is_rest(bytes: &[u8], rest: &[u8], end: std::io::Result<()>) -> bool {
     }
 }
 
-/// Pairs a reader with the value that it should read. Returns `None` if both are missing.
+/// Pairs a reader with the value that it must read. Returns `None` if there is neither.
 fn both<R>(reader: Option<R>, expected: Option<&Vec<u8>>) -> Option<(R, &Vec<u8>)> {
     assert_eq!(reader.is_some(), expected.is_some(), "a row too many or too few");
     reader.zip(expected)
@@ -571,7 +571,7 @@ pub(super) fn read_value_async(reader: Option<AsyncValueReader>, expected: Optio
     assert!(is_rest(&bytes, &expected[from..], end), "a wrong value");
 }
 
-/// Returns `true` if the keyspace has the rows of the model, in the same order.
+/// Returns `true` if the keyspace contains exactly the rows of the model, in the same order.
 pub(super) fn holds(keyspace: &Keyspace, model: &Model) -> bool {
     let rows = keyspace.iter().map(must).map(|(key, value)| (key.to_vec(), value.to_vec()));
     rows.eq(model.iter().map(|(key, value)| (key.clone(), value.clone())))

@@ -15,8 +15,8 @@ fn is_locked(error: &Error) -> bool {
 }
 
 impl Peer {
-    /// Closes the database, or drops its handles in any order. The folder stays locked while any handle is left; the
-    /// handles of a closed database report that it is closed.
+    /// Closes the database, or drops its handles in any order. The folder stays locked as long as a handle is left. If
+    /// the database was closed, its remaining handles report that.
     pub(super) fn reopen(&mut self, script: &mut Script<'_>) {
         self.settle();
         let (db, keyspaces) = (self.db.take().expect("open"), std::mem::take(&mut self.keyspaces));
@@ -45,7 +45,7 @@ impl Peer {
             let refused =
                 (checked(keyspaces[0].get("k"), is_closed), checked(keyspaces[1].insert("k", "v"), is_closed));
             assert!(refused.0.is_none() && refused.1.is_none(), "a closed database answers");
-            // The folder is unlocked although handles are left.
+            // The folder is unlocked although some handles remain.
             must(self.config().read_only(true).open(self.place.path()));
         }
         let mut held: Vec<Box<dyn Send>> = vec![Box::new((db, snapshots)), Box::new(keyspaces)];
@@ -82,7 +82,7 @@ impl Peer {
         must(salvaged.close());
     }
 
-    /// Reopens the database after its handles are gone.
+    /// Reopens the database once its handles are gone.
     pub(super) fn open(&mut self, script: &mut Script<'_>) {
         self.settings.redraw(script);
         self.budget_bytes = self.budget_bytes.max(self.settings.memory_bytes);

@@ -1,4 +1,4 @@
-//! One of a sequence's two databases: its handles, and the rows that it must hold.
+//! One of the two databases of a sequence: its handles, and the rows that it must contain.
 
 use drumlin::{Config, Database, Keyspace, Snapshot};
 
@@ -67,7 +67,7 @@ impl Peer {
     /// Returns the memory of this database's models, in bytes.
     pub(super) fn held_bytes(&self) -> u64 {
         let kept = self.snapshots.iter().map(|(_, models, _)| model_bytes(models));
-        // A call may copy the models once.
+        // Count the models twice, because a call may copy them once.
         2 * model_bytes(&self.models) + kept.sum::<u64>()
     }
 }

@@ -1,4 +1,4 @@
-//! Storage for databases, and their settings up to the limits.
+//! The storage of databases, and their settings, up to and beyond the limits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub fn folder_of(process: u32) -> PathBuf {
     std::env::temp_dir().join(format!("drumlin-api-{process}"))
 }
 
-/// The storage of a database.
+/// The place where a database stores its files.
 pub(super) enum Place {
     Memory(Arc<dyn Backend>),
     Disk(Folder),
@@ -73,7 +73,7 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Draws either small settings only, or each setting between its minimum and more than is useful.
+    /// Draws either small settings only, or each setting from its minimum to more than is useful.
     pub(super) fn draw(script: &mut Script<'_>) -> Settings {
         let is_small = script.byte() < 160;
         let mut one = |choices: &[u64]| match is_small {
@@ -102,7 +102,7 @@ impl Settings {
     pub(super) fn redraw(&mut self, script: &mut Script<'_>) {
         let (segment_bytes, page_bytes, memory_bytes) = (self.segment_bytes, self.page_bytes, self.memory_bytes);
         *self = Settings { segment_bytes, page_bytes, ..Settings::draw(script) };
-        // With less memory, the database might fail to open.
+        // The database might fail to open with less memory.
         self.memory_bytes = self.memory_bytes.max(memory_bytes);
     }
 
@@ -118,7 +118,7 @@ impl Settings {
         let config = call!("Config::durability", config.durability(self.durability));
         let config = call!("Config::warm_start", config.warm_start(self.warm_start));
         let config = call!("Config::version_disk_bytes", config.version_disk_bytes(self.version_disk_bytes));
-        // Commits that are delayed at a limit may fail after ten seconds, so delay commits only without a limit.
+        // At a limit, delayed commits may fail after ten seconds, so delay commits only if there is no limit.
         let is_unlimited = self.version_disk_bytes == u64::MAX;
         let choice = if is_unlimited { VersionOverflow::DelayCommits } else { VersionOverflow::EndSnapshots };
         let config = call!("Config::version_overflow", config.version_overflow(choice));

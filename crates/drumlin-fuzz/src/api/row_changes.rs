@@ -1,4 +1,4 @@
-//! Changes, within a transaction, that depend on a row's value.
+//! Changes within a transaction that depend on the row's old value.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -14,7 +14,7 @@ use crate::Script;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Changes a row by any of the calls, blocking or asynchronous. A refused change must not change anything.
+/// Changes a row with any of the calls, blocking or asynchronous. A call that is refused must leave the row unchanged.
 pub(super) fn change_row(tx: &mut Transaction, k: &Keyspace, rows: &mut Rows, key: &[u8], script: &mut Script<'_>) {
     let (value, is_task) = (value(script), script.byte().is_multiple_of(2));
     let before = rows.get(key).cloned();

@@ -18,8 +18,8 @@ use super::writes::Write;
 use crate::Script;
 
 impl Peer {
-    /// Makes a write outside of transactions by any of the calls. If its future was dropped, both outcomes are
-    /// accepted.
+    /// Makes a write outside of transactions with any of the calls. If its future was dropped, the write may or may not
+    /// have happened.
     pub(super) fn write(&mut self, which: usize, script: &mut Script<'_>) {
         let (key, value) = (key(script), value(script));
         let durability = if script.byte().is_multiple_of(3) { Durability::Full } else { Durability::Relaxed };
@@ -70,7 +70,7 @@ impl Peer {
         let (is_first, fate) = (script.byte().is_multiple_of(2), Fate { leaks: false, ..fate(script) });
         let number = script.byte() % 4;
         let range = if number < 2 { (Bound::Unbounded, Bound::Unbounded) } else { bounds(script) };
-        // Use the model, not a scan: scans only see durable rows, but a pop also sees newer rows.
+        // Look at the model instead of scanning: a scan sees only durable rows, but a pop also sees newer rows.
         let popped = match (is_first, number) {
             (true, 0) => Some(call!("Keyspace::pop_first", k.pop_first())),
             (false, 0) => Some(call!("Keyspace::pop_last", k.pop_last())),
@@ -102,7 +102,7 @@ impl Peer {
         }
     }
 
-    /// Removes the rows of a range by any of the calls.
+    /// Removes the rows of a range with any of the calls.
     fn remove_many(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
         let k = &self.keyspaces[which];
@@ -132,7 +132,7 @@ impl Peer {
             }
             None => {
                 self.settle();
-                // Remove from the model the rows that the call has removed from the keyspace.
+                // Update the model: remove the rows that are gone from the keyspace.
                 for key in rows {
                     if !must(self.keyspaces[which].contains_key(&key)) {
                         self.models[which].remove(&key);
@@ -200,7 +200,8 @@ impl Peer {
         }
     }
 
-    /// Loads rows in bulk, in either order, into a keyspace that must be empty. Some loads are dropped.
+    /// Loads rows in bulk, in ascending or descending order, into a keyspace that must be empty. Drops some of the
+    /// loads.
     fn load(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
         let name = self.keyspaces[which].name();
@@ -243,7 +244,7 @@ impl Peer {
         }
     }
 
-    /// Makes a read outside of transactions by any of the calls.
+    /// Makes a read outside of transactions with any of the calls.
     pub(super) fn read(&self, which: usize, script: &mut Script<'_>) {
         let key = key(script);
         match script.byte() % 16 {
@@ -254,7 +255,7 @@ impl Peer {
         }
     }
 
-    /// Reads a row by the call that `number` selects.
+    /// Reads a row with the call that `number` selects.
     fn read_row(&self, which: usize, key: &Vec<u8>, number: u8, script: &mut Script<'_>) {
         let (k, expected) = (&self.keyspaces[which], self.models[which].get(key));
         let is_it = |found: Option<drumlin::Value>| assert_eq!(found.as_deref(), expected.map(Vec::as_slice));
@@ -264,7 +265,7 @@ impl Peer {
                 let mut value = b"of another row".to_vec();
                 let found = must(call!("Keyspace::get_into", k.get_into(key, &mut value)));
                 is_in(&value, found, expected);
-                // A nested call uses a different vector of the thread.
+                // The nested call must use a different vector of the thread.
                 let look = |shown: &[u8]| {
                     is_it(must(k.get_with(key, |again| again.into())));
                     shown.to_vec()
@@ -320,7 +321,7 @@ impl Peer {
         }
     }
 
-    /// Counts rows, aggregates a range, and finds rows by their index.
+    /// Counts rows, aggregates a range, and finds rows by their position.
     fn count(&self, which: usize, key: &Vec<u8>, script: &mut Script<'_>) {
         let (k, model) = (&self.keyspaces[which], &self.models[which]);
         let bounds = bounds(script);
@@ -355,7 +356,7 @@ impl Peer {
         assert_eq!(sample.len(), rows.len().min(3));
     }
 
-    /// Iterates over rows by the call that `number` selects.
+    /// Iterates over rows with the call that `number` selects.
     fn scan(&self, which: usize, number: u8, script: &mut Script<'_>) {
         let (k, model) = (&self.keyspaces[which], &self.models[which]);
         match number {
@@ -377,7 +378,7 @@ impl Peer {
         }
     }
 
-    /// Reads the first or last row, or checks if there are any rows, by the call that `number` selects.
+    /// Reads the first or last row, or checks whether there are rows, with the call that `number` selects.
     fn read_ends(&self, which: usize, number: u8) {
         let (k, model) = (&self.keyspaces[which], &self.models[which]);
         match number {

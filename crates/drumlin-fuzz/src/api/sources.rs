@@ -1,4 +1,4 @@
-//! Readers of values to store, which end normally, fail, or panic.
+//! Readers that supply the values to store. They end normally, fail, or panic.
 
 use std::io::Read;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ pub(super) struct Source {
     bytes: Vec<u8>,
     position: usize,
     end: End,
-    /// Toggled by each asynchronous read, which first returns `Pending` once.
+    /// `true` if the last asynchronous read returned `Pending`. The next one then returns bytes.
     waits: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Threads that contend for a few rows: locks, deadlocks, timeouts, conflicts, and a database that is closed meanwhile.
+//! Threads that contend for a few rows: locks, deadlocks, timeouts, conflicts, and a database that is closed while they
+//! run.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use super::generator::options;
 use super::peer::Peer;
 use crate::Script;
 
-/// The maximum number of counters that threads increment. One more row holds their sum.
+/// The maximum number of counters that threads increment. The next row stores the sum of all counters.
 const COUNTER_COUNT_MAX: usize = 5;
 const SUM: usize = COUNTER_COUNT_MAX;
 const ROUNDS: usize = 6;
@@ -26,7 +27,7 @@ enum Ending {
     Drops,
 }
 
-/// The number of increments of a row: by acknowledged commits, and by commits whose outcome is unknown.
+/// The number of increments of a row, by acknowledged commits and by commits with an unknown outcome.
 #[derive(Default)]
 struct Added {
     surely: AtomicU64,
@@ -56,7 +57,7 @@ impl Shared {
     fn add(&self, tx: &mut Transaction, keyspaces: &[Keyspace], counters: &[usize], options: TxOptions) -> Result<()> {
         for &counter in counters.iter().chain(&[SUM]) {
             let (k, key) = place(keyspaces, counter);
-            // Under read committed, locking the row keeps the increment from being lost.
+            // At read committed, locking the row prevents a lost update.
             let before = match options.isolation {
                 Isolation::ReadCommitted => tx.get_for_update(k, key)?,
                 _ if counter.is_multiple_of(2) => block_on(tx.get_for_update_async(k, key))?,
@@ -113,7 +114,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Checks that the stored sum is the sum of the counters, all read at one moment.
+    /// Checks that the stored sum equals the sum of the counters, all read in one snapshot.
     fn audit(&self, db: &Database, keyspaces: &[Keyspace], by_snapshot: bool) -> Result<()> {
         let row = |found: Option<drumlin::Value>| number(found.as_deref());
         let numbers: Vec<u64> = if by_snapshot {
@@ -132,7 +133,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Runs one thread's transactions. Ends early if the database is closed.
+    /// Runs the transactions of one thread. Returns early if the database is closed.
     fn work(&self, db: &Database, keyspaces: &[Keyspace], bytes: &[u8], thread: u8) {
         let mut script = Script(bytes);
         for round in 0..ROUNDS as u8 {
@@ -172,7 +173,7 @@ impl Peer {
             ends: AtomicBool::new(false),
             added: Default::default(),
         };
-        // A keyspace that was dropped has lost its counters.
+        // If a keyspace was dropped, its counters are gone.
         let counters = (0..SUM).map(|counter| {
             let (_, key) = place(&self.keyspaces, counter);
             number(self.models[counter % 2].get(key.as_bytes()).map(Vec::as_slice))

@@ -1,4 +1,4 @@
-//! Transactions: statements, ends, conflicts, and closures that are retried.
+//! Transactions: their statements and how they end, conflicts, and closures that are retried.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn statement(
             let _ = checked(call!("Transaction::try_lock_row", tx.try_lock_row(k, &key, mode)), may);
             let locked = call!("Transaction::try_lock_row_async", tx.try_lock_row_async(k, &key, mode));
             drop(poll_some(locked, fate(script)));
-            // Nobody else writes, so a new snapshot sees the same rows.
+            // There are no other writers, so a new snapshot sees the same rows.
             let renewed = call!("Transaction::renew_snapshot", tx.renew_snapshot());
             let _ = checked(renewed, |error| matches!(error, Error::Invalid(_)));
         }
@@ -82,10 +82,10 @@ fn statement(
             return put(models, done, value);
         }
         8 => {
-            // A dropped insert must have no effect. After a completed insert, the row is read back.
+            // A dropped insert must have no effect. A completed insert is read back.
             let (value, fate) = (value(script), fate(script));
-            // A leaked insert of a large value keeps the memory of its stream, and a small budget has memory for only
-            // one stream.
+            // A leaked insert of a large value never releases its stream's memory, and a small budget has memory for
+            // only one stream.
             let fate = Fate { leaks: fate.leaks && value.len() < 4096, ..fate };
             if poll_some(tx.insert_async(k, &key, &value), fate).is_none() {
                 let Some(found) = checked(tx.get(k, &key), may) else { return false };

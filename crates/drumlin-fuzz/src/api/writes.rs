@@ -1,4 +1,4 @@
-//! Writes of single rows outside of transactions, with every call that makes one.
+//! Writes of single rows outside of transactions, with every call that performs one.
 
 use drumlin::{Durability, Error, Keyspace, Result, Value};
 
@@ -32,7 +32,7 @@ impl Write {
         assert_eq!(found.map(|value| &value[..]), self.before.as_deref(), "the row before");
     }
 
-    /// Stores the value by the call that `number` selects.
+    /// Stores the value with the call that `number` selects.
     pub(super) fn insert(&self, number: u8) -> Done {
         let Write { keyspace: k, key, value, durability, fate, end, .. } = self;
         let source = || Source::new(value, *end);
@@ -54,7 +54,7 @@ impl Write {
         }
     }
 
-    /// Writes a key that is too long, which must be refused.
+    /// Writes a row whose key is too long, which must be refused.
     pub(super) fn refuse_long_key(&self) {
         let k = &self.keyspace;
         let long = vec![7; k.key_bytes_max() + 1];
@@ -63,7 +63,7 @@ impl Write {
         assert!(checked(block_on(k.remove_async(&long)), is_long).is_none());
     }
 
-    /// Removes the row by the call that `number` selects.
+    /// Removes the row with the call that `number` selects.
     pub(super) fn remove(&mut self, number: u8) -> Done {
         self.after = None;
         let Write { keyspace: k, key, fate, .. } = &*self;
@@ -76,7 +76,7 @@ impl Write {
         }
     }
 
-    /// Replaces the value by the call that `number` selects.
+    /// Replaces the value with the call that `number` selects.
     pub(super) fn replace(&self, number: u8) -> Done {
         let Write { keyspace: k, key, value, fate, .. } = self;
         let was = |found: Option<Value>| self.check_before(found.as_ref());
@@ -106,7 +106,7 @@ impl Write {
         }
     }
 
-    /// Changes the row by a closure, which may remove it or panic.
+    /// Changes the row with a closure, which may remove the row or panic.
     pub(super) fn update(&mut self, script: &mut Script<'_>) -> Done {
         let Write { keyspace: k, key, value, fate, before, after, .. } = self;
         let changed = (!fate.polls.is_multiple_of(3)).then(|| value.clone());
@@ -129,7 +129,8 @@ impl Write {
         }
     }
 
-    /// Stores the value, or removes the row, if the row is as expected. The expected row may be right or wrong.
+    /// Stores the value, or removes the row, if the current row equals the expected one. The expectation may be right
+    /// or wrong.
     pub(super) fn compare_and_swap(&mut self, script: &mut Script<'_>) -> Done {
         let expected = [None, Some(&b"another"[..]), self.before.as_deref()][usize::from(script.byte() % 3)];
         let new = script.byte().is_multiple_of(2).then_some(&self.value[..]);

@@ -21,7 +21,7 @@ fn open(work: &Work, options: DriverOptions) -> io::Result<File> {
     File::open(&driver, &work.path, options).wait()
 }
 
-/// Runs all tasks on one thread, which itself collects their requests.
+/// Runs all tasks on one thread, which also collects the completions of their requests.
 pub(crate) fn block_on(work: &Arc<Work>) -> io::Result<Measured> {
     on_one_thread(work, &open(work, DriverOptions::default())?)
 }
@@ -70,7 +70,7 @@ fn on_one_thread(work: &Arc<Work>, file: &File) -> io::Result<Measured> {
     })
 }
 
-/// Runs the tasks in tokio, while the driver's own thread collects their requests.
+/// Runs the tasks in tokio, while the driver's own thread collects the completions of their requests.
 pub(crate) fn in_tokio(work: &Arc<Work>) -> io::Result<Measured> {
     let file = open(work, DriverOptions::default())?;
     runtime()?.block_on(async {
@@ -94,7 +94,7 @@ async fn finish(work: &Work, file: &File) -> io::Result<Measured> {
     Ok(work.finish())
 }
 
-/// Returns one item per task: its own buffer if the task writes, otherwise `None`.
+/// Returns one item per task: a buffer if the tasks write, otherwise `None`.
 fn buffers(work: &Work) -> Vec<Option<Buffer>> {
     match work.row {
         Row::Random(depth) => (0..depth).map(|_| None).collect(),

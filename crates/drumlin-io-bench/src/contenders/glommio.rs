@@ -54,7 +54,7 @@ async fn read(work: &Work, file: &DmaFile) -> io::Result<()> {
 
 async fn read_many(work: &Work, file: &Rc<DmaFile>) -> io::Result<()> {
     while let Some(ranges) = work.next_ranges() {
-        // glommio merges neighbours only if they are adjacent in the list, so sort the ranges.
+        // glommio merges adjacent ranges only if they are neighbours in the list, so sort the ranges.
         let mut ranges: Vec<_> =
             ranges.into_iter().map(|range| (range.start, (range.end - range.start) as usize)).collect();
         ranges.sort_unstable();

@@ -1,4 +1,4 @@
-//! The contenders: drumlin-io, its peers, and plain code that uses no such library.
+//! The contenders: drumlin-io, the libraries that compete with it (its peers), and plain code without such a library.
 
 #[cfg(feature = "peers")]
 mod compio;
@@ -25,7 +25,7 @@ pub(crate) const DRUMLIN: &str = "drumlin-io";
 #[derive(Clone, Copy)]
 pub(crate) struct Contender {
     pub(crate) name: &'static str,
-    /// Set for the interfaces of other libraries, with which drumlin-io is compared.
+    /// `true` for the interfaces of other libraries, with which drumlin-io is compared.
     pub(crate) is_peer: bool,
     has: fn(Row) -> bool,
     pub(crate) run: fn(&Arc<Work>) -> io::Result<Measured>,

@@ -1,4 +1,4 @@
-//! The lower bounds for the cost of these reads and writes: blocking calls, and a queue without tasks.
+//! The lower bounds for the cost of these reads and writes: blocking calls, and a queue that is used without tasks.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -55,7 +55,7 @@ pub(crate) fn queue(work: &Arc<Work>) -> io::Result<Measured> {
     let mut is_over = false;
     work.start();
     loop {
-        // The ranges of the next call begin only after all ranges of the previous call have been read.
+        // The next call starts only after all ranges of the previous call have been read.
         while !free.is_empty() && !is_over {
             if offsets.is_empty() {
                 if matches!(work.row, Row::Many(_)) && queue.in_flight() > 0 {

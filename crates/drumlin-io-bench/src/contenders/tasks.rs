@@ -1,5 +1,5 @@
-//! Does the work in tasks of a runtime, with one request in flight per task. For interfaces that take a buffer and
-//! return it.
+//! Runs the reads and writes as tasks of a runtime, with one request in flight per task. Used for interfaces that take
+//! a buffer and return it.
 
 use std::io;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ pub(crate) trait Disk: 'static {
     async fn sync(&self) -> io::Result<()>;
 }
 
-/// Starts the tasks of the row with `spawn`, and awaits the futures that it returns until the tasks have ended.
+/// Starts the tasks of the row with `spawn`, then awaits the futures that `spawn` returned until all tasks have ended.
 pub(crate) async fn run<D: Disk, S: Future>(
     work: &Arc<Work>,
     disk: D,

@@ -13,7 +13,7 @@ pub const BLOCK_BYTES: usize = 4096;
 /// An owned, zero-initialised buffer whose address is a multiple of 4,096.
 pub struct AlignedBuffer {
     start: NonNull<u8>,
-    /// The number of bytes between the start of the allocation and the start of the buffer.
+    /// The distance in bytes from the start of the allocation to the start of the buffer.
     lead: usize,
     length: usize,
     capacity: usize,
@@ -25,7 +25,7 @@ pub struct AlignedBuffer {
 struct Area {
     mapped: NonNull<u8>,
     mapped_bytes: usize,
-    /// The identity of the queue with which the memory is registered.
+    /// The id of the queue with which the memory is registered.
     queue_id: OnceLock<u64>,
 }
 
@@ -42,10 +42,10 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The minimum size of a group. A smaller group would leave most of a huge page unused.
 const GROUP_BYTES_MIN: usize = HUGE_PAGE_BYTES / 2;
 
-/// A buffer of at least this capacity is allocated one block larger and with less alignment than it needs. An allocator
+/// From this capacity on, a buffer is allocated one block larger and with less alignment than it needs. An allocator
 /// gets zeroed memory of this size from the system without touching it, but writes the zeros itself if it has to align
 /// the memory. Without this, the two 8 MiB buffers of a log took 4 ms of every opening.
-/// Measured: the figure above; the threshold, between 4 KiB and 8 MiB, was not measured.
+/// Measured: the figure above. The threshold, between 4 KiB and 8 MiB, was not measured.
 const UNTOUCHED_BYTES_MIN: usize = 256 << 10;
 
 /// The alignment that allocators provide by default.
@@ -82,12 +82,12 @@ impl AlignedBuffer {
     }
 
     /// Returns `count` buffers of `length` zeros each, for requests that are in flight together. Buffers of at least 1
-    /// MiB in total are adjacent, in whole huge pages (2 MiB) if the system provides them. Dropping the last buffer
-    /// frees their memory.
+    /// MiB in total are adjacent, in whole huge pages (2 MiB) if the system provides them. Their memory is freed when
+    /// the last buffer is dropped.
     ///
-    /// A drive receives a request as a list of contiguous pieces of memory. In 4 KiB pages, the list has one piece per
-    /// page, and is full at about 1 MiB. In huge pages, a request is a single piece. On a virtual drive, huge pages
-    /// doubled the rate of streams of 512 KiB requests, at a fifth of the processor time (docs/lab).
+    /// A drive receives a request as a list of contiguous pieces of memory. With pages of 4 KiB, the list has one piece
+    /// per page, and is full at about 1 MiB. With huge pages, a request is a single piece. On a virtual drive, huge
+    /// pages doubled the rate of streams of 512 KiB requests, at a fifth of the processor time (docs/lab).
     #[must_use]
     pub fn group(count: usize, length: usize) -> Vec<AlignedBuffer> {
         let capacity = length.next_multiple_of(Self::ALIGNMENT).max(Self::ALIGNMENT);
@@ -119,7 +119,7 @@ impl AlignedBuffer {
         self.capacity
     }
 
-    /// Changes the visible length. Bytes that become visible still have their last content.
+    /// Changes the visible length. Bytes that become visible still have their last contents.
     ///
     /// # Panics
     /// If `length` exceeds the capacity.
@@ -168,8 +168,8 @@ impl AlignedBuffer {
         Some(GroupMemory { start, bytes: end - start.addr().get() })
     }
 
-    /// Records that the memory of `buffers` is registered with the queue of this identity, which has no other
-    /// registered memory.
+    /// Records that the memory of `buffers` is registered with the queue `queue_id`, which has no other registered
+    /// memory.
     pub(super) fn set_registration(buffers: &[AlignedBuffer], queue_id: u64) {
         if let Some(area) = buffers.first().and_then(|buffer| buffer.area.as_ref()) {
             let _ = area.queue_id.set(queue_id);
@@ -185,13 +185,13 @@ impl AlignedBuffer {
 }
 
 impl Area {
-    /// Maps memory for `bytes` and returns it with the address of its first byte, or `None` if the system has no
-    /// memory.
+    /// Maps `bytes` bytes of memory, and returns it with the address of its first byte. Returns `None` if the system
+    /// has too little memory.
     fn new(bytes: usize) -> Option<(Area, NonNull<u8>)> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         // Map whole huge pages: a partial huge page at the end of a mapping would consist of small pages.
         let bytes = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
-        // The part before the first huge page is never touched, so it takes no memory.
+        // The part before the first huge page is never touched, so it uses no memory.
         let mapped_bytes = bytes.checked_add(HUGE_PAGE_BYTES)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh anonymous mapping aliases nothing. Test: `grouped_buffers_are_each_their_own`.
@@ -202,7 +202,8 @@ impl Area {
         assert!(lead + bytes <= mapped_bytes, "{bytes} bytes do not fit behind {lead}");
         // SAFETY: `lead` is within the mapping, as was just asserted. Test: as above.
         let first = unsafe { mapped.add(lead) };
-        // SAFETY: the range is within the new mapping. No test depends on the call: the system may ignore the advice.
+        // SAFETY: the range is within the new mapping. No test fails without the call: the system may ignore the
+        // advice.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { rustix::mm::madvise(first.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
         Some((area, first))
@@ -212,7 +213,7 @@ impl Area {
 impl Drop for Area {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`. Every buffer in this area holds a reference to it, so no buffer is left. Test:
-        // `grouped_buffers_are_each_their_own`, which writes to a buffer whose neighbours were dropped.
+        // `grouped_buffers_are_each_their_own`, which writes to a buffer after its neighbours were dropped.
         let _ = unsafe { rustix::mm::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }
@@ -257,7 +258,8 @@ impl fmt::Debug for AlignedBuffer {
 mod tests {
     use super::*;
 
-    /// A buffer is aligned and zeroed, shares no bytes with other buffers, and keeps its bytes when its length changes.
+    /// A buffer is aligned and zeroed, shares no bytes with other buffers, and retains its bytes when its length
+    /// changes.
     #[test]
     fn a_buffer_is_aligned_zeroed_and_its_own() {
         let sizes = (1..20).chain([63, 64, 65, 2048]);

@@ -4,10 +4,10 @@
 //! # Invariants
 //! 1. A misaligned request is rejected here with a clear message, even if the kernel would accept it: some kernels
 //!    accept such a request on one device and reject it on another.
-//! 2. `O_DIRECT` is set after a file is opened, never by the opening call: a file system that rejects the flag would
+//! 2. `O_DIRECT` is set after a file is opened, never by the opening call. A file system that rejects the flag would
 //!    first create an empty file and leave it behind.
-//! 3. An interrupted or short transfer is continued. Any other error is final, and the number of bytes transferred
-//!    before the error is not reported.
+//! 3. An interrupted or short transfer is continued. Any other error is final. The number of bytes transferred before
+//!    it is not reported.
 
 use std::fmt;
 use std::fs;
@@ -30,7 +30,7 @@ use super::{
     Backend, BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist, Queue, QueueOptions, SyncMethod,
 };
 
-/// The smallest logical block of any device, in bytes. Some file systems report a smaller alignment for the buffer in
+/// The smallest logical block of any device, in bytes. Some file systems report a smaller alignment for buffers in
 /// memory.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 const ALIGNMENT_BYTES_MIN: usize = 512;
@@ -42,9 +42,9 @@ pub(crate) struct DiskFile {
     /// The alignment of transfers, in bytes; 1 for a buffered file.
     alignment: usize,
     direct: bool,
-    /// A second handle of the file, without `O_DIRECT`, for unaligned writes.
+    /// A second handle of the file, without `O_DIRECT`. Used for unaligned writes.
     cached: OnceLock<fs::File>,
-    /// The kernel or file system has rejected `RWF_DSYNC` on this file, so later writes don't try it.
+    /// Set once the kernel or file system has rejected `RWF_DSYNC` on this file. Later writes don't try it.
     durable_write_refused: AtomicBool,
 }
 
@@ -72,8 +72,8 @@ impl DiskFile {
     }
 
     /// Opens a second handle of the file, which uses the page cache. The path may lead to a different file by now, so
-    /// this opens the descriptor's entry in `/proc`. If `/proc` is not mounted, it opens the path, and fails if that
-    /// leads to a different file.
+    /// this opens the entry in `/proc` of the first handle's descriptor. If `/proc` is not mounted, it opens the path,
+    /// and fails if that leads to a different file.
     fn open_cached(&self) -> io::Result<fs::File> {
         let options = || fs::OpenOptions::new().write(true).to_owned();
         let by_descriptor = options().open(format!("/proc/self/fd/{}", self.handle.as_raw_fd()));
@@ -139,8 +139,8 @@ impl DiskFile {
         Ok(())
     }
 
-    /// Does a single durable write, or a write and an `fdatasync` if the kernel or file system does not support durable
-    /// writes.
+    /// Performs a durable write. If the kernel or file system does not support durable writes, performs a write and an
+    /// `fdatasync` instead.
     #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     fn write_durable(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         use rustix::io::{ReadWriteFlags, pwritev2};
@@ -173,8 +173,8 @@ impl DiskFile {
         self.sync_data()
     }
 
-    /// Allocates by writing zeros from the end of the file, on file systems that cannot allocate. Holes before the end
-    /// remain.
+    /// Allocates by writing zeros from the end of the file, on file systems that cannot preallocate. Holes before the
+    /// end remain.
     fn extend_with_zeros(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let zeros = super::AlignedBuffer::zeroed(1 << 20);
         let end = offset + bytes;
@@ -200,7 +200,7 @@ impl BackendFile for DiskFile {
 
     fn len(&self) -> io::Result<u64> {
         let metadata = self.handle.metadata()?;
-        // The metadata of a block device don't contain its length, but seeking to its end returns the length.
+        // A block device's metadata don't include its length, but seeking to its end returns the length.
         if metadata.is_file() { Ok(metadata.len()) } else { (&self.handle).seek(SeekFrom::End(0)) }
     }
 
@@ -289,7 +289,7 @@ impl BackendFile for DiskFile {
         retry_on_intr(|| fallocate(&self.handle, flags, offset, bytes)).map_err(space_error)
     }
 
-    // The standard library retries both calls if a signal interrupts them. The retry loses no report of a failed write,
+    // The standard library retries both calls if a signal interrupts them. No report of a failed write is lost by this,
     // because an interrupted sync has not reported any failure. On macOS both calls are F_FULLFSYNC.
     fn sync_data(&self) -> io::Result<()> {
         self.handle.sync_data().map_err(space_error)
@@ -331,7 +331,7 @@ impl fmt::Debug for DiskFile {
     }
 }
 
-/// Makes `handle` bypass the page cache, and returns the alignment that its transfers need from now on. Returns `None`
+/// Makes `handle` bypass the page cache, and returns the alignment that its transfers now need. Returns `None`
 /// if direct I/O is impossible (tmpfs, encrypted files, blocks larger than ours).
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn try_direct(handle: &fs::File) -> io::Result<Option<usize>> {
@@ -413,7 +413,7 @@ pub(crate) fn space_error(error: impl Into<io::Error>) -> io::Error {
 /// Creates queues. Only these differ between the disk backends.
 type QueueSource = Box<dyn Fn(QueueOptions) -> io::Result<Box<dyn Queue>> + Send + Sync>;
 
-/// The operating system's files with one kind of queue.
+/// The operating system's files, together with one kind of queue.
 pub(crate) struct DiskBackend {
     name: &'static str,
     started: Instant,
@@ -615,7 +615,8 @@ impl Folder for DiskFolder {
 
 fn sync_folder(handle: &fs::File) -> io::Result<()> {
     match handle.sync_all() {
-        // A file system that returns this error doesn't need its folders synced; PostgreSQL ignores the error too.
+        // A file system that returns this error doesn't need its folders to be synced. PostgreSQL ignores the error
+        // too.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         result => result,
     }

@@ -1,5 +1,5 @@
-//! Opens folders on any backend. If the backend has handles of folders, names are looked up relative to the handle,
-//! otherwise by path.
+//! Opens folders on any backend. Names are looked up relative to the folder's handle if the backend has such handles,
+//! and by path otherwise.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Backend, FileRef, Folder, FolderRef, OpenOptions};
 
-/// Opens a folder: by a handle if the backend has handles, otherwise by its path.
+/// Opens a folder: by a handle if the backend has folder handles, otherwise by its path.
 ///
 /// # Errors
 /// The operating system's error if there is no folder at the path, or the process lacks permission to enter it.

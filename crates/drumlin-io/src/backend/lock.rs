@@ -1,4 +1,4 @@
-//! Locks of files and folders, and their bookkeeping for backends without an operating system.
+//! Locks of files and folders, and lock tables for backends without an operating system.
 
 /// The kind of a file's lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -9,7 +9,7 @@ pub enum Lock {
     Shared,
 }
 
-/// The locks that all handles of one file hold together.
+/// The locks on one file, over all its handles.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Locks {
     has_exclusive: bool,
@@ -17,8 +17,8 @@ pub(crate) struct Locks {
 }
 
 impl Locks {
-    /// Takes a lock, replacing the lock that the handle holds. Returns `false` if the lock of a different handle
-    /// conflicts; the handle then keeps its old lock.
+    /// Takes a lock, replacing any lock that the handle holds. Returns `false` if a different handle's lock conflicts.
+    /// The handle then keeps its old lock.
     pub(crate) fn try_take(&mut self, held: &mut Option<Lock>, wanted: Lock) -> bool {
         let mut others = *self;
         let mut own = *held;

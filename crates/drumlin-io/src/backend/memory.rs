@@ -1,7 +1,7 @@
-//! The `memory` backend: its files live only as long as the backend itself. For databases that don't have to survive
-//! the process.
+//! The `memory` backend: its files live only as long as the backend itself. It serves databases that don't have to
+//! survive the process.
 //!
-//! Files are sparse: a chunk takes memory only after the first write to it. Syncs do nothing, and requests may have any
+//! Files are sparse: a chunk uses memory only after it is first written. Syncs do nothing, and requests may have any
 //! alignment.
 
 use std::any::Any;
@@ -19,8 +19,8 @@ use super::disk::{end_of_file, random};
 use super::lock::Locks;
 use super::{AlignedBuffer, Backend, BackendFile, Completion, FileRef, Lock, OpenOptions, Persist, Queue};
 
-/// The size of a chunk: large enough that finding a chunk costs little compared with copying it, small enough that a
-/// short file takes little memory.
+/// The size of a chunk. It is large enough that finding a chunk costs little compared with copying it, and small enough
+/// that a short file uses little memory.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Creates a backend that keeps its files in memory. Each backend has its own files, which are freed with its last
@@ -54,7 +54,7 @@ struct Names {
 }
 
 impl Names {
-    /// Returns `true` if the folder exists. Roots always exist, and so does the empty path, which is the folder of a
+    /// Returns `true` if the folder exists. Roots always exist. So does the empty path, which is the folder of a
     /// relative name.
     fn has_folder(&self, path: &Path) -> bool {
         path.parent().is_none() || self.folders.contains(path)
@@ -73,8 +73,8 @@ struct Bytes {
     chunks: BTreeMap<u64, Box<[u8]>>,
 }
 
-/// Splits a range at chunk boundaries. Yields each part's chunk, its offset in the chunk, and its range relative to the
-/// start of the whole range.
+/// Splits a range at chunk boundaries. For each part, yields its chunk, its offset in the chunk, and its range relative
+/// to the start of the whole range.
 fn parts(offset: u64, bytes: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -127,7 +127,7 @@ impl Bytes {
         }
     }
 
-    /// Sets the length. Bytes that are cut off must read as zeros if the file grows later.
+    /// Sets the length. Bytes that are cut off will read as zeros if the file grows later.
     fn set_len(&mut self, length: u64) {
         self.length = length;
         drop(self.chunks.split_off(&length.div_ceil(CHUNK_BYTES as u64)));

@@ -31,26 +31,26 @@ pub type FileRef = Arc<dyn BackendFile>;
 /// Settings for opening a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Open for writing too.
+    /// Open the file for writing too.
     pub write: bool,
     /// Create the file if it does not exist.
     pub create: bool,
     /// Create the file, and fail if it exists already.
     pub create_new: bool,
-    /// Bypass the page cache if the file system allows it; opening tries. See [`BackendFile::is_direct`].
+    /// Bypass the page cache if the file system allows it. To find out whether it does, see [`BackendFile::is_direct`].
     pub direct: bool,
 }
 
-/// The durability of the written bytes when a write returns.
+/// Says whether the written bytes are durable when a write returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persist {
-    /// Not durable: a later sync makes the bytes durable.
+    /// Not durable: a later sync will make the bytes durable.
     Later,
     /// Durable, by the given method.
     Now(SyncMethod),
 }
 
-/// A method of making written bytes durable.
+/// A way to make written bytes durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum SyncMethod {
     /// The write itself is durable (`RWF_DSYNC`): the kernel requests forced unit access, or flushes the device after
@@ -87,7 +87,7 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     fn path(&self) -> &Path;
     /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Truncates or extends the file. An added range reads as zeros, and may take no disk space yet.
+    /// Truncates or extends the file. An added range reads as zeros, and may use no disk space yet.
     fn set_len(&self, bytes: u64) -> io::Result<()>;
     /// Allocates disk space for a range, extending the file if necessary. Fails with `StorageFull` if the disk is full.
     fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()>;
@@ -101,8 +101,8 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     }
     /// Writes all of `buffer` at `offset`.
     fn write_at(&self, buffer: &[u8], offset: u64, persist: Persist) -> io::Result<()>;
-    /// Writes all of `buffer` at `offset`; neither has to be aligned. A direct file writes the bytes through the page
-    /// cache, which costs a copy, and a read of each block that is only partly overwritten.
+    /// Writes all of `buffer` at `offset`, without any requirement on alignment. A direct file writes the bytes through
+    /// the page cache. This costs a copy, and a read of each block that is only partly overwritten.
     fn write_unaligned(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         self.write_at(buffer, offset, Persist::Later)
     }
@@ -116,17 +116,17 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
     fn sync_data(&self) -> io::Result<()>;
     /// Makes data and all metadata durable (`fsync`; `F_FULLFSYNC` on macOS).
     fn sync_all(&self) -> io::Result<()>;
-    /// Returns `false` if an earlier write found that the system lacks this method. Writes then use
+    /// Returns `false` if an earlier write found that the system does not support this method. Writes then use
     /// [`SyncMethod::DataSync`] instead.
     fn supports(&self, method: SyncMethod) -> bool {
         let _ = method;
         true
     }
-    /// Returns the alignment of offsets, lengths and buffer addresses, in bytes: 1 for a buffered file.
+    /// Returns the required alignment of offsets, lengths and buffer addresses, in bytes: 1 for a buffered file.
     fn alignment(&self) -> usize;
     /// Returns `true` if the file bypasses the page cache.
     fn is_direct(&self) -> bool;
-    /// Takes the file's lock, replacing any lock that this handle has. The lock is held until this handle is dropped.
+    /// Takes the file's lock, replacing any lock that this handle holds. The lock is held until this handle is dropped.
     /// Returns `false` if a different handle, in this process or any other, holds a conflicting lock. A shared lock
     /// does not require write permission.
     fn try_lock(&self, lock: Lock) -> io::Result<bool>;
@@ -142,18 +142,19 @@ pub trait BackendFile: Send + Sync + fmt::Debug {
 /// A shared handle of an open folder.
 pub type FolderRef = Arc<dyn Folder>;
 
-/// An open folder. Names refer to files directly inside the folder.
+/// An open folder. Names refer to entries directly inside the folder.
 pub trait Folder: Send + Sync + fmt::Debug {
-    /// Returns the path with which the folder was opened, for messages only: the folder may have been moved since.
+    /// Returns the path with which the folder was opened. Use it only in messages: the folder may have been moved
+    /// since.
     fn path(&self) -> &Path;
-    /// Opens a file. Fails if the name refers to anything but a file. With [`OpenOptions::create`], fails for a
-    /// symbolic link too, so a file created in this folder is really inside it.
+    /// Opens a file. Fails if the name refers to anything but a file. With [`OpenOptions::create`], also fails for a
+    /// symbolic link, so that a file created in this folder is really inside it.
     fn open(&self, name: &str, options: OpenOptions) -> io::Result<FileRef>;
     /// Opens a folder in this folder.
     fn folder(&self, name: &str) -> io::Result<FolderRef>;
     /// Creates a folder in this folder, if it does not exist yet.
     fn create_folder(&self, name: &str) -> io::Result<()>;
-    /// Returns the names of the files and folders in this folder, in no particular order. In a name that is not UTF-8,
+    /// Returns the names of the files and folders in this folder, in no particular order. If a name is not UTF-8,
     /// replacement characters stand for the invalid bytes.
     fn list(&self) -> io::Result<Vec<String>>;
     /// Returns `true` if the name refers to a file or folder.
@@ -164,8 +165,8 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes all creations, renames and removals of files in this folder durable.
     fn sync(&self) -> io::Result<()>;
-    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`; its callers
-    /// rely on the locks of files.
+    /// Locks the folder like [`BackendFile::try_lock`]. A backend that cannot lock folders returns `true`, so that its
+    /// callers rely on the locks of files.
     fn try_lock(&self, lock: Lock) -> io::Result<bool> {
         let _ = lock;
         Ok(true)
@@ -192,10 +193,10 @@ pub struct Completion {
     pub token: u64,
     /// The buffer passed with the request.
     pub buffer: AlignedBuffer,
-    /// `Ok` means that every requested byte was transferred.
+    /// The result. `Ok` means that all requested bytes were transferred.
     pub result: io::Result<()>,
-    /// The number of bytes transferred, from the start of the buffer: fewer than requested if a read reached the end of
-    /// the file (`UnexpectedEof`), unspecified after any other error.
+    /// The number of bytes transferred, from the start of the buffer. It is lower than requested if a read reached the
+    /// end of the file (`UnexpectedEof`), and unspecified after any other error.
     pub transferred: usize,
 }
 
@@ -204,16 +205,16 @@ pub struct Completion {
 pub struct QueueOptions {
     /// The maximum number of requests in flight, at least 1.
     pub depth: usize,
-    /// Several threads use the queue: some push requests while one waits. If `false`, only one thread at a time does
-    /// both, and a request that finishes while this thread computes is noticed only when the thread next waits.
+    /// Set if several threads use the queue: some push requests while one waits. If `false`, only one thread at a time
+    /// does both, and detects a request that finishes while it computes only when it next waits.
     pub shared: bool,
-    /// The device is polled for finished requests instead of interrupting the processor (`IORING_SETUP_IOPOLL`). This
-    /// works only for direct files, on a kernel driver with polled queues: NVMe with the module parameter
-    /// `poll_queues`.
+    /// Set if the device is polled for finished requests, instead of interrupting the processor
+    /// (`IORING_SETUP_IOPOLL`). This works only for direct files, on a kernel driver with polled queues: NVMe with the
+    /// module parameter `poll_queues`.
     pub polled: bool,
 }
 
-/// A queue of requests: many in flight, submitted together, completed in any order.
+/// A queue of requests: many are in flight at a time, they are submitted together, and complete in any order.
 ///
 /// Each finished request is returned once, by one call of [`wait`](Queue::wait). So if several threads wait
 /// concurrently, a thread may receive a request that a different thread is waiting for. Dropping a queue submits the
@@ -232,16 +233,17 @@ pub trait Queue: Send + Sync {
     /// Submits, waits until at least `minimum` requests have finished (0 only polls), and appends all finished
     /// requests.
     fn wait(&self, minimum: usize, finished: &mut Vec<Completion>) -> io::Result<()>;
-    /// Makes the current call of [`wait`](Queue::wait), or the next one if none is running, return early. A queue
-    /// without this ability does nothing: its calls return when a request finishes.
+    /// Makes the current call of [`wait`](Queue::wait) return early, or the next call if none is running. Has no effect
+    /// on queues without this ability: their waits end when a request finishes.
     fn interrupt(&self) {}
-    /// Returns a descriptor that becomes readable when a request has finished, if the queue has such a descriptor.
+    /// Returns a descriptor that becomes readable when a request has finished, or `None` if the queue has no such
+    /// descriptor.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Registers the memory of `buffers`, which must be one group ([`AlignedBuffer::group`]), with the device. This
-    /// queue's transfers to and from registered memory are cheaper. Returns `false` if the queue or the system cannot
-    /// register memory; the buffers work all the same.
+    /// Registers the memory of `buffers` with the device. The buffers must form one group ([`AlignedBuffer::group`]).
+    /// This queue's transfers to and from registered memory are cheaper. Returns `false` if the queue or the system
+    /// cannot register memory. The buffers can be used all the same.
     fn register(&self, buffers: &[AlignedBuffer]) -> bool {
         let _ = buffers;
         false
@@ -280,20 +282,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn absolute(&self, path: &Path) -> io::Result<PathBuf> {
         Ok(path.to_path_buf())
     }
-    /// Returns a handle of a folder, or `None` if the backend has no handles of folders, only paths. See
-    /// [`open_folder`].
+    /// Returns a handle of a folder, or `None` if the backend refers to folders only by path. See [`open_folder`].
     fn folder_handle(&self, path: &Path) -> io::Result<Option<FolderRef>> {
         let _ = path;
         Ok(None)
     }
-    /// Returns the time since an arbitrary fixed moment. It never goes backwards.
+    /// Returns the time since an arbitrary fixed moment. The time never goes backwards.
     fn now(&self) -> Duration;
-    /// Returns random bits, for names and identities.
+    /// Returns random bits, for names and ids.
     fn random(&self) -> u64;
     /// Returns the process id.
     fn process_id(&self) -> u32 {
         std::process::id()
     }
-    /// Runs a long-lived `body` on its own thread.
+    /// Runs a long-lived `body` on a thread of its own.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<std::thread::JoinHandle<()>>;
 }

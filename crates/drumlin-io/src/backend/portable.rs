@@ -1,9 +1,9 @@
 //! The `portable` backend: positional reads and writes on a small pool of threads. It runs on any Unix, including
 //! systems that forbid io_uring, as many containers do.
 //!
-//! A queue gathers requests, hands them to the pool in a batch, and collects the finished ones. All queues of a backend
-//! share its threads. The pool starts a thread if more requests are waiting than threads are idle. The threads end when
-//! the last queue or handle of the backend is dropped.
+//! A queue gathers requests, passes them to the pool in batches, and collects the finished ones. All queues of a
+//! backend share its threads. The pool starts a thread if more requests are waiting than threads are idle. The threads
+//! end when the last queue or handle of the backend is dropped.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -65,8 +65,8 @@ impl Request {
             Ok(count) => (Ok(()), count),
             Err(error) => (Err(error), 0),
         };
-        // Drop the file before the request counts as finished: once all its requests have been returned, a caller may
-        // rely on being the file's last owner.
+        // Drop the file before the request counts as finished. Once all requests of a file have been returned, a caller
+        // may rely on being its last owner.
         drop(self.file);
         let completion = Completion { token: self.token, buffer: self.buffer, result, transferred };
         self.finished.state.lock().completions.push(completion);
@@ -74,7 +74,7 @@ impl Request {
     }
 }
 
-/// The completions that the threads have produced for one queue.
+/// The completions that the threads have produced for a queue.
 #[derive(Default)]
 struct Finished {
     state: Mutex<FinishedState>,
@@ -101,7 +101,7 @@ struct Work {
     closed: bool,
 }
 
-/// Ends the threads when the last queue and the backend are dropped.
+/// Ends the threads once the last queue and the backend are dropped.
 struct PoolHandle {
     shared: Arc<Pool>,
 }
@@ -118,7 +118,7 @@ impl PoolHandle {
     fn run(&self, requests: &mut Vec<Request>) -> io::Result<()> {
         let mut work = self.shared.work.lock();
         let waking = requests.len();
-        // Start threads before queueing: if the pool has no thread and cannot start one, the requests stay with the
+        // Start threads before queueing: if the pool has no thread and can't start one, the requests remain with the
         // caller.
         while work.threads_idle < work.requests.len() + waking && work.threads < POOL_THREADS_MAX {
             let pool = Arc::clone(&self.shared);
@@ -143,8 +143,8 @@ impl PoolHandle {
 }
 
 impl Pool {
-    /// The body of a thread. A thread counts as idle as soon as it is started, so a burst of requests does not start
-    /// two threads for one request.
+    /// The body of a thread. A thread counts as idle from its start, so a burst of requests does not start two threads
+    /// for one request.
     fn serve(&self) {
         let mut work = self.work.lock();
         loop {

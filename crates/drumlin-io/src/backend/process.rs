@@ -1,5 +1,5 @@
 //! Identifies the process. A fork has copies of its parent's database handles, and shares the parent's files, rings and
-//! locks. By using these handles, the fork would change the parent's database without the parent's knowledge.
+//! locks. If the fork used these handles, it would change the database without its parent's knowledge.
 
 #![expect(unsafe_code, reason = "only a C function reports forks")]
 
@@ -7,8 +7,8 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of forks between the process that first opened a database and this process. Reading this number costs
-/// almost nothing, unlike asking the system for the process id.
+/// The number of forks between the process that first opened a database and this process. Reading it costs almost
+/// nothing, whereas asking for the process id takes a system call.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 /// Identifies the process in which this value was created.
@@ -16,7 +16,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 pub struct Process(u64);
 
 impl Process {
-    /// Starts counting forks. Forks before the first call go unnoticed.
+    /// Starts counting forks. Forks before the first call are not detected.
     ///
     /// # Errors
     /// `OutOfMemory` if the system has no memory for registering the handler of forks.
@@ -47,7 +47,7 @@ impl Process {
 pub struct OpenIn(AtomicU64);
 
 impl OpenIn {
-    /// A generation that no process reaches.
+    /// A fork count that no process reaches.
     const CLOSED: u64 = u64::MAX;
 
     /// Returns the mark of a database that is open in the calling process.
@@ -76,8 +76,8 @@ impl Default for Process {
 
 /// Registers [`note_fork`] to be called in every fork. Returns the system's error code, or 0.
 fn watch_forks() -> i32 {
-    // SAFETY: the function lives as long as the process, and does only what is allowed in a handler that runs inside
-    // `fork`: it increments an atomic number. The test `a_fork_touches_nothing` fails without this call.
+    // SAFETY: the function lives as long as the process. It only increments an atomic number, which is allowed in a
+    // handler that runs inside `fork`. The test `a_fork_touches_nothing` fails without this call.
     unsafe { libc::pthread_atfork(None, None, Some(note_fork)) }
 }
 

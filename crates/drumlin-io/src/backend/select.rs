@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::uring;
 use super::{Backend, portable};
 
-/// The environment variable that forces a backend: `uring` or `portable`. It overrides the program's choice, so an
+/// The environment variable that forces a backend: `uring` or `portable`. It overrides the program's choice, so that an
 /// operator can try a different backend without a new build.
 pub const BACKEND_VARIABLE: &str = "DRUMLIN_IO_BACKEND";
 
@@ -26,7 +26,7 @@ pub enum IoBackend {
     /// `Uring` if the system allows it; otherwise `Portable`, with a warning in the log that gives the reason.
     #[default]
     Auto,
-    /// Linux's io_uring, or an error that names the reason why it is unavailable.
+    /// Linux's io_uring. If it is unavailable, the error gives the reason.
     Uring,
     /// Positional reads and writes on a small pool of threads.
     Portable,
@@ -100,7 +100,7 @@ fn read_setting(name: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Returns advice on how to allow io_uring, given the error and the setting `kernel.io_uring_disabled`.
+/// Returns advice on allowing io_uring, based on the error and the setting `kernel.io_uring_disabled`.
 #[cfg(all(target_os = "linux", not(drumlin_portable)))]
 fn advice(code: Option<i32>, disabled: &str) -> String {
     match (code, disabled) {
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// Each refusal comes with the remedy for its cause.
+    /// The advice for each refusal gives the remedy for its cause.
     #[cfg(all(target_os = "linux", not(drumlin_portable)))]
     #[test]
     fn the_advice_fits_the_refusal() {

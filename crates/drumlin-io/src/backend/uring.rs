@@ -44,14 +44,14 @@ use crate::sync::Mutex;
 /// The kernel's limit of 32,768 submissions in a ring, minus one for an interrupt.
 const DEPTH_MAX: usize = 32_767;
 
-/// The maximum size of a single transfer. The kernel transfers less than 2 GiB per request, so a longer request is
-/// continued.
+/// The maximum size of a single transfer. The kernel transfers less than 2 GiB per request, so a longer request needs
+/// several transfers.
 const TRANSFER_BYTES_MAX: usize = 1 << 30;
 
 /// The maximum number of retries, 1 ms apart, of a submission that the kernel rejects for lack of memory.
 const BUSY_TRIES_MAX: u32 = 1000;
 
-/// Creates the backend if this process may use io_uring: sets up a ring and sends a real read through it.
+/// Creates the backend if this process may use io_uring. To find out, sets up a ring and sends a real read through it.
 pub(crate) fn backend() -> Result<DiskBackend, Refusal> {
     trial()?;
     let queue = |options| Ok(Box::new(UringQueue::new(options)?) as Box<dyn Queue>);
@@ -73,7 +73,7 @@ fn trial() -> Result<(), Refusal> {
     let mut buffer = AlignedBuffer::zeroed(AlignedBuffer::ALIGNMENT);
     buffer.fill(1);
     let read = opcode::Read::new(types::Fd(zero.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).build();
-    // SAFETY: buffer and file outlive the request: if waiting for its completion fails, they are leaked, unless the
+    // SAFETY: buffer and file outlive the request. If waiting for its completion fails, they are leaked, unless the
     // kernel never accepted the entry. Test: `a_refused_ring_is_told_and_replaced`.
     unsafe { ring.submission().push(&read) }.expect("an empty ring has room");
     let entered = loop {
@@ -137,7 +137,7 @@ struct Request {
     token: u64,
 }
 
-/// The consequence of a completion for its request.
+/// The effect of a completion on its request.
 enum Outcome {
     Finished(io::Result<()>),
     Continue,
@@ -165,7 +165,8 @@ impl Request {
     fn advance(&mut self, result: i32) -> Outcome {
         if result < 0 {
             return match -result {
-                // Interrupted, or cancelled because the submitting thread has ended. This is no failure.
+                // The transfer was interrupted, or cancelled because the submitting thread has ended. This is not a
+                // failure.
                 libc::EINTR | libc::EAGAIN | libc::ECANCELED => Outcome::Continue,
                 code => Outcome::Finished(Err(space_error(io::Error::from_raw_os_error(code)))),
             };
@@ -206,9 +207,9 @@ struct State {
     slots: Vec<Option<Request>>,
     slots_free: Vec<usize>,
     ring_in_flight: usize,
-    /// Completions of requests that were rejected by the push, or are empty. They never enter the ring.
+    /// Completions of requests that never enter the ring, because they are empty or the push rejected them.
     settled: Vec<Completion>,
-    /// The slots whose requests must be continued. The list is reused, to keep its capacity.
+    /// The slots of the requests that must be continued. The list is reused, to retain its capacity.
     continued: Vec<usize>,
     /// Set while the ring contains an entry that interrupts a wait.
     interrupting: bool,
@@ -218,7 +219,7 @@ struct State {
 /// Marks the completion of an entry that belongs to no slot.
 const INTERRUPT: u64 = u64::MAX;
 
-/// The identity of the next queue.
+/// The id of the next queue.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl UringQueue {
@@ -277,7 +278,7 @@ impl UringQueue {
         }
     }
 
-    /// Fails in a fork, so the caller does not touch the ring there (invariant 5).
+    /// Fails in a fork, so that the caller does not touch the ring there (invariant 5).
     fn check_process(&self) -> io::Result<()> {
         if self.process.is_here() { Ok(()) } else { Err(other_process()) }
     }
@@ -292,8 +293,8 @@ impl UringQueue {
         unsafe { self.ring.submission_shared().push(&entry) }.expect("the ring has an entry for each slot");
     }
 
-    /// Returns two flags: requests are waiting for submission, and the kernel must be entered so that it posts
-    /// completions.
+    /// Returns two flags: whether requests are waiting to be submitted, and whether the kernel must be entered so that
+    /// it posts completions.
     fn pending(&self, _: &State) -> (bool, bool) {
         // SAFETY: the caller has the lock of `state` (invariant 4). Test: `one_thread_pushes_while_another_waits` of
         // `crate::tests`.
@@ -301,14 +302,14 @@ impl UringQueue {
         (!submission.is_empty(), submission.taskrun() || submission.cq_overflow())
     }
 
-    /// Returns `true` if no completion can be reaped.
+    /// Returns `true` if no completion is ready to be reaped.
     fn has_nothing_to_reap(&self) -> bool {
         let _state = self.state.lock();
         // SAFETY: the lock of `state` is held (invariant 4). Test: `one_thread_pushes_while_another_waits`.
         unsafe { self.ring.completion_shared() }.is_empty()
     }
 
-    /// Submits the pushed requests, and waits until at least `count` completions can be reaped.
+    /// Submits the pushed requests, and waits until at least `count` completions are ready to be reaped.
     fn enter(&self, count: usize) -> io::Result<()> {
         self.check_process()?;
         let mut tries = 0;
@@ -317,7 +318,7 @@ impl UringQueue {
                 Ok(_) => return Ok(()),
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => return Ok(()),
-                    // The kernel lacks memory for requests, or wants completions to be reaped first.
+                    // The kernel lacks memory for requests, or requires that completions be reaped first.
                     Some(libc::EAGAIN | libc::EBUSY) if !self.has_nothing_to_reap() => return Ok(()),
                     Some(libc::EAGAIN | libc::EBUSY) if tries < BUSY_TRIES_MAX => {
                         tries += 1;
@@ -416,8 +417,8 @@ impl Queue for UringQueue {
         let mut state = self.state.lock();
         let target = minimum.min(self.in_flight());
         let (mut found, mut interrupted) = self.reap(&mut state, finished);
-        // The kernel sets a flag if it can post completions only when it is entered. Enter it just once: the flag may
-        // stay set if a thread has ended before the requests that it submitted.
+        // The kernel sets a flag if it must be entered to post completions. Enter it only once: the flag may stay set
+        // if a thread has ended before the requests that it submitted.
         let (mut has_pushed, mut flagged) = self.pending(&state);
         loop {
             let missing = if interrupted { 0 } else { target.saturating_sub(found) };
@@ -436,7 +437,7 @@ impl Queue for UringQueue {
     }
 
     fn interrupt(&self) {
-        // A polled ring accepts no entries but reads and writes, and its waits are short anyway.
+        // A polled ring accepts only reads and writes, and its waits are short anyway.
         if self.polled || !self.process.is_here() {
             return;
         }
@@ -543,7 +544,7 @@ mod tests {
         assert_eq!(kind(write.advance(100)), Some(Err(io::ErrorKind::WriteZero)));
     }
 
-    /// Forbids the system call `number` to the calling thread, as a container's seccomp profile does to a process.
+    /// Forbids the system call `number` to the calling thread, as a container's seccomp profile does for a process.
     fn forbid(number: libc::c_long) {
         let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let mut program = [

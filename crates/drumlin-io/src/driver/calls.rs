@@ -1,4 +1,4 @@
-//! Operations for calls that can only block: renaming and removing files, syncing folders, and other calls of a
+//! Operations for calls that can only block: renaming and removing files, syncing folders, and arbitrary calls of a
 //! backend.
 
 use std::io;
@@ -10,8 +10,8 @@ use super::operation::Operation;
 use crate::backend::Backend;
 
 impl Driver {
-    /// Renames a file, within its folder or into a different one, replacing any file of that name. Makes the names
-    /// durable in both folders.
+    /// Renames a file, within its folder or into a different one, replacing any file of that name. Makes the names in
+    /// both folders durable.
     ///
     /// # Errors
     /// Any error that the system reports. If only the sync of a folder fails, the file has been renamed, but a power
@@ -38,8 +38,8 @@ impl Driver {
         })
     }
 
-    /// Makes all files created, renamed and removed in a folder so far durable under their names. A new file survives a
-    /// power cut only after both its own sync and a sync of its folder.
+    /// Makes durable under their names all files that have been created, renamed or removed in a folder so far. A new
+    /// file survives a power cut only after both the file and its folder have been synced.
     ///
     /// # Errors
     /// Any error that the system reports.
@@ -56,8 +56,8 @@ impl Driver {
         self.run(move || body(backend.as_ref()))
     }
 
-    /// Returns an operation that calls `body`: on the calling thread if a thread waits for it, on a worker if a task
-    /// does.
+    /// Returns an operation that calls `body`. If a thread waits for the operation, that thread makes the call; if a
+    /// task does, a worker makes it.
     pub(crate) fn run<T: Send + 'static>(&self, body: impl FnOnce() -> io::Result<T> + Send + 'static) -> Operation<T> {
         Operation::call(self.clone(), Box::new(body))
     }

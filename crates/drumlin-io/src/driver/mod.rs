@@ -2,7 +2,7 @@
 //!
 //! All requests of a [`Driver`] go through one [`Queue`](crate::Queue). One waiting thread collects the finished
 //! requests of all threads and tasks. It is either a thread in [`Driver::block_on`], or the driver's own thread, which
-//! starts when a task of another executor waits, and sleeps while no task or parked thread depends on it. See
+//! starts when a task of a different executor waits, and sleeps while no task or parked thread depends on it. See
 //! [`reactor`] for how the threads take turns.
 
 mod calls;
@@ -37,24 +37,23 @@ const WORKER_THREADS_MAX: usize = 4;
 pub struct DriverOptions {
     /// The kind of backend.
     pub backend: IoBackend,
-    /// The maximum number of requests in flight; default 256. Further requests wait in order of arrival.
+    /// The maximum number of requests in flight; default 256. Requests above it wait in order of arrival.
     pub depth: usize,
-    /// The size of the buffers that the driver keeps for reads, in bytes; default 4,096. A larger read allocates its
-    /// own buffer.
+    /// The size of the driver's buffers for reads, in bytes; default 4,096. A larger read allocates its own buffer.
     pub buffer_bytes: usize,
     /// The maximum number of these buffers that the driver keeps for reuse; default 256.
     pub buffers: usize,
-    /// Registers these buffers with the kernel if the backend can: reads into them take 12 % less processor time (4
+    /// Registers these buffers with the kernel if the backend can. Reads into them need 12 % less processor time (4
     /// KiB, direct, io_uring). The kernel pins them in memory, and counts them against the `RLIMIT_MEMLOCK` of an
     /// unprivileged process. Default `false`.
     pub registered: bool,
     /// Polls the device instead of waiting for interrupts. See [`QueueOptions::polled`]. Default `false`.
     pub polled: bool,
-    /// Promises that only one thread uses the driver, and waits in [`Driver::block_on`]. Finished requests then don't
-    /// interrupt it: it notices them when it next waits. A task of another executor may wait longer than necessary.
-    /// Default `false`.
+    /// Promises that only one thread uses the driver, and waits in [`Driver::block_on`]. Then finished requests don't
+    /// interrupt that thread: it collects them when it next waits. A task of a different executor may wait longer than
+    /// necessary. Default `false`.
     pub one_thread: bool,
-    /// Lets the driver start a thread when a task of another executor waits. If `false`, the program must call
+    /// Lets the driver start a thread when a task of a different executor waits. If `false`, the program must call
     /// [`Driver::turn`] itself, for instance whenever [`Driver::as_fd`] is readable. Default `true`.
     pub thread: bool,
 }
@@ -115,7 +114,7 @@ impl Drop for Shared {
         if self.reactor.is_here() {
             self.workers.stop();
         } else {
-            // This is a fork: the threads that the queue may need exist only in the parent process, so dropping the
+            // This is a fork. The threads that the queue may need exist only in the parent process, so dropping the
             // queue here could hang.
             std::mem::forget(Arc::clone(&self.reactor));
         }
@@ -140,8 +139,8 @@ impl Driver {
         Driver::on(backend::backend(options.backend)?, options)
     }
 
-    /// Creates a driver on the given backend, for instance files in memory or a test's simulated disk. Ignores the kind
-    /// of backend that the options name.
+    /// Creates a driver on the given backend, for instance files in memory or a test's simulated disk. Ignores
+    /// `options.backend`.
     ///
     /// # Errors
     /// The errors of [`Backend::queue_with`].
@@ -164,11 +163,11 @@ impl Driver {
         self.shared.reactor.backend()
     }
 
-    /// Returns a handle for background work, which yields to other requests: while foreground requests are in flight,
-    /// or were within the last millisecond, background requests are at most `share` (between 0 and 1) of all requests
-    /// in flight. One background request may always be in flight, so background work progresses however busy the device
-    /// is; without foreground requests, it may use the whole device. All background handles of a driver have the same
-    /// share: the one given last.
+    /// Returns a handle for background work, which yields to foreground requests. While foreground requests are in
+    /// flight, or were within the last millisecond, background requests are at most `share` (between 0 and 1) of all
+    /// requests in flight. One background request may always be in flight, so background work progresses however busy
+    /// the device is. Without foreground requests, it may use the whole device. All background handles of a driver have
+    /// the same share: the one that was set last.
     ///
     /// # Panics
     /// If `share` is not between 0 and 1.
@@ -179,10 +178,10 @@ impl Driver {
         Driver { shared: Arc::clone(&self.shared), class: Class::Background }
     }
 
-    /// Runs a future on the calling thread. While the future waits, the thread collects finished requests itself
-    /// instead of receiving them from another thread, so a read costs no more than in a runtime built on io_uring.
+    /// Runs a future on the calling thread. While the future waits, the thread itself collects finished requests,
+    /// instead of receiving them from a different thread. So a read costs no more than in a runtime built on io_uring.
     ///
-    /// Requests that the future begins are submitted together when it next waits.
+    /// All requests that the future begins before it next waits are submitted together.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let reactor = &self.shared.reactor;
         let mut future = pin!(future);
@@ -208,23 +207,23 @@ impl Driver {
         }
     }
 
-    /// Collects the finished requests, wakes the tasks that wait for them, and returns their number, without waiting.
-    /// For programs that drive the I/O from their own event loop; see [`DriverOptions::thread`].
+    /// Collects the finished requests without waiting, wakes the tasks that wait for them, and returns the number of
+    /// finished requests. For programs that drive the I/O from their own event loop; see [`DriverOptions::thread`].
     ///
     /// # Errors
-    /// The queue has failed. All requests in flight fail, and no further request can begin.
+    /// The queue has failed. All requests in flight fail, and no later request can begin.
     pub fn turn(&self) -> io::Result<usize> {
         self.shared.reactor.turn()
     }
 
-    /// Returns a descriptor that becomes readable when a request has finished, for `epoll` and the like, or `None` if
-    /// the backend has no such descriptor (only io_uring has one).
+    /// Returns a descriptor that becomes readable when a request has finished, for `epoll` or a similar call. Returns
+    /// `None` if the backend has no such descriptor. Only io_uring has one.
     #[must_use]
     pub fn as_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.shared.reactor.as_fd()
     }
 
-    /// Returns the number of requests that have begun but not finished.
+    /// Returns the number of requests that have begun but have not finished yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.shared.reactor.in_flight()

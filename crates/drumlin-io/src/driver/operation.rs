@@ -16,7 +16,7 @@ use crate::read::{BufferHome, ReadBuffer};
 
 /// A pending call on a file or folder. It begins when a task first polls it or a thread waits for it.
 ///
-/// An operation is a future, for tasks of any executor; [`wait`](Self::wait) blocks the calling thread instead. Polling
+/// An operation is a future, for tasks of any executor. [`wait`](Self::wait) blocks the calling thread instead. Polling
 /// never blocks: transfers go through the driver's queue, and calls that can only block (opening, syncing) run on a
 /// worker thread.
 ///
@@ -55,10 +55,10 @@ pub(crate) struct Transfer<T> {
 
 /// Turns the result of a transfer into the result of its operation.
 pub(crate) struct Outcome<T> {
-    /// The range of the buffer that the caller has asked for. The rest of the buffer's blocks may lie beyond the file's
-    /// end.
+    /// The range of the buffer that the caller requested. The rest of the buffer's blocks may lie beyond the end of the
+    /// file.
     pub(crate) visible: Range<usize>,
-    /// Set if the end of the file may cut the visible bytes short; otherwise that is an error.
+    /// Set if the end of the file may cut the visible bytes short. Otherwise that is an error.
     pub(crate) is_up_to: bool,
     pub(crate) home: Option<Arc<BufferHome>>,
     pub(crate) finish: fn(AlignedBuffer, Range<usize>, Option<Arc<BufferHome>>) -> T,
@@ -106,7 +106,7 @@ impl<T: Send + 'static> Operation<T> {
         Operation { driver, step: Step::Ready(result) }
     }
 
-    /// Begins a read or write now, instead of at its first poll. Has no effect on other operations.
+    /// Begins a read or write now instead of at its first poll. Has no effect on other kinds of operations.
     pub fn begin(mut self) -> Operation<T> {
         self.step = match std::mem::replace(&mut self.step, Step::Over) {
             Step::Transfer(transfer) => begin(&self.driver, transfer, None).0,
@@ -115,8 +115,8 @@ impl<T: Send + 'static> Operation<T> {
         self
     }
 
-    /// Blocks the calling thread until the operation is done. If it has not begun, it runs entirely on the calling
-    /// thread: a read is then a single system call.
+    /// Blocks the calling thread until the operation is done. If the operation has not begun, it runs entirely on the
+    /// calling thread, so that a read is a single system call.
     ///
     /// # Errors
     /// The errors of the operation.
@@ -142,7 +142,7 @@ fn begin<T>(driver: &Driver, transfer: Transfer<T>, waker: Option<&Waker>) -> (S
 }
 
 impl<T> Transfer<T> {
-    /// Does the transfer on the calling thread.
+    /// Performs the transfer on the calling thread.
     fn run(self) -> io::Result<T> {
         let Transfer { direction, file, offset, mut buffer, outcome } = self;
         let transferred = match direction {

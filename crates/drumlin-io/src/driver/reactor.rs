@@ -70,8 +70,8 @@ pub(crate) struct Request {
     pub(crate) buffer: AlignedBuffer,
 }
 
-/// The answer to a request: the buffer, the number of bytes transferred, and an error if the request failed or reached
-/// the end of the file.
+/// The answer to a request: the buffer, the number of bytes transferred, and an error if the request failed or the file
+/// ended early.
 pub(crate) struct Answer {
     pub(crate) buffer: AlignedBuffer,
     pub(crate) transferred: usize,
@@ -91,11 +91,11 @@ struct Slot {
     waker: Option<Waker>,
     /// Set if the request is counted in `State::outside`.
     is_outside: bool,
-    /// The owner was dropped, so the answer will be dropped too.
+    /// Set once the owner has been dropped. The answer will then be dropped too.
     is_dropped: bool,
 }
 
-/// The identity of a request that has begun.
+/// Identifies a request that has begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key(usize);
 
@@ -111,19 +111,19 @@ struct State {
     parked: usize,
     has_collector: bool,
     is_collector_awake: bool,
-    /// The class opposite to that of the request pushed last.
+    /// The class other than that of the last pushed request.
     other_than_last: Class,
     /// The share of background requests while foreground requests are active.
     share: f64,
     foreground_seen: Option<Duration>,
     thread: ThreadState,
     is_closed: bool,
-    /// The error with which the queue has failed, if it has.
+    /// The error with which the queue failed, if it has failed.
     failure: Option<String>,
-    /// The collector's lists. They are reused, to keep their capacity.
+    /// The collector's lists. They are reused, to retain their capacity.
     finished: Vec<Completion>,
     aftermath: Aftermath,
-    /// The queue has pushed requests that are not submitted yet.
+    /// Set if requests have been pushed to the queue but not submitted yet.
     has_unsubmitted: bool,
 }
 
@@ -146,11 +146,11 @@ pub(crate) struct Reactor {
 }
 
 thread_local! {
-    /// The address of the reactor whose `block_on` is polling a future on this thread; 0 if no reactor is.
+    /// The address of the reactor whose `block_on` is polling a future on this thread, or 0 if there is none.
     static DRIVING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Marks the calling thread as one that will collect its own requests.
+/// Marks the calling thread as one that collects its own requests.
 pub(super) struct DrivingThread {
     before: usize,
 }
@@ -174,10 +174,10 @@ pub(super) struct WaitFlags {
     pub(super) is_waiting: AtomicBool,
 }
 
-/// The event that a collector waits for.
+/// The event for which a collector waits.
 #[derive(Clone, Copy)]
 enum Wait<'w> {
-    /// No event: it takes the requests that have already finished.
+    /// None: it takes only the requests that have already finished.
     No,
     /// One finished request.
     One,
@@ -194,7 +194,7 @@ impl Drop for Parked<'_> {
     }
 }
 
-/// The wakers that the collector calls, and the buffers that it drops, after releasing the lock (invariant 3).
+/// The wakers to call and the buffers to drop after the collector has released the lock (invariant 3).
 #[derive(Default)]
 struct Aftermath {
     wakers: Vec<Waker>,
@@ -202,7 +202,7 @@ struct Aftermath {
 }
 
 impl Aftermath {
-    /// Drops the buffers and calls the wakers. Both lists keep their capacity.
+    /// Drops the buffers and calls the wakers. Both lists retain their capacity.
     fn run(&mut self) {
         self.dropped.clear();
         for waker in self.wakers.drain(..) {
@@ -272,7 +272,7 @@ impl Reactor {
         self.queue.as_fd()
     }
 
-    /// Returns `true` if the calling process created the driver, `false` if it is a fork of that process.
+    /// Returns `true` if the calling process created the driver. A fork of that process gets `false`.
     pub(super) fn is_here(&self) -> bool {
         self.process.is_here()
     }
@@ -288,8 +288,7 @@ impl Reactor {
 
     /// Ends the driver's thread. Called when the last handle or operation of the driver is dropped.
     pub(super) fn close(&self) {
-        // In a fork, the lock may stay locked forever: a thread of the parent may have held it when the process was
-        // copied.
+        // In a fork, the lock may stay locked forever: a thread of the parent may have held it at the time of the fork.
         if self.is_here() {
             self.state.lock().is_closed = true;
             self.needed.notify_one();
@@ -381,8 +380,8 @@ impl Reactor {
         if is_active { background_max(state.share, foreground) } else { usize::MAX }
     }
 
-    /// Returns the answer, or stores the waker, which is called when the request is answered. If the calling thread
-    /// will not collect the request, makes sure that a different thread will.
+    /// Returns the answer if the request has been answered. Otherwise stores the waker, to be called when it is. If the
+    /// calling thread will not collect the request, ensures that a different thread will.
     pub(crate) fn poll(self: &Arc<Self>, key: Key, waker: &Waker) -> Poll<io::Result<Answer>> {
         if let Err(error) = self.check_process() {
             return Poll::Ready(Err(error));
@@ -440,7 +439,7 @@ impl Reactor {
         Ok(())
     }
 
-    /// Abandons a request. If it is in flight, its buffer is dropped when the request has finished; otherwise
+    /// Abandons a request. If the request is in flight, its buffer is dropped when the request has finished; otherwise
     /// immediately.
     pub(crate) fn release(self: &Arc<Self>, key: Key) {
         if !self.is_here() {
@@ -468,7 +467,7 @@ impl Reactor {
         drop((waker, removed));
     }
 
-    /// The body of the driver's thread.
+    /// The body of the driver's own thread.
     fn serve(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while state.failure.is_none() {
@@ -488,8 +487,8 @@ impl Reactor {
         }
     }
 
-    /// Collects on behalf of the thread in `block_on` with these flags. Returns `false` without collecting if no
-    /// request is in the queue or a different thread is the collector.
+    /// Collects on behalf of the thread in `block_on` to which these flags belong. Returns `false` without collecting
+    /// if the queue has no request or a different thread is the collector.
     pub(super) fn drive(self: &Arc<Self>, flags: &WaitFlags) -> bool {
         if !self.is_here() {
             return false;
@@ -536,7 +535,7 @@ impl Reactor {
     }
 
     /// Collects once, and answers the finished requests. Returns the reacquired lock and the number of finished
-    /// requests, or an error, without the lock, if the queue has failed.
+    /// requests. If the queue has failed, returns an error, without the lock.
     fn collect<'r>(
         &'r self,
         mut state: MutexGuard<'r, State>,
@@ -586,7 +585,8 @@ impl Reactor {
 
     fn answer(&self, state: &mut State, finished: &mut Vec<Completion>, aftermath: &mut Aftermath) {
         let has_background = state.share < 1.0;
-        // A different thread may have seen the queue fail while this one waited. It has then answered all requests.
+        // A different thread may have detected a failure of the queue while this one waited. It has then answered all
+        // requests.
         if state.failure.is_some() {
             aftermath.dropped.extend(finished.drain(..).map(|completion| completion.buffer));
             return;
@@ -620,7 +620,7 @@ impl Reactor {
         }
     }
 
-    /// Counts the calling thread as waiting for a collector, and makes sure that there is a collector.
+    /// Counts the calling thread as waiting for a collector, and ensures that there is a collector.
     pub(super) fn parked(self: &Arc<Self>) -> Parked<'_> {
         let mut state = self.state.lock();
         state.parked += 1;

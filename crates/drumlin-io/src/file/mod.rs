@@ -86,7 +86,7 @@ impl File {
         self.file.path()
     }
 
-    /// Returns the length in bytes. The system knows the length without a request to the device.
+    /// Returns the length in bytes. The system knows the length, so this makes no request to the device.
     ///
     /// # Errors
     /// Any error that the system reports.
@@ -101,7 +101,7 @@ impl File {
         self.file.is_direct()
     }
 
-    /// Returns the alignment that the device needs, in bytes; 1 for a buffered file. Unaligned ranges work too, at a
+    /// Returns the alignment that the device requires, in bytes: 1 for a buffered file. Unaligned ranges work too, at a
     /// cost (see [`File`]).
     #[must_use]
     pub fn alignment(&self) -> usize {
@@ -120,7 +120,7 @@ impl File {
         &self.driver
     }
 
-    /// Returns the same file on the given handle of its driver, for instance [`Driver::background`].
+    /// Returns the same file for use with the given handle of its driver, for instance [`Driver::background`].
     #[must_use]
     pub fn with_driver(&self, driver: &Driver) -> File {
         File { driver: driver.clone(), file: FileRef::clone(&self.file) }
@@ -136,7 +136,8 @@ impl File {
         self.read(offset, bytes, false)
     }
 
-    /// Like [`read_at`](Self::read_at), but if the file ends before the range does, reads the bytes up to there.
+    /// Like [`read_at`](Self::read_at), but if the file ends before the range does, reads only up to the end of the
+    /// file.
     ///
     /// # Errors
     /// Any error that the system reports.
@@ -148,8 +149,8 @@ impl File {
         self.read_with_home(offset, bytes, is_up_to, |bytes| self.driver.home(bytes).cloned())
     }
 
-    /// Reads a range. Calls `home` with the number of bytes to transfer, and takes the buffer from the [`BufferHome`]
-    /// that it returns, or allocates one if it returns `None`.
+    /// Reads a range. Calls `home` with the number of bytes to transfer. If `home` returns a [`BufferHome`], takes the
+    /// buffer from it; otherwise allocates one.
     pub(crate) fn read_with_home(
         &self,
         offset: u64,
@@ -174,8 +175,8 @@ impl File {
         Operation::transfer(self.driver.clone(), transfer)
     }
 
-    /// Fills the caller's own buffer from `offset`, without a copy: offset and length must be multiples of
-    /// [`alignment`](Self::alignment). Returns the buffer.
+    /// Fills the caller's own buffer from `offset` without a copy, and returns the buffer. Offset and length must be
+    /// multiples of [`alignment`](Self::alignment).
     ///
     /// # Errors
     /// `InvalidInput` if offset or length is not aligned, and the errors of [`read_at`](Self::read_at). On an error,
@@ -198,11 +199,11 @@ impl File {
     }
 
     /// Writes all bytes of a buffer at `offset`, and returns the buffer. Bytes of any other type are first copied into
-    /// an [`AlignedBuffer`]. They become durable with the next [`sync_data`](Self::sync_data).
+    /// an [`AlignedBuffer`]. The next [`sync_data`](Self::sync_data) makes the bytes durable.
     ///
     /// # Errors
-    /// `StorageFull` if the disk or a quota is full, and any error that the system reports. Some of the bytes may have
-    /// been written even so.
+    /// `StorageFull` if the disk or a quota is full, and any error that the system reports. Even then, some of the
+    /// bytes may have been written.
     pub fn write_at(&self, offset: u64, bytes: impl Into<AlignedBuffer>) -> Operation<AlignedBuffer> {
         let buffer = bytes.into();
         if offset.checked_add(buffer.len() as u64).is_none_or(|end| end > OFFSET_MAX) {
@@ -233,7 +234,7 @@ impl File {
         self.file.write_unaligned(bytes, offset)
     }
 
-    /// Writes a buffer at `offset` and makes it durable with the given method before the operation finishes.
+    /// Writes a buffer at `offset`, and makes it durable by the given method before the operation finishes.
     /// [`Probe`](crate::Probe) finds the best method for a device. Offset and length must be aligned.
     ///
     /// # Errors
@@ -284,7 +285,7 @@ impl File {
         self.on_file(move |file| file.allocate(offset, bytes))
     }
 
-    /// Truncates or extends the file to `bytes`. An added range reads as zeros and takes no disk space yet.
+    /// Truncates or extends the file to `bytes`. An added range reads as zeros and uses no disk space yet.
     ///
     /// # Errors
     /// Any error that the system reports.
@@ -300,8 +301,8 @@ impl File {
         self.on_file(move |file| file.punch(offset, bytes))
     }
 
-    /// Drops this handle, without a sync. Closing the last handle can block (if the file was removed, the system frees
-    /// its space at that point), so a task should await this instead of dropping the handle.
+    /// Drops this handle without a sync. Closing the last handle can block: if the file was removed, the system frees
+    /// its space at that point. So a task should await this call instead of dropping the handle.
     ///
     /// # Errors
     /// None.
@@ -326,8 +327,8 @@ fn is_aligned(bytes: &[u8], offset: u64, unit: usize) -> bool {
     offset.is_multiple_of(unit as u64) && bytes.len().is_multiple_of(unit) && bytes.as_ptr().addr().is_multiple_of(unit)
 }
 
-/// Writes a range that is not aligned. If it starts at a block boundary, its whole blocks bypass the page cache; the
-/// rest goes through it.
+/// Writes a range that is not aligned. If it starts at a block boundary, its whole blocks bypass the page cache. The
+/// rest goes through the page cache.
 fn write_parts(file: &FileRef, offset: u64, buffer: &[u8], unit: usize) -> io::Result<()> {
     let whole_bytes = if offset.is_multiple_of(unit as u64) { buffer.len() / unit * unit } else { 0 };
     let (whole, rest) = buffer.split_at(whole_bytes);

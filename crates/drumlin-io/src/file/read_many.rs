@@ -1,7 +1,7 @@
 //! Reads many ranges of a file, merging ranges that are close to each other.
 //!
 //! The ranges are sorted by offset, and neighbours with few bytes between them become one request. The number of
-//! requests in flight is kept constant, and results are returned in the order in which the requests finish.
+//! requests in flight is constant, and results are returned in the order in which the requests finish.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::sync::Mutex;
 /// The settings of [`File::read_many`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadManyOptions {
-    /// Two ranges become one request if it reads at most this many unneeded bytes between them. Default 4,096: a drive
+    /// The maximum number of unneeded bytes between two ranges that are merged into one request. Default 4,096: a drive
     /// needs less time for one request of twice the size than for two requests. With 0, only ranges whose blocks touch
     /// are merged.
     pub gap_bytes_max: usize,
@@ -39,15 +39,15 @@ impl Default for ReadManyOptions {
 }
 
 impl File {
-    /// Reads many ranges concurrently. They may be given in any order. One request reads ranges that are close to each
-    /// other. See [`ReadMany`].
+    /// Reads many ranges concurrently. The ranges may be in any order. Those that are close to each other are read by
+    /// one request. See [`ReadMany`].
     pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>, options: ReadManyOptions) -> ReadMany {
         ReadMany::new(self.clone(), ranges.into_iter().collect(), options)
     }
 }
 
 /// A [`Stream`] that reads many ranges of a file. Its items are the index of a range and its bytes, in the order in
-/// which the requests finish. Ranges that one request has read share its buffer.
+/// which the requests finish. Ranges that were read by the same request share its buffer.
 ///
 /// The first poll begins the requests. An error ends the stream.
 ///
@@ -76,9 +76,9 @@ pub struct ReadMany {
     file: File,
     options: ReadManyOptions,
     unit: u64,
-    /// The ranges, sorted by offset, each with its index in the caller's list.
+    /// The ranges, sorted by offset, and each range's index in the caller's list.
     ranges: Vec<(usize, Range<u64>)>,
-    /// The index of the first range without a request.
+    /// The index of the first range that has no request yet.
     next: usize,
     slots: Vec<Slot>,
     slots_free: Vec<usize>,
@@ -94,7 +94,7 @@ struct Slot {
     waker: Waker,
 }
 
-/// The slots whose requests may have finished, and the waiting task.
+/// The slots whose requests may have finished, and the task that waits for them.
 #[derive(Default)]
 struct Woken {
     state: Mutex<WokenState>,
@@ -144,8 +144,8 @@ impl ReadMany {
         ReadMany { file, options, unit, ranges, next: 0, slots, slots_free, woken, items, requests: 0, bytes: 0 }
     }
 
-    /// Returns the index of a range and its bytes, or `None` if all ranges were returned. Dropping the future loses no
-    /// range.
+    /// Returns the index of a range and its bytes, or `None` if all ranges have been returned. If the future is
+    /// dropped, no range is lost.
     ///
     /// # Errors
     /// `UnexpectedEof` if the file ends before a range does, `InvalidInput` if a range ends before it starts, and any
@@ -187,7 +187,7 @@ impl ReadMany {
         self.requests
     }
 
-    /// Returns the number of bytes in these requests, including unneeded bytes between ranges.
+    /// Returns the number of bytes that these requests read, including unneeded bytes between ranges.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -229,7 +229,7 @@ impl ReadMany {
             visible_end = visible_end.max(range.end);
             (span, end) = (merged, end + 1);
         }
-        // End at the last requested byte: the block around it may be cut short by the end of the file.
+        // End at the last requested byte, because the end of the file may cut its block short.
         (self.next..end, span.start.min(first.start)..visible_end)
     }
 
@@ -253,7 +253,7 @@ impl ReadMany {
         Ok(())
     }
 
-    /// Drops all requests and results. No further ones will begin or be returned.
+    /// Drops all requests and results. No later ones will begin or be returned.
     fn end(&mut self) {
         self.next = self.ranges.len();
         self.items.clear();

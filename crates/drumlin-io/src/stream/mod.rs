@@ -8,14 +8,14 @@ pub use write::WriteStream;
 
 use crate::BLOCK_BYTES;
 
-/// The settings of a stream. A stream takes `request_bytes` × `requests` of memory, plus the buffers that the caller
-/// still uses.
+/// The settings of a stream. A stream uses `request_bytes` × `requests` of memory, plus the buffers that the caller
+/// still holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StreamOptions {
     /// The size of a request in bytes, rounded up to a multiple of 4,096. Default 512 KiB: larger requests don't
     /// increase a drive's throughput.
     pub request_bytes: usize,
-    /// The maximum number of requests in flight, at least 1. Default 5: enough to keep a drive busy while the caller
+    /// The maximum number of requests in flight, at least 1. Default 5, which keeps a drive busy while the caller
     /// processes a buffer.
     pub requests: usize,
 }

@@ -1,9 +1,9 @@
 //! Reads a range of a file sequentially, with a constant number of requests in flight ahead of the reader.
 //!
 //! # Invariants
-//! 1. Until the end of the range is near, exactly `StreamOptions::requests` requests are in flight, or finished but not
-//!    yet taken by the reader. When the reader takes a buffer, the next request begins before the buffer is returned.
-//!    So a slow reader holds no more memory than a fast one.
+//! 1. Until the end of the range is near, exactly `StreamOptions::requests` requests are in flight, or have finished
+//!    without having been taken by the reader. When the reader takes a buffer, the next request begins before the
+//!    buffer is returned. So a slow reader holds no more memory than a fast one.
 //! 2. Buffers are returned in the order of the range, regardless of the order in which their requests finish.
 
 use std::collections::VecDeque;
@@ -63,7 +63,7 @@ pub struct ReadStream {
     rest: Range<u64>,
     options: StreamOptions,
     home: Arc<BufferHome>,
-    /// The requests that have begun, oldest first.
+    /// The requests in flight or not yet taken, oldest first.
     requests: VecDeque<Operation<ReadBuffer>>,
     /// The unread rest of the buffer from which [`Read`] copies.
     current: ReadBuffer,
@@ -97,7 +97,7 @@ impl ReadStream {
         Ok(stream)
     }
 
-    /// Begins requests until their number is that of invariant 1.
+    /// Begins requests until their number agrees with invariant 1.
     fn fill(&mut self) {
         while self.requests.len() < self.options.requests && !self.rest.is_empty() {
             let start = self.rest.start;
@@ -111,9 +111,9 @@ impl ReadStream {
         }
     }
 
-    /// Returns the next bytes of the range: those of one request, or the rest of the current buffer if some of it was
-    /// read, or `None` at the end of the range. If the future is dropped, no bytes are lost: the next call returns
-    /// them.
+    /// Returns the next bytes of the range. They are those of one request, or the rest of the current buffer if part of
+    /// it was read. Returns `None` at the end of the range. If the future is dropped, no bytes are lost: the next call
+    /// returns them.
     ///
     /// # Errors
     /// Any error that the system reports; `UnexpectedEof` if the file was truncated in the meantime. An error ends the

@@ -4,8 +4,8 @@
 //! 1. `requests` cover the bytes before `position`, and `buffer` holds the bytes from `position` onwards. Requests are
 //!    in the order of their offsets, but may finish in any order.
 //! 2. Each request but the first starts at a block boundary, and each but the last of a flush ends at one. A partial
-//!    block stays in the buffer after a flush, so it will be written as a whole once it is full.
-//! 3. After an error, no further request begins.
+//!    block stays in the buffer after a flush, so that it is written as a whole once it is full.
+//! 3. After an error, no later request begins.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,11 +24,11 @@ use crate::driver::Operation;
 use crate::file::File;
 use crate::read::BufferHome;
 
-/// Writes a file sequentially. Bytes are gathered in a buffer; a full buffer is written while the next one is filled.
+/// Writes a file sequentially. Bytes are gathered in a buffer. A full buffer is written while the next one is filled.
 /// The writer waits only while `StreamOptions::requests` requests are in flight.
 ///
-/// It implements [`AsyncWrite`], and [`Write`] for blocking threads. Dropping the stream loses unflushed bytes. The
-/// call that encounters an error reports it, and so do all later calls; the cause may be the write of an earlier call.
+/// It implements [`AsyncWrite`], and [`Write`] for blocking threads. Dropping the stream loses unflushed bytes. After
+/// an error, the current call and all later calls report it. The cause may be a write that an earlier call began.
 ///
 /// # Examples
 /// ```
@@ -89,7 +89,7 @@ impl WriteStream {
         poll_fn(|context| self.poll_flushed(context, true)).await
     }
 
-    /// Waits until all whole blocks are in the file. A last, partial block may remain in memory. Unlike
+    /// Waits until all whole blocks are in the file. A partial block at the end may remain in memory. Unlike
     /// [`flush`](Self::flush), does not write this block through the page cache.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl WriteStream {
         let count = bytes.len().min(limit - self.filled);
         buffer[self.filled..self.filled + count].copy_from_slice(&bytes[..count]);
         self.filled += count;
-        // Write a full buffer immediately if fewer requests than the limit are in flight.
+        // Write a full buffer immediately if the number of requests in flight is below the limit.
         if self.filled == limit && self.requests.len() < self.options.requests {
             self.write_buffer(limit);
         }
@@ -144,7 +144,7 @@ impl WriteStream {
         }
     }
 
-    /// Begins to write the first `bytes` bytes of the buffer.
+    /// Begins to write the buffer's first `bytes` bytes.
     fn write_buffer(&mut self, bytes: usize) {
         let mut buffer = self.buffer.take().expect("the buffer holds these bytes");
         let rest = self.filled - bytes;
@@ -160,7 +160,7 @@ impl WriteStream {
         self.flushed = self.flushed.saturating_sub(bytes);
     }
 
-    /// Waits until fewer requests than the limit are in flight.
+    /// Waits until the number of requests in flight is below the limit.
     fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.requests.len() >= self.options.requests {
             ready!(self.poll_oldest(context))?;
@@ -204,7 +204,7 @@ impl WriteStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns the error of an earlier call, if there was an error.
+    /// Returns the error of an earlier call, if one failed.
     fn check(&self) -> io::Result<()> {
         match &self.failure {
             None => Ok(()),

@@ -1,7 +1,7 @@
-//! The primitives that threads wait on: locks, condition variables, parking, back-off.
+//! The primitives with which threads wait: locks, condition variables, parking, back-off.
 //!
-//! The library waits only through this module and the I/O backends, so a simulation can replace the operating system's
-//! scheduler. With the feature `sim`, the modules `scheduler` and `simulated` replace it. Threads outside of a
+//! The library waits only through this module and the I/O backends, so that a simulation can replace the operating
+//! system's scheduler. With the feature `sim`, the modules `scheduler` and `simulated` replace it. Threads outside of a
 //! simulation wait as usual.
 
 mod exclusive;
@@ -47,7 +47,7 @@ mod system {
         thread.join()
     }
 
-    /// Returns the number of the calling thread in its simulation: `None` in a build without simulations.
+    /// Returns the number of the calling thread in its simulation. Always `None` in a build without simulations.
     #[inline]
     pub fn thread_number() -> Option<usize> {
         None
@@ -90,7 +90,7 @@ pub(crate) mod scheduler {
     }
 }
 
-// With `--cfg drumlin_loom`, code that is checked by loom models uses loom's atomics.
+// With `--cfg drumlin_loom`, code that loom models check uses loom's atomics.
 #[cfg(drumlin_loom)]
 pub use loom::sync::atomic;
 #[cfg(not(drumlin_loom))]

@@ -2,13 +2,13 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// A value in its own pair of cache lines: processors prefetch lines in pairs.
+/// A value in its own pair of cache lines, because processors prefetch lines in pairs.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(128))]
 pub struct CachePadded<T>(T);
 
 impl<T> CachePadded<T> {
-    /// Gives a value its own cache lines.
+    /// Puts a value into its own cache lines.
     #[inline]
     pub const fn new(value: T) -> CachePadded<T> {
         CachePadded(value)

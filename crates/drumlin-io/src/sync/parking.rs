@@ -1,5 +1,5 @@
-//! Spinning and parking, built on the operating system's threads. In builds with simulations, threads outside of a
-//! simulation use them.
+//! Spinning and parking with the operating system's threads. In builds with simulations, these serve the threads
+//! outside of a simulation.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use parking_lot::{Condvar, Mutex};
 pub struct Backoff(Cell<u32>);
 
 impl Backoff {
-    /// The binary logarithm of the longest spin, 64 pauses of the processor. After 127 pauses in total, a wait yields
-    /// instead of spinning.
+    /// The binary logarithm of the longest spin, which is 64 pauses of the processor. After 127 pauses in total, a wait
+    /// yields instead of spinning.
     /// Measured: not measured; crossbeam-utils has the same value.
     const SPINS_LOG2_MAX: u32 = 6;
 
-    /// Waits briefly. Each call waits longer than the one before.
+    /// Waits briefly, longer at each call.
     #[inline]
     pub fn snooze(&self) {
         let step = self.0.get();
@@ -29,13 +29,13 @@ impl Backoff {
     }
 }
 
-/// Parks one thread, its owner. Unparking the thread by any other means does not wake it from this parker.
+/// Parks one thread, its owner. Only its [`Unparker`] wakes the thread from this parker.
 #[derive(Debug, Default)]
 pub struct Parker {
     unparker: Unparker,
 }
 
-/// Wakes the owner of a [`Parker`] if it is parked. Otherwise makes its next call of [`Parker::park`] return
+/// Wakes the owner of a [`Parker`] if the owner is parked. Otherwise makes its next call of [`Parker::park`] return
 /// immediately.
 #[derive(Clone, Debug, Default)]
 pub struct Unparker(Arc<Parking>);
@@ -76,7 +76,7 @@ mod tests {
     use super::{Parker, Unparker};
     use std::thread;
 
-    /// An unpark before the thread parks is not lost, and two unparks wake the thread once.
+    /// An unpark before the thread parks is not lost. Two unparks wake the thread only once.
     #[test]
     fn an_early_wake_up_is_kept() {
         let parker = Parker::default();

@@ -1,4 +1,4 @@
-//! A scheduler whose decisions are all determined by a seed.
+//! A scheduler that makes all its decisions based on a seed.
 //!
 //! The *tasks* of a simulation are operating-system threads, but only one of them runs at a time. The running task
 //! holds the baton. It passes the baton on when it waits, and at random at each *point*: when it takes or releases a
@@ -8,12 +8,12 @@
 //! # Invariants
 //! 1. One task runs; all others wait for the baton. So actions between two points need no further synchronisation.
 //! 2. Every random draw comes from the simulation's one generator, in the order of the points. So two runs with the
-//!    same seed take the same course, if their other inputs don't differ either: see `docs/testing.md`.
+//!    same seed take the same course, provided that their other inputs don't differ: see `docs/testing.md`.
 //! 3. If no task is runnable and no waiting task has a deadline, the simulation is deadlocked. It ends with a report
 //!    that shows, for each task, the object that it waits for and the place in the code.
 //!
-//! A simulation fails by a panic, by a deadlock, or by making no progress for too long. Its other threads are then left
-//! waiting forever, because they hold locks on inconsistent data.
+//! A simulation fails if a task panics, if it deadlocks, or if it makes no progress for too long. Its other threads are
+//! then left waiting forever, because they hold locks on inconsistent data.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -38,9 +38,9 @@ const LOOKS_MAX: u32 = 12;
 pub struct Schedule {
     /// The seed of the random generator that makes all decisions.
     pub seed: u64,
-    /// A running task yields at one in this many points, on average.
+    /// A running task yields at one in this many points on average.
     pub switch_one_in: u64,
-    /// The maximum virtual time that passes at a point, in nanoseconds.
+    /// The maximum virtual time that passes per point, in nanoseconds.
     pub step_nanos_max: u64,
     /// The number of points after which the simulation counts as livelocked.
     pub points_max: u64,
@@ -49,7 +49,7 @@ pub struct Schedule {
 /// The outcome of a simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome<T> {
-    /// The result of the first task, or the reason why the simulation failed.
+    /// The result of the first task, or the reason for which the simulation failed.
     pub result: Result<T, String>,
     /// A checksum of the course: two runs with the same trace took the same course.
     pub trace: u64,
@@ -62,7 +62,7 @@ pub struct Outcome<T> {
 /// The state of a waiting task, for deadlock reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// The object that the task waits for: an address, or a number that can't be an address.
+    /// The object that the task waits for: its address, or a number that can't be an address.
     pub(crate) what: usize,
     pub(crate) kind: &'static str,
     pub(crate) place: &'static Location<'static>,
@@ -85,9 +85,9 @@ struct Slot {
     mode: Mode,
     baton: Arc<Baton>,
     thread: Option<ThreadId>,
-    /// The task was unparked and has not parked since then.
+    /// Set if the task was unparked and has not parked since then.
     token: bool,
-    /// The task's last wait ended at its deadline.
+    /// Set if the task's last wait ended at its deadline.
     late: bool,
 }
 
@@ -135,7 +135,7 @@ pub(crate) struct Scheduler {
     steps: AtomicU64,
 }
 
-/// The identity of the calling thread in its simulation.
+/// Identifies the calling thread in its simulation.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) scheduler: Arc<Scheduler>,
@@ -205,7 +205,7 @@ pub fn run<T: Send + 'static>(schedule: Schedule, body: impl FnOnce() -> T + Sen
     Outcome { result: value.ok_or(outcome.result.err().unwrap_or_default()), ..outcome }
 }
 
-/// Installs a hook that records panics of tasks as failures of their simulation.
+/// Installs a hook that records a task's panic as the failure of its simulation.
 fn tell_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -228,7 +228,7 @@ impl Scheduler {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Records a failure, unless an earlier one was recorded.
+    /// Records a failure, unless one has already been recorded.
     fn fail(&self, text: String) {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -264,7 +264,7 @@ impl Scheduler {
         state
     }
 
-    /// Starts a task, which runs when it is first given the baton.
+    /// Starts a task. The task does not run until it is first given the baton.
     pub(crate) fn start(
         self: &Arc<Self>,
         name: &str,
@@ -350,9 +350,9 @@ impl Scheduler {
     }
 }
 
-/// Marks the numbers that represent joining a task. They are larger than any address.
+/// The bit that marks the numbers for joining a task. They are larger than any address.
 const JOIN: usize = 1 << 63;
-/// Marks the numbers that represent being parked or asleep.
+/// The bit that marks the numbers for being parked or asleep.
 const PARKED: usize = 1 << 62;
 
 impl State {
@@ -405,7 +405,7 @@ impl State {
         }
     }
 
-    /// Makes a task runnable that was removed from the list of waiting tasks.
+    /// Makes a task runnable after it was removed from the list of waiting tasks.
     fn run_again(&mut self, number: usize) {
         if let Mode::Waiting(_, Some((at, count))) = self.slots[number].mode {
             self.deadlines.remove(&(at, count, number));
@@ -414,7 +414,7 @@ impl State {
         self.runnable.push(number);
     }
 
-    /// Describes each task's wait: the object, and the place in the code.
+    /// Describes each task's wait: the object that the task waits for, and the place in the code.
     fn tell(&self) -> String {
         let mut text = String::new();
         for (number, slot) in self.slots.iter().enumerate() {
@@ -615,7 +615,7 @@ mod tests {
         current().expect("in a simulation").scheduler.start(name, Box::new(body)).unwrap()
     }
 
-    /// Returns the order in which three tasks get a lock. The order is determined by the seed.
+    /// Returns the order in which three tasks get a lock, which the seed determines, and the trace.
     fn order(seed: u64) -> (Vec<usize>, u64) {
         let outcome = run(schedule(seed), || {
             let order = Arc::new(sync::Mutex::new(Vec::new()));
@@ -644,7 +644,7 @@ mod tests {
         }
     }
 
-    /// Two tasks that take two locks in opposite orders deadlock with some seeds, and the report names the places in
+    /// With some seeds, two tasks that take two locks in opposite orders deadlock. The report then names the places in
     /// the code.
     #[test]
     fn a_deadlock_is_told() {

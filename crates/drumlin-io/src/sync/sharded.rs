@@ -11,7 +11,7 @@ use super::CachePadded;
 const SHARDS: usize = 8;
 
 thread_local! {
-    /// The shard that the thread locks to read. Threads are assigned to shards in turn.
+    /// The shard that the thread locks in order to read. Threads are assigned to shards in turn.
     static SHARD: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
@@ -26,14 +26,14 @@ fn shard() -> usize {
 }
 
 /// A shared lock for frequent readers and rare writers: every commit takes it shared. A reader touches a cache line
-/// that few other threads touch. Taking it exclusively costs about as much as taking ten locks.
+/// that it shares with few other threads. Taking the lock exclusively costs about as much as taking ten locks.
 #[derive(Debug, Default)]
 pub struct ShardedLock([CachePadded<RwLock<()>>; SHARDS]);
 
 /// The guard of a [`ShardedLock`] that is held shared.
 pub type ShardedReadGuard<'a> = RwLockReadGuard<'a, ()>;
-/// The guard of a [`ShardedLock`] that is held exclusively. It is boxed to keep small any type that holds a guard of
-/// either kind.
+/// The guard of a [`ShardedLock`] that is held exclusively. It is boxed, so that a type that holds a guard of either
+/// kind remains small.
 pub type ShardedWriteGuard<'a> = Box<[RwLockWriteGuard<'a, ()>]>;
 
 impl ShardedLock {
@@ -43,7 +43,7 @@ impl ShardedLock {
         self.0[shard()].read()
     }
 
-    /// Takes the lock exclusively, by locking all shards. Their order is fixed, so two writers cannot deadlock.
+    /// Takes the lock exclusively, by locking all shards. Their order is fixed, so that two writers cannot deadlock.
     pub fn write(&self) -> ShardedWriteGuard<'_> {
         self.0.iter().map(|shard| shard.write()).collect()
     }

@@ -1,8 +1,8 @@
 //! The primitives of [`sync`](super) for builds with simulations. Each wraps the system's primitive. If the calling
 //! thread belongs to a simulation, the primitive first asks the scheduler.
 //!
-//! They are at least as strict as the primitives that they replace. A reader waits behind a waiting writer, so taking a
-//! shared lock twice may deadlock, as it may outside of a simulation. `notify_one` wakes a random waiter.
+//! They are at least as strict as the primitives that they replace. A reader waits if a writer is already waiting, so
+//! taking a shared lock twice may deadlock, as it may outside of a simulation. `notify_one` wakes a random waiter.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use super::scheduler::{self, Task, Wait};
 
-/// Returns an object's address, by which tasks wait for it.
+/// Returns the address of an object, which identifies the object for tasks that wait for it.
 fn address<T: ?Sized>(what: &T) -> usize {
     std::ptr::from_ref(what).cast::<()>() as usize
 }
 
-/// Decodes the holder of a lock, which is stored as the number of its task plus one; 0 means that no task holds the
+/// Decodes the holder of a lock, which is stored as the number of its task plus one. 0 means that no task holds the
 /// lock.
 fn holder(stored: &AtomicUsize) -> Option<usize> {
     stored.load(Ordering::Relaxed).checked_sub(1)
@@ -135,11 +135,12 @@ impl<T: ?Sized> fmt::Debug for MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub struct Condvar {
     inner: parking_lot::Condvar,
-    /// Its address identifies the variable. The field is not zero-sized, so no other object has the same address.
+    /// The variable is identified by the address of this field. The field is not zero-sized, so no other object has the
+    /// same address.
     place: u64,
 }
 
-/// The outcome of a timed wait: `true` if it ended at its deadline.
+/// The outcome of a timed wait: `true` if the wait ended at its deadline.
 #[derive(Debug)]
 pub struct TimedOut(bool);
 
@@ -161,7 +162,7 @@ impl Condvar {
         };
         let place = Location::caller();
         guard.inner = None;
-        // There is no point between these calls: releasing the mutex and beginning to wait is one step.
+        // No point lies between these calls, so releasing the mutex and beginning to wait is one step.
         task.wake(address(guard.mutex));
         task.wait(Wait { what: address(&self.place), kind: "a condition", place, holder: None }, None);
         guard.inner = Some(guard.mutex.take(&task, place));
@@ -174,7 +175,7 @@ impl Condvar {
         }
     }
 
-    /// Like [`wait`](Self::wait), but waits no longer than `timeout`.
+    /// Like [`wait`](Self::wait), but waits at most `timeout`.
     #[track_caller]
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, timeout: Duration) -> TimedOut {
         let Some(task) = scheduler::current() else {
@@ -231,7 +232,7 @@ pub struct RwLockWriteGuard<'a, T: ?Sized> {
     inner: Option<parking_lot::RwLockWriteGuard<'a, T>>,
 }
 
-/// Not sharded: only one task of a simulation runs at a time, so tasks do not contend for a cache line.
+/// Not sharded, because only one task of a simulation runs at a time, so tasks do not contend for a cache line.
 pub type ShardedLock = RwLock<()>;
 pub type ShardedReadGuard<'a> = RwLockReadGuard<'a, ()>;
 pub type ShardedWriteGuard<'a> = RwLockWriteGuard<'a, ()>;
@@ -461,7 +462,7 @@ pub fn sleep(duration: Duration) {
     }
 }
 
-/// Yields. Virtual time passes, so other tasks can make the progress that a spinning caller waits for.
+/// Yields. Virtual time passes, so that other tasks can make the progress that a spinning caller waits for.
 #[track_caller]
 pub fn yield_now() {
     match scheduler::current() {
@@ -479,8 +480,8 @@ pub fn join(thread: JoinHandle<()>) -> std::thread::Result<()> {
     thread.join()
 }
 
-/// Returns the number of the calling thread in its simulation. It is small, and the same in every run with the same
-/// seed.
+/// Returns the number of the calling thread in its simulation. The number is small, and the same in every run with the
+/// same seed.
 #[inline]
 pub fn thread_number() -> Option<usize> {
     scheduler::current().map(|task| task.number)
@@ -496,7 +497,7 @@ impl Backoff {
     }
 }
 
-/// Parks one thread, its owner. Unparking the thread by any other means does not wake it from this parker.
+/// Parks one thread, its owner. Only its [`Unparker`] wakes the thread from this parker.
 #[derive(Debug, Default)]
 pub struct Parker {
     inner: super::parking::Parker,
@@ -505,7 +506,7 @@ pub struct Parker {
 #[derive(Clone, Debug)]
 pub struct Unparker {
     inner: super::parking::Unparker,
-    /// The owner: the thread that created the parker, and the only one that parks with it.
+    /// The owner of the parker, and the only thread that parks with it.
     thread: Thread,
 }
 

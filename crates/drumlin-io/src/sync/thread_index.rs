@@ -1,11 +1,12 @@
-//! Small numbers for threads: indexes of slots in tables, and tags by which a thread recognises its own entries.
+//! Small numbers for threads: indexes of slots in tables, and tags by which threads recognise their own entries.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::{Mutex, thread_number};
 
-/// The free indexes of threads that have ended, and the lowest unused index. Free indexes are reused first.
+/// The free indexes of threads that have ended, and the lowest index that was never used. Free indexes are reused
+/// first.
 static FREE_INDEXES: Mutex<(Vec<usize>, usize)> = Mutex::new((Vec::new(), 0));
 
 struct ThreadIndex(Cell<usize>);

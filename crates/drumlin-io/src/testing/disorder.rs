@@ -1,21 +1,21 @@
-//! Disorderly completions: late, out of order, or lost until a timeout.
+//! Disorderly completions: those that are late, out of order, or lost until a timeout.
 
 use std::io;
 
 use crate::sync::{Condvar, Mutex, MutexGuard, Random};
 use crate::{Completion, Queue};
 
-/// The settings for late, reordered and lost completions; see `FaultyBackend::disorder`. The default changes no
-/// completion.
+/// The settings for late, reordered and lost completions; see `FaultyBackend::disorder`. By default, completions are
+/// unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Disorder {
     /// The seed that determines which completions are late and by how much, in which order they arrive, and which are
     /// lost.
     pub seed: u64,
-    /// A completion is late by up to this many rounds of [`Queue::wait`]. Completions of the same round arrive in
-    /// random order.
+    /// The maximum number of rounds of [`Queue::wait`] by which a completion is late. Completions of the same round
+    /// arrive in random order.
     pub rounds_late_max: u64,
-    /// One completion in this many is lost; 0 loses none.
+    /// One in this many completions is lost; with 0, none is lost.
     pub lost_one_in: u64,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct DisorderlyCompletions {
 
 struct State {
     random: Random,
-    /// Late completions, each with the number of rounds that it will still skip.
+    /// The late completions, and the number of rounds that each will still skip.
     late: Vec<(u64, Completion)>,
     lost: Vec<Completion>,
     is_interrupted: bool,
@@ -71,7 +71,7 @@ impl DisorderlyCompletions {
         state.late.len() + state.lost.len()
     }
 
-    /// Answers the lost requests with the system's error `code`, in one of the following rounds.
+    /// Answers the lost requests with the system's error `code`, in one of the next rounds.
     pub(super) fn time_out(&self, code: i32) {
         let mut state = self.state.lock();
         let State { late, lost, .. } = &mut *state;
@@ -82,7 +82,7 @@ impl DisorderlyCompletions {
         self.changed.notify_all();
     }
 
-    /// Called after a request was pushed, to wake threads that may wait for it.
+    /// Called after a request was pushed. Wakes the threads that may be waiting for it.
     pub(super) fn pushed(&self) {
         let _state = self.state.lock();
         self.changed.notify_all();
@@ -107,7 +107,7 @@ impl DisorderlyCompletions {
             } else if !state.lost.is_empty() {
                 self.changed.wait(&mut state);
             } else {
-                // A different thread took the completion that this one waits for.
+                // A different thread has taken the completion that this thread was waiting for.
                 break;
             }
         }

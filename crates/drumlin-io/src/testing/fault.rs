@@ -2,8 +2,8 @@
 //! wait.
 //!
 //! # Invariants
-//! 1. A request that a fault makes fail leaves the file unchanged. The exception is a durable write whose *sync* fails:
-//!    its bytes have been written.
+//! 1. A request that fails because of a fault leaves the file unchanged. The exception is a durable write whose *sync*
+//!    fails: its bytes have been written.
 //! 2. A fault counts the requests that arrive after it was set, over all files, in order of arrival.
 
 use std::any::Any;
@@ -41,11 +41,11 @@ pub enum Operation {
     Read,
     /// A write, durable or not, through a file or a queue.
     Write,
-    /// A sync of a file or a folder, and the sync that is part of a durable write.
+    /// A sync of a file or folder, or the sync that is part of a durable write.
     Sync,
     /// Allocating space.
     Allocate,
-    /// Changing a length.
+    /// Changing a file's length.
     SetLen,
     /// Freeing a part of a file.
     Punch,
@@ -59,12 +59,12 @@ pub enum Operation {
     List,
     /// Starting a thread.
     Spawn,
-    /// Waiting for a queue's requests. Finished requests are still returned.
+    /// Waiting for a queue's requests. Requests that have finished are still returned.
     Wait,
 }
 
-/// A change of the medium. Changes are recorded in the order of their requests. The text form of a change is one line
-/// of a golden file.
+/// A change of the medium. Changes are recorded in the order of their requests. In a golden file, each line is the text
+/// form of a change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields repeat the arguments of the calls they record")]
 pub enum Event {
@@ -109,10 +109,10 @@ impl fmt::Display for Event {
     }
 }
 
-/// A fault that is set.
+/// A fault that has been set.
 struct Fault {
     operation: Operation,
-    /// The number of requests that still succeed before the fault strikes.
+    /// The number of requests that will still succeed before the fault strikes.
     spared: u64,
     code: i32,
     lasting: bool,
@@ -125,7 +125,7 @@ struct Shared {
     space: Mutex<Space>,
     gate: Mutex<Gate>,
     changed: Condvar,
-    /// Threads whose names begin with this prefix are not started.
+    /// The prefix of the names of threads that can't be started.
     refused_threads: Mutex<Option<&'static str>>,
     disorder: Mutex<Option<Disorder>>,
     /// The completions that disorderly queues withhold.
@@ -142,14 +142,14 @@ struct Gate {
 /// The request to hold.
 struct Held {
     operation: Operation,
-    /// Returns `true` if a request with this path and offset is counted.
+    /// Returns `true` if requests with this path and offset count.
     counts: fn(&Path, u64) -> bool,
-    /// The number of counted requests that still pass before the held one.
+    /// The number of counted requests that will still pass before the held one.
     spared: u64,
 }
 
 impl Shared {
-    /// Counts a request, and holds it if it is the chosen one.
+    /// Counts a request, and holds it if it is the chosen request.
     fn pass_gate(&self, operation: Operation, path: &Path, offset: u64) {
         let mut gate = self.gate.lock();
         match &mut gate.held {
@@ -175,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Counts a request of its kind, and fails it if a fault is due.
+    /// Counts a request of this kind, and makes it fail if a fault is due.
     fn strike(&self, operation: Operation) -> io::Result<()> {
         let mut faults = self.faults.lock();
         let mut struck = None;
@@ -202,7 +202,7 @@ struct Space {
     files: HashMap<PathBuf, Blocks>,
 }
 
-/// Ranges of blocks by their start. They neither overlap nor touch.
+/// The first block of each range of blocks, and its end. The ranges neither overlap nor touch.
 #[derive(Default)]
 struct Blocks(BTreeMap<u64, u64>);
 
@@ -229,7 +229,7 @@ impl Blocks {
         self.0.insert(whole.start, whole.end);
     }
 
-    /// Drops all blocks at and after `start`, and returns their number.
+    /// Drops all blocks at or after `start`, and returns their number.
     fn truncate(&mut self, start: u64) -> u64 {
         let before = self.count();
         drop(self.0.split_off(&start));
@@ -245,8 +245,8 @@ impl Blocks {
 }
 
 impl Space {
-    /// Allocates the missing blocks of `offset..offset + bytes` in a file. Fails and allocates no block if that would
-    /// exceed the limit.
+    /// Allocates the missing blocks of `offset..offset + bytes` in a file. If that would exceed the limit, fails and
+    /// allocates no block.
     fn take(&mut self, path: &Path, offset: u64, bytes: u64) -> io::Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -300,7 +300,7 @@ pub struct FaultyBackend {
     shared: Arc<Shared>,
 }
 
-/// Returns the number of requests that pass before the `nth`.
+/// Returns the number of requests that pass before the `nth` one.
 fn spared(nth: u64) -> u64 {
     assert!(nth > 0, "the next request is number 1");
     nth - 1
@@ -313,12 +313,12 @@ impl FaultyBackend {
         FaultyBackend { inner, shared: Arc::new(Shared::default()) }
     }
 
-    /// Starts a new record of changes.
+    /// Starts recording changes, with an empty record.
     pub fn start_trace(&self) {
         *self.shared.trace.lock() = Some(Vec::new());
     }
 
-    /// Returns the changes recorded so far, all of which succeeded, and starts a new record.
+    /// Returns the changes recorded so far, all of which succeeded, and empties the record.
     ///
     /// # Panics
     /// If recording has not been started.
@@ -327,7 +327,7 @@ impl FaultyBackend {
         std::mem::take(self.shared.trace.lock().as_mut().expect("start_trace comes first"))
     }
 
-    /// Returns [`take_events`](Self::take_events) as text, one line per change.
+    /// Like [`take_events`](Self::take_events), but returns text with one line per change.
     #[must_use]
     pub fn take_trace(&self) -> String {
         self.take_events().iter().map(|event| format!("{event}\n")).collect()
@@ -338,8 +338,8 @@ impl FaultyBackend {
         self.set_fault(Fault { operation, spared: spared(nth), code, lasting: false });
     }
 
-    /// Makes the `nth` request of a kind, counted from now (1 is the next), and all later ones fail with the system's
-    /// error `code`.
+    /// Makes the `nth` request of a kind, counted from now (1 is the next), and all later requests of this kind fail
+    /// with the system's error `code`.
     pub fn fail_from(&self, operation: Operation, nth: u64, code: i32) {
         self.set_fault(Fault { operation, spared: spared(nth), code, lasting: true });
     }
@@ -353,7 +353,7 @@ impl FaultyBackend {
         self.shared.faults.lock().clear();
     }
 
-    /// Makes the `nth` request of a kind, counted from now (1 is the next), wait before it has any effect, until it is
+    /// Holds the `nth` request of a kind, counted from now (1 is the next), before it has any effect, until it is
     /// [released](Self::release). All other requests pass. The kinds are opening, listing, reading, writing, and
     /// durable writes (which count as `Sync`).
     pub fn hold_nth(&self, operation: Operation, nth: u64) {
@@ -368,7 +368,7 @@ impl FaultyBackend {
         self.shared.gate.lock().held = Some(Held { operation, counts, spared: spared(nth) });
     }
 
-    /// Waits until a request is held. Returns `false` if `timeout` passes first.
+    /// Waits until a request is held. Returns `false` if `timeout` expires first.
     #[must_use]
     pub fn wait_for_held(&self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
@@ -389,14 +389,14 @@ impl FaultyBackend {
         self.shared.changed.notify_all();
     }
 
-    /// Refuses to start threads whose names begin with `name`, like a backend without threads. Without its own threads,
-    /// the log prepares and writes on the threads that depend on it, in a fixed order.
+    /// Fails to start threads whose names begin with `name`, like a backend without threads. Without its own threads,
+    /// the log prepares segments and writes records on the threads that depend on them, in a fixed order.
     pub fn refuse_threads(&self, name: &'static str) {
         *self.shared.refused_threads.lock() = Some(name);
     }
 
-    /// Makes the completions of all queues created from now on late, out of order, or lost. Each queue starts its own
-    /// generator from the seed.
+    /// Makes the completions of all queues created from now on late, out of order, or lost. Each queue has its own
+    /// random generator, started from the seed.
     ///
     /// A lost request stays in flight, with its buffer in the queue, until [`time_out`](Self::time_out) answers it with
     /// an error or the queue is dropped. This models a device that loses a request and is reset after a timeout. The
@@ -421,13 +421,13 @@ impl FaultyBackend {
     }
 
     /// Limits the total space of all files, counted in blocks of 4,096 bytes. A request that would exceed the limit
-    /// fails with `StorageFull` and allocates no block. `None` lifts the limit. A file counts from its first opening
+    /// fails with `StorageFull` and allocates no block. `None` removes the limit. A file counts once it has been opened
     /// through this backend.
     pub fn set_space_limit(&self, bytes: Option<u64>) {
         self.shared.space.lock().limit_bytes = bytes;
     }
 
-    /// Returns the space that all files take, in bytes.
+    /// Returns the space that all files use, in bytes.
     #[must_use]
     pub fn space_used(&self) -> u64 {
         self.shared.space.lock().used_blocks * SPACE_BLOCK_BYTES
@@ -440,7 +440,7 @@ impl fmt::Debug for FaultyBackend {
     }
 }
 
-/// Returns the last component of a path. Traces omit folders, whose names differ between runs.
+/// Returns the last component of a path. Traces omit the folders, because their names differ between runs.
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
@@ -554,7 +554,7 @@ impl FaultyFile {
         name_of(self.inner.path())
     }
 
-    /// Does the checks before a write: an injected fault, then free space.
+    /// Performs the checks before a write: first for an injected fault, then for free space.
     fn admit_write(&self, offset: u64, bytes: usize) -> io::Result<()> {
         self.shared.strike(Operation::Write)?;
         self.shared.space.lock().take(self.inner.path(), offset, bytes as u64)
@@ -675,7 +675,7 @@ impl BackendFile for FaultyFile {
     }
 }
 
-/// A queue of the wrapped backend. Writes are recorded when they are pushed, which keeps the record in the order of the
+/// A queue of the wrapped backend. Writes are recorded when they are pushed, so that the record is in the order of the
 /// requests.
 struct FaultyQueue {
     inner: Box<dyn Queue>,
@@ -685,7 +685,7 @@ struct FaultyQueue {
 }
 
 impl FaultyQueue {
-    /// Returns the wrapped backend's file, or the error with which the request fails before it reaches that file.
+    /// Returns the wrapped backend's file. If the request must fail before it reaches that file, returns the error.
     fn admit<'a>(
         &self,
         file: &'a FileRef,
@@ -784,7 +784,7 @@ mod tests {
         (backend, file)
     }
 
-    /// A trace, which golden tests compare, contains every change of the medium, and nothing else.
+    /// A trace contains every change of the medium, and nothing else. Golden tests compare traces.
     #[test]
     fn a_trace_holds_each_change_in_order() {
         let (backend, file) = faulty();
@@ -810,7 +810,7 @@ mod tests {
         assert_eq!(backend.take_trace(), "");
     }
 
-    /// Only the nth request fails, through a file or a queue, and a failed write does not change the file.
+    /// Only the nth request fails, be it through a file or a queue. A failed write does not change the file.
     #[test]
     fn the_nth_request_fails() {
         let (backend, file) = faulty();

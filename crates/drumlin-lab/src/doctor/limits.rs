@@ -1,20 +1,20 @@
-//! Checks how near a database is to its own limits and to those that the system sets for its files.
+//! Checks how close a database is to its own limits and to the system's limits on its files.
 
 use drumlin::{KeyspaceInfo, Stats};
 
 use super::{Diagnosis, Severity, show_bytes};
 use crate::figures::Form;
 
-/// The largest data file that extent addresses can cover (docs/format.md).
+/// The largest data file whose bytes an extent address can refer to (docs/format.md).
 const DATA_FILE_BYTES_MAX: u64 = 64 << 40;
 
-/// The maximum number of page ids in a keyspace, and of keyspace ids in a database.
+/// The maximum number of pages in a keyspace, and of keyspaces in a database: both have 32-bit ids.
 const NUMBERS: u64 = 1 << 32;
 
 /// The doctor reports a limit once this share of it is used.
 const SHARE_NEAR: f64 = 0.8;
 
-/// The share of the memory budget that page tables may take before frames become few.
+/// The share of the memory budget that page tables may occupy before too little is left for frames.
 const TABLE_SHARE_MAX: f64 = 0.4;
 
 /// The figures that are compared with limits.
@@ -27,11 +27,11 @@ struct Use {
     keyspace_number: u64,
     table_bytes: u64,
     memory_bytes: u64,
-    /// The longest file that this user may write, or `None` if there is no limit.
+    /// The length limit for files that this user writes, or `None` if there is none.
     file_bytes_max: Option<u64>,
 }
 
-/// Reports the limits that the database is close to, or that it is far from all of them.
+/// Reports each limit that the database is close to. If there is none, reports that it is far from all limits.
 pub(super) fn check(diagnosis: &mut Diagnosis, stats: &Stats, keyspaces: &[KeyspaceInfo]) {
     let largest = keyspaces.iter().max_by_key(|keyspace| keyspace.page_count);
     let near = near(&Use {
@@ -57,7 +57,7 @@ pub(super) fn check(diagnosis: &mut Diagnosis, stats: &Stats, keyspaces: &[Keysp
     }
 }
 
-/// Returns the limits that are near, each with its remedy.
+/// Returns the limits that the database is close to, each with a remedy.
 fn near(taken: &Use) -> Vec<(Severity, String, String)> {
     let mut near = Vec::new();
     let mut check = |used: u64, limit: u64, what: String, mend: &str| {
@@ -103,7 +103,7 @@ fn near(taken: &Use) -> Vec<(Severity, String, String)> {
 mod tests {
     use super::*;
 
-    /// A small database is far from every limit. Each limit is reported when it is near.
+    /// A small database is far from every limit. A limit is reported when the database is close to it.
     #[test]
     fn near_limits_are_named() {
         let small = Use { data_file_bytes: 64 << 20, memory_bytes: 256 << 20, ..Use::default() };

@@ -1,7 +1,7 @@
-//! The doctor: examines a folder's drive, what the drive claims, and the system, and derives settings. If the folder
-//! holds a database, it also examines the database's health.
+//! The doctor: examines the drive of a folder, the drive's claims, and the system, and derives settings from them. If
+//! the folder holds a database, the doctor also examines the database's health.
 //!
-//! Sync methods are measured by [`drumlin_io::Probe`], which runs for a new database too.
+//! Sync methods are measured by [`drumlin_io::Probe`], which a new database runs too.
 
 mod limits;
 mod queue;
@@ -27,14 +27,14 @@ use crate::session::{Observer, Pace, plain};
 use crate::temp_folder::{self, TempFolder};
 use crate::worker::{self, Measurement, Outcome};
 
-/// The size of the measured file: too large for the drive's own cache to answer all reads, and small enough to write in
-/// a second or two.
+/// The size of the measured file. The drive's own cache can't answer all reads of a file this large, and writing it
+/// takes only a second or two.
 const FILE_BYTES: u64 = 512 << 20;
 
-/// The smallest file whose figures mean anything. If there is no room for it, the drive is not measured.
+/// The smallest file whose figures are meaningful. If there is no room for it, the drive is not measured.
 const FILE_BYTES_MIN: u64 = 64 << 20;
 
-/// The largest database that the doctor also reads and verifies. A larger one would take too long.
+/// The largest database whose data the doctor reads and verifies. A larger one would take too long.
 const CHECKED_BYTES_MAX: u64 = 2 << 30;
 
 const DEPTHS: [usize; 5] = [1, 4, 16, 64, 256];
@@ -67,7 +67,7 @@ pub struct Finding {
 /// A setting of Drumlin, derived from the measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
-    /// The setting, as written in a program.
+    /// The setting, as source code.
     pub setting: String,
     /// The figures on which the setting is based.
     pub why: String,
@@ -117,10 +117,10 @@ impl Diagnosis {
 /// The length of an examination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Length {
-    /// An examination of about half a minute.
+    /// Takes about half a minute.
     #[default]
     Full,
-    /// An examination of a few seconds. Figures of drives with their own cache are less certain.
+    /// Takes a few seconds. The figures of drives with a cache of their own are less certain.
     Quick,
 }
 
@@ -137,10 +137,10 @@ impl Length {
 /// Examines a folder and its drive, and the database if the folder holds one.
 ///
 /// # Errors
-/// If the folder is missing. If the folder is read-only, the drive is not measured, and there is no error.
+/// If the folder does not exist. A read-only folder is not an error, but its drive is not measured.
 pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Result<Diagnosis> {
     let is_database = path.join("data").is_file();
-    // A database's folder must hold nothing but the database, so measure the drive in its parent folder.
+    // A database's folder must contain nothing else, so measure the drive in its parent folder.
     let beside = path.canonicalize()?.parent().map(Path::to_path_buf);
     let folder = if is_database { beside.unwrap_or_else(|| path.to_path_buf()) } else { path.to_path_buf() };
     let machine = Machine::of(&folder)?;
@@ -174,12 +174,13 @@ pub fn examine(path: &Path, length: Length, observer: &dyn Observer) -> io::Resu
     Ok(diagnosis)
 }
 
-/// Returns `true` if the system does not let this process write.
+/// Returns `true` if the error means that this process has no permission to write.
 fn may_not_write(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
 }
 
-/// A measurement of a load. Each call runs it in a new worker, unless the user interrupts the examination.
+/// Measures a load once, in a new worker. The closure that it receives tells if the user has interrupted the
+/// examination.
 type Task = Box<dyn Fn(&dyn Fn() -> bool) -> io::Result<Outcome<Load>>>;
 
 fn task<M: Measurement + Clone + 'static>(measurement: M) -> Task
@@ -195,17 +196,17 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Returns the timing of a measurement that takes `seconds` in a full examination.
+    /// Returns the timing of a measurement that lasts `seconds` in a full examination.
     fn timing(&self, seconds: f64) -> Timing {
         Timing { seconds: seconds * self.length.share(), sample_seconds: 0.0 }
     }
 
-    /// Sets the progress to `seconds` of a full examination.
+    /// Sets the progress bar to the point that a full examination reaches after `seconds`.
     fn reach(&self, seconds: f64) {
         self.pace.reached(seconds * self.length.share());
     }
 
-    /// Runs each task once per round, for `rounds` rounds.
+    /// Runs every task once in each of `rounds` rounds.
     fn run(&self, tasks: &[(String, Task)], rounds: usize, seconds: f64) -> io::Result<Vec<Vec<Load>>> {
         let mut all: Vec<Vec<Load>> = tasks.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
@@ -221,7 +222,7 @@ impl Steps<'_> {
     }
 }
 
-/// Logs to stderr why a measurement failed. Its table will lack that row.
+/// Logs to stderr why a measurement failed. The table will lack its row.
 fn log_refusal(name: &str, error: &io::Error) {
     eprintln!("doctor: {name}: {}", plain(error));
 }
@@ -329,7 +330,7 @@ fn drive(diagnosis: &mut Diagnosis, folder: &Path, sync_method: Option<&str>, st
     durability(diagnosis, &temp_folder, &probe, steps)
 }
 
-/// Compares the sync method that a database uses with the one that a new probe chose.
+/// Compares the sync method that a database uses with the method that a new probe chose.
 fn compare_sync_methods(diagnosis: &mut Diagnosis, used: &str, chosen: SyncMethod) {
     if used == chosen.name() {
         diagnosis.add(Severity::Fine, "sync method", format!("{used}, as a new database would choose"));
@@ -343,7 +344,7 @@ fn compare_sync_methods(diagnosis: &mut Diagnosis, used: &str, chosen: SyncMetho
     );
 }
 
-/// Reports the free space of a file system that is too full for the file to be measured.
+/// Reports the free space of a file system that has no room for the file to measure.
 fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
     let space = rustix::fs::statvfs(folder)?;
     let [free_bytes, total_bytes] =
@@ -361,10 +362,10 @@ fn without_a_file(diagnosis: &mut Diagnosis, folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Measures reads of the file.
+/// Measures reads of the file at different depths and block sizes, sequentially, and through a mapping.
 fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) -> io::Result<()> {
     let tasks = read_tasks(path, bytes, steps);
-    // The first trial brings any caches inside or below the drive into the same state for all cases.
+    // The first trial brings the caches in and below the drive into the same state for all cases.
     let loads = steps.run(&tasks, 3, 0.35)?;
     let mut table = Table::new(
         "Reading",
@@ -392,8 +393,8 @@ fn reads(diagnosis: &mut Diagnosis, path: &Path, bytes: u64, steps: &Steps<'_>) 
     Ok(())
 }
 
-/// Returns the tasks: random reads of 4 KiB at each depth, random reads of larger blocks, sequential reads, and mapped
-/// reads.
+/// Returns the tasks that read the file: 4 KiB at random at each depth, larger blocks at random, sequentially, and
+/// through a mapping.
 fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)> {
     let timing = steps.timing(0.3);
     let ring = |depth| random::Method::Ring { depth, options: RingOptions::default() };
@@ -421,8 +422,8 @@ fn read_tasks(path: &Path, bytes: u64, steps: &Steps<'_>) -> Vec<(String, Task)>
     tasks
 }
 
-/// Derives the page size. Pages of 4 KiB read the fewest bytes, and pages of 8 KiB halve the page tables, so the choice
-/// depends on how much more a larger read costs.
+/// Derives the page size. Pages of 4 KiB read the fewest bytes; pages of 8 KiB halve the page tables. So the choice
+/// depends on how much longer a larger read takes.
 fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     if small <= 0.0 || large <= 0.0 {
         return;
@@ -443,7 +444,7 @@ fn page_setting(diagnosis: &mut Diagnosis, small: f64, large: f64) {
     );
 }
 
-/// Measures sync methods, and judges if the drive's claims about its cache are plausible.
+/// Measures sync methods, and judges whether the drive's claims about its cache are plausible.
 fn durability(diagnosis: &mut Diagnosis, temp_folder: &TempFolder, probe: &Probe, steps: &Steps<'_>) -> io::Result<()> {
     let timing = steps.timing(0.4);
     let mut table = Table::new(
@@ -490,7 +491,7 @@ fn durability(diagnosis: &mut Diagnosis, temp_folder: &TempFolder, probe: &Probe
     Ok(())
 }
 
-/// The shortest plausible flush of a flash drive. Without a capacitor, storing a page takes longer than this.
+/// The shortest plausible flush of a flash drive. Without a capacitor, a drive needs longer than this to store a page.
 const FLASH_FLUSH_US_MIN: f64 = 60.0;
 /// The shortest plausible flush of a spinning disk. It waits for half a turn on average, 2 ms at 15,000 turns a minute.
 const TURN_US_MIN: f64 = 1500.0;
@@ -547,7 +548,7 @@ fn plausible(machine: &Machine, durable_us: f64, plain_us: Option<f64>) -> (Seve
     }
 }
 
-/// Examines a database's health. Returns its sync method, or `None` if the database does not open.
+/// Examines a database's health. Returns the database's sync method, or `None` if it can't be opened.
 fn database(diagnosis: &mut Diagnosis, path: &Path) -> Option<&'static str> {
     // Read the stored probe first: opening the database runs a new probe if the drive has changed.
     let stored = std::fs::read_to_string(path.join("probe")).ok().and_then(|text| Probe::decode(&text).ok());
@@ -656,10 +657,10 @@ fn check(diagnosis: &mut Diagnosis, database: &Database, stats: &Stats) {
     }
 }
 
-/// Reports the database's size, its space amplification, and what occupies the rest of the space.
+/// Reports the database's size, its space amplification, and the data other than live data that occupies space.
 fn fill(diagnosis: &mut Diagnosis, path: &Path, stats: &Stats) {
     diagnosis.tables.push(fill_table(stats));
-    // A small file consists mainly of its reserve, so compacting it gains nothing.
+    // A small file consists mainly of its reserve, so compacting it would gain nothing.
     let is_large = stats.data_file_bytes > 64 << 20;
     let amplification = amplification(stats);
     if is_large && amplification > 2.0 {
@@ -743,7 +744,7 @@ fn fill_table(stats: &Stats) -> Table {
     table
 }
 
-/// Describes whatever takes much space but is not live data.
+/// Describes everything besides live data that occupies much space.
 fn pins(stats: &Stats) -> Vec<String> {
     let mut pins = Vec::new();
     if let Some(snapshot) = stats.oldest_snapshot {
@@ -780,8 +781,8 @@ mod tests {
         machine
     }
 
-    /// A volatile cache that the kernel does not flush is reported as wrong, and so is a disk that flushes faster than
-    /// it spins. A flash drive with an implausibly fast flush only gets advice.
+    /// A volatile cache without flushes by the kernel is reported as wrong, and so is a spinning disk that flushes
+    /// faster than it turns. A flash drive whose flush is implausibly fast only gets advice.
     #[test]
     fn claims_are_weighed() {
         let severity = |machine: &Machine, us| plausible(machine, us, Some(20.0)).0;
@@ -796,8 +797,8 @@ mod tests {
         assert_eq!(severity(&unknown, 100.0), Severity::Advice);
     }
 
-    /// A sound database is fine, a corrupted one is wrong, and a database in use is reported as such. A sync method
-    /// that a new database would not choose is reported too.
+    /// The doctor reports a sound database as fine, a corrupted one as wrong, and one that is in use as such. It also
+    /// reports a sync method that a new database would not choose.
     #[test]
     fn a_database_is_examined() {
         let folder = tempfile::tempdir().unwrap();

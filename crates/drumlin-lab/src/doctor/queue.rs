@@ -7,14 +7,14 @@ use crate::figures;
 use crate::machine::Drive;
 use crate::nvme;
 
-/// Read-ahead that is harmfully large. The kernel's default is 128 KiB. At 1 MiB and above, a random read of one page
-/// through the page cache or a mapping may read 256 pages or more.
+/// Read-ahead from which random reads suffer. The kernel's default is 128 KiB. At 1 MiB and above, a random read of one
+/// page through the page cache or a mapping may read 256 pages or more.
 const READ_AHEAD_BYTES_LARGE: u64 = 1 << 20;
 
-/// Read-ahead that is too small: a sequential read through the page cache then takes a request for every few pages.
+/// Read-ahead that is too small: a sequential read through the page cache then needs a request for every few pages.
 const READ_AHEAD_BYTES_SMALL: u64 = 64 << 10;
 
-/// Examines the queue of a drive. It reads no files, so a test can produce each finding.
+/// Examines the settings of a drive's queue. It reads no files, so that a test can produce each finding.
 pub(super) fn findings(drive: &Drive, is_virtual: bool, is_direct: bool) -> Vec<Finding> {
     let name = drive.name.as_deref().unwrap_or("DRIVE");
     [read_ahead(drive, name, is_direct), scheduler(drive, name, is_virtual)].into_iter().flatten().collect()
@@ -42,7 +42,7 @@ fn read_ahead(drive: &Drive, name: &str, is_direct: bool) -> Option<Finding> {
 
 fn scheduler(drive: &Drive, name: &str, is_virtual: bool) -> Option<Finding> {
     let scheduler = drive.scheduler.as_deref()?;
-    // A virtual drive may call itself a spinning disk, but its host does the scheduling.
+    // A virtual drive may report itself as a spinning disk, but its host does the scheduling.
     let spins = drive.rotational == Some(true) && !is_virtual;
     let set = |wanted: &str| Some(format!("echo {wanted} > /sys/block/{name}/queue/scheduler"));
     let (found, mend) = match scheduler {
@@ -58,7 +58,7 @@ fn scheduler(drive: &Drive, name: &str, is_virtual: bool) -> Option<Finding> {
     Some(Finding { severity, what: "scheduler", found, mend })
 }
 
-/// Asks an NVMe drive about its write cache, with the command get-features 6. Returns `None` for other drives.
+/// Reads an NVMe drive's write cache setting, with the command get-features 6. Returns `None` for other drives.
 pub(super) fn nvme_cache(drive: &Drive) -> Option<Finding> {
     let name = drive.name.as_deref().filter(|name| name.starts_with("nvme"))?;
     Some(match nvme::write_cache(&Path::new("/dev").join(name)) {
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// Settings that hurt are reported with their remedy. The kernel's defaults are fine.
+    /// Harmful settings are reported with their remedy. The kernel's defaults are fine.
     #[test]
     fn settings_that_hurt_are_named() {
         let severities = |drive: &Drive, is_virtual| {
@@ -112,7 +112,7 @@ mod tests {
         assert!(findings(&Drive::default(), false, true).is_empty());
     }
 
-    /// Only NVMe drives are asked, and a drive that does not answer is reported.
+    /// Only NVMe drives are asked for their write cache. One that does not answer is reported.
     #[test]
     fn only_nvme_drives_are_asked() {
         assert!(nvme_cache(&drive("sda", 0, "none", false)).is_none());

@@ -56,7 +56,7 @@ pub enum Experiment {
     Scan,
     /// Durable writes by every sync method.
     Sync,
-    /// Mapped memory against system calls while the file is cached.
+    /// Mapped memory compared with system calls while the file is cached.
     Calls,
     /// Page faults that stall a task scheduler.
     Stall,
@@ -64,7 +64,7 @@ pub enum Experiment {
     Hazards,
     /// The first touch of mapped pages.
     Prefault,
-    /// Stores through a mapping against stores through calls.
+    /// Stores through a mapping compared with stores through calls.
     Persist,
 }
 
@@ -101,7 +101,7 @@ impl Experiment {
         matches!(self, Experiment::Random | Experiment::Scan | Experiment::Stall)
     }
 
-    /// Estimates the time that the experiment takes.
+    /// Estimates the duration of the experiment.
     pub(crate) fn seconds(self, session: &Session<'_>) -> f64 {
         match self {
             Experiment::Random => random::seconds(session),

@@ -1,9 +1,9 @@
 //! `persist`: stores by system calls, compared with stores through a mapping whose cache lines are then written back
 //! (S5).
 //!
-//! S5's claim is that ten threads with 1 GB each store three times as fast. It is judged only on persistent memory that
-//! is mapped with DAX. On tmpfs the medium is memory, but a call costs as much as on any file system; small records
-//! show that cost, which is the lab's own question. All areas together are larger than the processor's cache.
+//! S5's claim is that ten threads with 1 GB each store three times as fast. This claim is judged only on persistent
+//! memory that is mapped with DAX. On tmpfs the medium is memory, but a call costs as much as on any file system; small
+//! records show that cost, a question of the lab's own. The areas of all threads together exceed the processor's cache.
 //!
 //! A store completes before its cache lines have left the processor's cache, and reading the clock does not wait for a
 //! fence. So the clock is read once for several small records: only the last of them can still be in flight then.
@@ -66,7 +66,7 @@ pub(crate) struct Task {
     method: Method,
     bytes: usize,
     threads: usize,
-    /// The size of all areas together. Each thread has its own area and overwrites it sequentially, repeatedly.
+    /// The total size of all areas. Each thread overwrites its own area sequentially, over and over.
     area_bytes: usize,
     dax: bool,
     timing: Timing,
@@ -100,7 +100,8 @@ impl Measurement for Task {
             self.timing,
             |_| {},
             |thread, pace| {
-                // Each mutex is held for the whole run: it hands one thread exclusive access to its part.
+                // The thread holds the mutex of its part for the whole run. The mutex only gives it exclusive access to
+                // the part.
                 let mut part = parts[thread].lock().expect("one thread a part");
                 let record = vec![thread as u8; self.bytes];
                 let base = (thread * part_bytes) as u64;
@@ -136,7 +137,7 @@ impl Measurement for Task {
     }
 }
 
-/// Returns the number of records between two clock readings: as many as fill a page.
+/// Returns the number of records between two readings of the clock: as many as fill a page.
 fn batch_records(bytes: usize) -> u32 {
     (4096 / bytes).max(1) as u32
 }
@@ -152,8 +153,8 @@ struct Case {
 
 const SIZES: [(usize, usize); 2] = [(64 << 10, THREADS), (64, 1)];
 
-/// Returns the size of all threads' areas together: twice the processor's cache, so that stores reach the medium. The
-/// areas are smaller if there is too little space, or if the processor is emulated and has no cache.
+/// Returns the size of all threads' areas together: twice the processor's cache, so that stores reach the medium. It is
+/// smaller if there is too little space, or if the processor is emulated and has no cache.
 fn area_bytes(space_bytes: u64, is_emulated: bool) -> u64 {
     let wanted = if is_emulated { 80 << 20 } else { (2 * machine::cache_bytes()).max(AREA_BYTES_MIN) };
     wanted.min(space_bytes / 4 * 3) / PAGE_MULTIPLE * PAGE_MULTIPLE
@@ -165,7 +166,7 @@ pub(super) fn seconds(session: &Session<'_>) -> f64 {
     Session::rounds_seconds(Method::ALL.len() * SIZES.len(), session.pacing.rounds, turn_seconds(session))
 }
 
-/// Estimates the time of a trial, including the first touch of the area.
+/// Estimates the duration of a trial, including the first touch of the area.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     session.pacing.slice.seconds + 0.1
 }
@@ -290,10 +291,10 @@ fn show(
 struct Findings {
     is_dax: bool,
     is_emulated: bool,
-    /// All areas together exceed the processor's cache.
+    /// `true` if all areas together exceed the processor's cache.
     is_beyond_cache: bool,
-    /// The rate of storing through the mapping with write-back, over that of write(2): large records by ten threads,
-    /// small records by one thread.
+    /// The rate of storing through the mapping with write-back, divided by that of write(2): large records by ten
+    /// threads, small records by one thread.
     large: Option<Ratio>,
     small: Option<Ratio>,
 }
@@ -314,7 +315,7 @@ impl Findings {
     }
 }
 
-/// The claims about a place. S5 has ten threads with 1 GB each and says nothing about small records.
+/// The claims about a place. S5 measured ten threads with 1 GB each, and no small records.
 const CLAIMS: [Claim<Findings>; 2] = [
     Claim {
         source: "S5",
@@ -379,7 +380,7 @@ mod tests {
         }
     }
 
-    /// The time of small records includes their write-back: their latencies add up to most of the run.
+    /// The time of a small record includes its write-back: the latencies add up to most of the run.
     #[test]
     fn latencies_add_up_to_the_run() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -404,7 +405,7 @@ mod tests {
         for (found, large, small) in [
             (found(4.0, 3.5), Holds::Yes, Holds::Yes),
             (found(2.0, 1.8), Holds::Partly, Holds::Yes),
-            // Figures of an example report: less than a third of the claimed effect, but faster.
+            // Figures of an example report: storing is faster, but by less than a third of the claimed effect.
             (found(1.33, 1.28), Holds::NotInSize, Holds::Yes),
             (found(0.9, 0.8), Holds::No, Holds::No),
             (found(3.0, 0.9), Holds::Inconclusive, Holds::Inconclusive),

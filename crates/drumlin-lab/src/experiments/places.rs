@@ -7,10 +7,10 @@ use crate::machine::Machine;
 use crate::mount::{DeviceCache, FileSystem, Mounted};
 use crate::session::{Session, plain};
 
-/// The size of a file system that the lab creates. xfs needs at least 300 MB. Only written blocks take space.
+/// The size of a file system that the lab creates. xfs needs at least 300 MB. Only written blocks occupy disk space.
 const IMAGE_BYTES: u64 = 1 << 30;
 
-/// The seconds that it takes to create and remove a file system.
+/// The approximate time, in seconds, to create and remove a file system.
 pub(super) const PLACE_SECONDS: f64 = 0.5;
 
 /// The kernel's view of the drive's write cache.
@@ -95,8 +95,8 @@ impl Place {
         }
     }
 
-    /// Returns the file system that the lab mounted for this place, so that the caller can simulate a power-off.
-    /// Returns `None` if the place is on the file system of the folder that the user gave.
+    /// Returns the file system mounted for this place, so that the caller can simulate a power-off. Returns `None` if
+    /// the place is on the file system of the folder that the user gave.
     pub(crate) fn into_mounted(self) -> Option<Mounted> {
         self.mounted
     }
@@ -109,7 +109,7 @@ fn is_journalled(disk: Option<&str>) -> bool {
     entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().starts_with(disk))
 }
 
-/// The places that were created, and the names of the other places with the reasons why they could not be.
+/// The places that were created, and for each other place its name and the reason why it could not be created.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) all: Vec<Place>,
@@ -117,7 +117,8 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Creates the file systems that the settings ask for, and ext4 a second time on a device without a volatile cache.
+    /// Creates the file systems that the settings ask for. Creates ext4 a second time, on a device without a volatile
+    /// cache.
     pub(super) fn open(session: &Session<'_>, machine: &Machine) -> Places {
         let mut places = Places { all: vec![Place::own(session, machine)], absent: Vec::new() };
         for (file_system, cache) in wanted(session) {

@@ -1,4 +1,4 @@
-//! `prefault`: the cost of the first touch of a mapped page, and the gain of touching it in advance (S5).
+//! `prefault`: the cost of touching a mapped page for the first time, and the gain from touching it in advance (S5).
 //!
 //! | claim of S5 | judged by |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | first touches take most of a load (87 % of samples) | the same load into pages that were touched before |
 //! | a thread that prefaults ahead of the loaders shortens the load | the whole with and without it |
 //!
-//! Like S5's, a load parses rows of CSV and stores them. A load that only copied would spend nearly all its time in
-//! faults.
+//! Like S5's, a load parses rows of CSV and stores them. A load that only copied rows would spend nearly all its time
+//! in faults.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -31,11 +31,13 @@ use crate::temp_folder::{self, TempFolder};
 use crate::worker::Measurement;
 
 const PAGE_BYTES: usize = 4096;
-/// Size of a stored row.
+/// The size of a stored row.
 const ROW_BYTES: usize = 256;
-/// The part of one loader's file that a prefaulting thread brings in before it turns to the next loader's file.
+/// The bytes of one loader's part of the file that a prefaulting thread brings in before it turns to the next loader's
+/// part.
 const STEP_BYTES: usize = 8 << 20;
-/// The minimum processor time, in ticks of 1/100 s, for its shares to be reported. Fewer ticks would be too coarse.
+/// The minimum processor time for its shares to be reported, in ticks of 1/100 s. Shares of fewer ticks would be too
+/// coarse.
 const TICKS_MIN: f64 = 20.0;
 
 /// The method by which pages are brought in before rows are stored there.
@@ -73,10 +75,10 @@ pub(crate) struct Task {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Observation {
-    /// Time of mapping and prefaulting before the load began.
+    /// The time spent on mapping and prefaulting before the load began.
     prefault_seconds: f64,
     load_seconds: f64,
-    /// Time of a second load into the same pages, which are present by then; 0 if the load was not repeated.
+    /// The duration of a second load into the same pages, which are present by then; 0 if the load was not repeated.
     again_seconds: f64,
     /// Page faults of the loaders.
     faults: u64,
@@ -126,7 +128,7 @@ impl Measurement for Task {
 
 impl Task {
     /// Parses rows and stores them, each loader in its own part of the file. If `is_ahead`, prefaulting threads run
-    /// ahead of the loaders. Returns the seconds and the loaders' page faults.
+    /// ahead of the loaders. Returns the duration in seconds, and the loaders' page faults.
     fn load(&self, map: &mut Map, text: &[u8], is_ahead: bool) -> io::Result<(f64, u64)> {
         let part_bytes = (self.bytes / self.loaders).next_multiple_of(PAGE_BYTES);
         let address = map.address();
@@ -154,7 +156,7 @@ impl Task {
         })
     }
 
-    /// Brings in the first step of each loader's part, then the second step of each, and so on. This thread does every
+    /// Prefaults the first step of each loader's part, then the second step of each, and so on. This thread does every
     /// `prefaulters`-th of these steps.
     fn run_ahead(&self, address: usize, part_bytes: usize, index: usize, is_over: &AtomicBool) -> io::Result<()> {
         let steps = part_bytes.div_ceil(STEP_BYTES);
@@ -184,7 +186,7 @@ fn csv() -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Fills `part` with rows that are parsed from the lines of `text`, repeatedly. Returns the page faults.
+/// Fills `part` with rows parsed from the lines of `text`, starting over after the last line. Returns the page faults.
 fn store_rows(part: &mut [u8], text: &[u8]) -> u64 {
     let faults = counters::thread_faults();
     let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).cycle();
@@ -213,8 +215,8 @@ struct Case {
     method: Method,
 }
 
-/// The bytes of a load: 2 GiB, enough for faults to stand out from the noise. A load is smaller if memory is short, or
-/// on an emulated processor, where no verdict is possible.
+/// The bytes of a load: 2 GiB, so that the cost of faults stands out from the noise. A load is smaller if memory is
+/// short, or on an emulated processor, on which no verdict is possible.
 const BYTES: usize = 2 << 30;
 
 fn bytes(machine: &Machine) -> usize {
@@ -225,7 +227,7 @@ fn bytes(machine: &Machine) -> usize {
     if third >= BYTES { BYTES } else { (third >> 26 << 26).max(64 << 20) }
 }
 
-/// Returns the numbers of loaders and of prefaulting threads: half the processors each.
+/// Returns the number of loaders and the number of prefaulting threads: half of the processors each.
 fn threads(machine: &Machine) -> (usize, usize) {
     let prefaulters = (machine.processors / 2).max(1);
     (machine.processors.saturating_sub(prefaulters).max(1), prefaulters)
@@ -241,7 +243,7 @@ fn methods(session: &Session<'_>) -> Vec<Method> {
     methods
 }
 
-/// Creates folders on tmpfs and on persistent memory, if these exist and are writable.
+/// Creates folders on tmpfs and on persistent memory, if these are mounted and writable.
 pub(super) fn memory_folders(bytes: u64) -> Vec<(&'static str, TempFolder)> {
     let mut found = Vec::new();
     let tmpfs = Path::new("/dev/shm");
@@ -274,7 +276,7 @@ pub(super) fn chapter() -> Chapter {
     )
 }
 
-/// The file of the current case. It is created before the case's trial and removed before the next one.
+/// The file of the current case. It is created before each trial of the case and removed before the next trial.
 #[derive(Default)]
 struct CaseFile {
     count: Cell<u64>,
@@ -287,7 +289,7 @@ impl CaseFile {
         self.remove();
         self.count.set(self.count.get() + 1);
         let path = folder.join(format!("prefault-{}", self.count.get()));
-        // If the file cannot be created, the worker fails and reports why.
+        // Ignore an error: if the file is missing, the worker fails and reports why.
         if let Ok(file) = File::options().write(true).create_new(true).open(&path) {
             let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
         }
@@ -413,11 +415,11 @@ struct Findings {
     is_dax: bool,
     is_emulated: bool,
     bytes: usize,
-    /// The total time without prefault over that with prefaulting threads running ahead.
+    /// The total time without prefault divided by that with prefaulting threads running ahead.
     ahead: Option<Ratio>,
-    /// The total time without prefault over that with all pages prefaulted first.
+    /// The total time without prefault divided by that with all pages prefaulted first.
     before: Option<Ratio>,
-    /// The share of a load's time that would be saved if its pages had been touched before.
+    /// The share of a load's time that would be saved if all pages had been touched before.
     touches: Option<Spread>,
 }
 
@@ -490,7 +492,7 @@ fn nothing() -> Judgement {
 mod tests {
     use super::*;
 
-    /// Prefaulted pages do not fault again during the load, and all methods of loading store the same rows.
+    /// Prefaulted pages do not fault again during the load. All load methods store the same rows.
     #[test]
     fn prefaulted_pages_do_not_fault() {
         let folder = tempfile::tempdir().unwrap();
@@ -504,10 +506,11 @@ mod tests {
         };
         let (without, rows) = load(Method::Nothing).unwrap();
         assert!(rows.chunks(ROW_BYTES).all(|row| row[32..].starts_with(b"a text of a length")));
-        // A kernel before 5.14 lacks this advice.
+        // Kernels before 5.14 do not support this advice.
         if let Ok((mut with, same)) = load(Method::Before) {
             assert!(same == rows && load(Method::Ahead).unwrap().1 == rows);
-            // If another process syncs after the prefault, the pages become clean and fault a second time.
+            // If another process syncs the file system after the prefault, the pages become clean and fault a second
+            // time.
             for _ in 0..20 {
                 with = with.min(load(Method::Before).unwrap().0);
                 if with < without / 2 + 100 {

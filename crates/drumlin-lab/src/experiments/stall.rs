@@ -1,10 +1,10 @@
 //! `stall`: page faults that stall a task scheduler when its tasks touch cold mapped pages (S3).
 //!
 //! A scheduler with one thread per processor, like the schedulers of asynchronous runtimes, runs reader tasks and one
-//! heartbeat task, which only reschedules itself. The time between two beats is the time that any other task of the
-//! program would have waited. There are three kinds of reader, which differ in how much of a read the scheduler sees:
+//! heartbeat task, which only reschedules itself. The time between two beats is how long any other task of the program
+//! would have waited. The three kinds of reader differ in how much of a read the scheduler sees:
 //!
-//! - *mapped*: a reader that touches a cold page blocks its thread in the kernel, and the scheduler does not notice;
+//! - *mapped*: a reader that touches a cold page blocks its thread in the kernel, unseen by the scheduler;
 //! - *handed over*: a reader calls read(2), which the scheduler sees; the call blocks a different thread, as in Go's
 //!   runtime or on a pool for blocking calls, and the scheduler's own thread continues;
 //! - *asynchronous*: a reader yields the thread to other tasks until its bytes arrive.
@@ -36,7 +36,7 @@ use crate::session::{Counted, Rounds, Session, Trials};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The way in which readers read.
+/// A reader's method of reading.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 enum Method {
     Mapped,
@@ -73,11 +73,11 @@ pub(crate) struct Observation {
     beats_per_second: f64,
     /// The times between two beats.
     gaps: Summary,
-    /// The share of the time in which all threads were in a page fault simultaneously.
+    /// The processor time of a scheduler thread per second of the run.
     all_blocked: f64,
     /// Processor time of a scheduler thread per second of the run.
     processor_share: f64,
-    /// Bytes that the device read for each read. If it is 0, the pages were cached.
+    /// The bytes that the device read, per read. If 0, the pages were cached.
     device_bytes_per_read: f64,
 }
 
@@ -95,7 +95,7 @@ struct Scheduler {
     reads: AtomicU64,
     last_beat: Mutex<(Instant, Latencies)>,
     blocked: Vec<AtomicBool>,
-    /// The number of reads that were handed over but have not begun yet.
+    /// The number of reads that were handed over but have not started.
     handed: Mutex<usize>,
     handing: Condvar,
 }
@@ -117,13 +117,13 @@ impl Scheduler {
         self.ready.lock().expect("nothing panics while it is held").push_back(task);
     }
 
-    /// Hands a read over to another thread.
+    /// Hands a read over to a different thread.
     fn hand_over(&self) {
         *self.handed.lock().expect("nothing panics while it is held") += 1;
         self.handing.notify_one();
     }
 
-    /// Waits for a read that was handed over. Returns `false` when the run has ended.
+    /// Waits for a handed-over read. Returns `false` when the run has ended.
     fn take_over(&self) -> bool {
         let mut handed = self.handed.lock().expect("nothing panics while it is held");
         while *handed == 0 && self.goes_on() {
@@ -133,7 +133,7 @@ impl Scheduler {
         self.goes_on()
     }
 
-    /// Returns `true` once there has been a beat and, if there are readers, a read.
+    /// Returns `true` once the heartbeat has beaten and, if there are readers, one has read.
     fn has_begun(&self, readers: usize) -> bool {
         (readers == 0 || self.reads.load(Ordering::Relaxed) > 0)
             && self.last_beat.lock().expect("nothing panics while it is held").1.count() > 0
@@ -144,7 +144,7 @@ impl Scheduler {
     }
 }
 
-/// Returns the number of a random block of the file.
+/// Returns the index of a random block of the file.
 fn place(random: &mut Xoshiro256PlusPlus, blocks: u64) -> u64 {
     random.random_range(0..blocks)
 }
@@ -190,8 +190,8 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Runs the scheduler's threads, and the helpers that reads are handed to. Returns the share of the time in which
-    /// all of the scheduler's threads were in a fault.
+    /// Runs the scheduler's threads, and the helper threads to which reads are handed over. Returns the share of the
+    /// time in which all of the scheduler's threads were in a fault.
     fn run(&self, scheduler: &Scheduler, file: &File, map: &Map, blocks: u64) -> io::Result<f64> {
         std::thread::scope(|scope| {
             let helpers = if self.method == Method::HandedOver { self.readers } else { 0 };
@@ -208,7 +208,7 @@ impl Task {
                 .collect();
             let (mut looks, mut blocked) = (0u64, 0u64);
             let start = Instant::now();
-            // On a busy machine a short run could end before any thread was scheduled.
+            // On a busy machine, a short run could otherwise end before any thread was scheduled.
             let failed = || threads.iter().chain(&helpers).any(std::thread::ScopedJoinHandle::is_finished);
             while start.elapsed() < Duration::from_secs_f64(self.seconds)
                 || !(scheduler.has_begun(self.readers) || failed())
@@ -218,7 +218,7 @@ impl Task {
                 blocked += u64::from(scheduler.blocked.iter().all(|each| each.load(Ordering::Relaxed)));
             }
             scheduler.stop.store(true, Ordering::Relaxed);
-            // Take the lock once: after that, no helper is between its check of `stop` and its wait.
+            // Take the lock once: afterwards, no helper is between its check of `stop` and its wait.
             drop(scheduler.handed.lock());
             scheduler.handing.notify_all();
             for thread in threads.into_iter().chain(helpers) {
@@ -337,8 +337,8 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(16)
 }
 
-/// Returns the cases. The first, on which most verdicts rest, is measured twice. With `is_quick`, the case of a single
-/// reader is left out, because no verdict needs it.
+/// Returns the cases. Most verdicts rest on the first case, so it is measured twice. With `is_quick`, the case of a
+/// single reader is left out, because no verdict needs it.
 fn cases(is_quick: bool) -> Vec<Case> {
     let threads = threads();
     let mut cases =
@@ -454,18 +454,19 @@ impl Counted for Observation {
 struct Findings {
     /// The share of the time in which all threads were in a fault, with one mapped reader per thread.
     all_blocked: Option<Spread>,
-    /// Processor time of a thread per second of the run: with one mapped reader per thread, and with the heartbeat
+    /// The processor time of a thread per second of the run: with one mapped reader per thread, and with the heartbeat
     /// alone.
     processor_share: Option<Spread>,
     alone_share: Option<Spread>,
-    /// Bytes that the device read for each read by one mapped reader per thread.
+    /// The bytes that the device read, per read, with one mapped reader per thread.
     device_bytes_per_read: Option<f64>,
-    /// The number of beats with asynchronous readers over that with mapped readers, one reader per thread.
+    /// The number of beats with asynchronous readers divided by that with mapped readers, one reader per thread.
     beats: Option<Ratio>,
-    /// The 99th percentile of the waits with eight mapped readers per thread, over that with readers that hand their
-    /// reads over.
+    /// The 99th percentile of the waits with eight mapped readers per thread, divided by that with readers of the
+    /// handed-over kind.
     handed_over: Option<Ratio>,
-    /// The 99th percentile of the waits with eight mapped readers per thread, over that with asynchronous readers.
+    /// The 99th percentile of the waits with eight mapped readers per thread, divided by that with asynchronous
+    /// readers.
     asynchronous: Option<Ratio>,
 }
 
@@ -534,8 +535,8 @@ const CLAIMS: [Claim<Findings>; 4] = [
     },
 ];
 
-/// Judges idleness. S3 gives no figure, so a processor counts as idle if it is busy for at most a quarter of the time,
-/// and as not idle if it is busy for more than half of it.
+/// Judges idleness. S3 gives no figure. A processor counts as idle if it is busy for at most a quarter of the time, and
+/// as not idle if it is busy for more than half.
 fn idle(found: &Findings) -> Judgement {
     let (Some(blocked), Some(share), Some(alone)) = (found.all_blocked, found.processor_share, found.alone_share)
     else {
@@ -557,8 +558,8 @@ fn idle(found: &Findings) -> Judgement {
     }
 }
 
-/// Judges the claim that waits are shorter with a different kind of reader than with mapped readers. For the claim to
-/// hold fully, the waits have to be at most a tenth as long.
+/// Judges the claim that waits are shorter with some other kind of reader than with mapped readers. The claim holds
+/// fully only if the waits are at most a tenth as long.
 fn shorter_waits(ratio: Option<Ratio>) -> Judgement {
     let Some(ratio) = ratio else { return nothing() };
     let why = format!("With eight readers a thread the 99th percentile is {} as long with mapped pages.", ratio.show());
@@ -573,7 +574,7 @@ fn nothing() -> Judgement {
 mod tests {
     use super::*;
 
-    /// All schedulers make reads and beats.
+    /// With each kind of reader, the scheduler completes reads and beats.
     #[test]
     fn all_schedulers_run() {
         let folder = tempfile::tempdir().unwrap();
@@ -604,7 +605,7 @@ mod tests {
         let judge = |blocked, least, most| judge_beside(0.98, blocked, least, most);
         assert_eq!((judge(0.98, 0.1, 0.2), judge(0.98, 0.7, 0.8)), (Holds::Yes, Holds::No));
         assert_eq!((judge(0.98, 0.3, 0.4), judge(0.98, 0.2, 0.7)), (Holds::Partly, Holds::Inconclusive));
-        // Other programs used the processors: a heartbeat alone got only a fifth of them too.
+        // Other programs used the processors: even a lone heartbeat got only a fifth of them.
         assert_eq!(judge_beside(0.22, 0.95, 0.17, 0.22), Holds::Inconclusive);
         assert_eq!(
             (judge(0.1, 0.1, 0.2), idle(&Findings::default()).holds),

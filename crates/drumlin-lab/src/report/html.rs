@@ -77,7 +77,7 @@ fn summary(report: &Report) -> String {
     html + "</ul></section>"
 }
 
-/// Formats a source's name with its title, which appears when the pointer rests on the name.
+/// Formats a source's name. A browser shows its title while the pointer is on the name.
 fn source(name: &str) -> String {
     format!("<abbr title=\"{}\">{name}</abbr>", escape(source_words(name)))
 }
@@ -160,7 +160,7 @@ fn table(table: &Table) -> String {
     let mut html = format!("<h3>{}</h3><div class=\"frame\" tabindex=\"0\"><table><thead><tr>", escape(&table.title));
     for column in &table.columns {
         let class = if column.form == Form::Text { " class=\"words\"" } else { "" };
-        // Join words that are hyphenated for narrow terminals; a page does not need the break.
+        // Join words that are hyphenated for narrow terminals; a page does not need the line break.
         html += &format!("<th scope=\"col\"{class}>{}</th>", escape(&column.label.replace("- ", "")));
     }
     if has_source {

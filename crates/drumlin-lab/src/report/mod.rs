@@ -1,4 +1,4 @@
-//! The results of a run, for a terminal, a program and a browser.
+//! The results of a run, formatted for a terminal, a program or a browser.
 
 mod html;
 mod plot;
@@ -20,15 +20,15 @@ pub struct Report {
     pub started: String,
     /// The seconds that the run took.
     pub seconds: f64,
-    /// `true` if the user interrupted the run. The report then contains the results up to that moment.
+    /// `true` if the user interrupted the run. The report then contains the results up to the interruption.
     pub interrupted: bool,
     /// `true` for short runs on small files.
     pub quick: bool,
-    /// The machine on which the lab ran.
+    /// The machine that was measured.
     pub machine: Machine,
     /// The memory limit and how it was enforced, in words.
     pub memory_limit: String,
-    /// The rates of cold and warm reads of the drive, in words, if the large file was read.
+    /// The rates of cold and warm reads of the drive, in words, if an experiment read the large file.
     pub drive_state: Option<String>,
     /// A chapter for each experiment, in the order in which they ran.
     pub chapters: Vec<Chapter>,
@@ -45,7 +45,7 @@ pub struct Chapter {
     pub about: String,
     /// The seconds that the experiment took.
     pub seconds: f64,
-    /// The seconds that the experiment was expected to take, as announced before the run.
+    /// The expected duration of the experiment in seconds, as announced before the run.
     pub planned_seconds: f64,
     /// Tables of the figures.
     pub tables: Vec<Table>,
@@ -55,7 +55,7 @@ pub struct Chapter {
     pub verdicts: Vec<Verdict>,
     /// Notes that prevent misreading of the figures.
     pub notes: Vec<String>,
-    /// The reason why the experiment ended early, if it did.
+    /// The reason why the experiment ended early, if it did so.
     pub failure: Option<String>,
 }
 
@@ -89,9 +89,9 @@ impl Chapter {
 /// A table of figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
-    /// Title of the table.
+    /// The title of the table.
     pub title: String,
-    /// The columns. The first one names the row.
+    /// The columns. The first column names the row.
     pub columns: Vec<Column>,
     /// The rows.
     pub rows: Vec<Row>,
@@ -128,7 +128,7 @@ pub struct Row {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Cell {
-    /// Words.
+    /// A text.
     Text(String),
     /// A figure in the column's unit.
     Number(f64),
@@ -202,7 +202,7 @@ pub enum Scale {
     Linear,
     /// Equal distances for equal ratios.
     Logarithmic,
-    /// For quantiles: equal distances for equal ratios of the remainder (90 %, 99 %, 99.9 %).
+    /// For quantiles: equal distances for equal ratios of the share above the quantile (90 %, 99 %, 99.9 %).
     Tail,
 }
 
@@ -229,13 +229,13 @@ impl Serialize for Axis {
 /// A plot of lines over two axes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plot {
-    /// Title of the plot.
+    /// The title of the plot.
     pub title: String,
     /// The horizontal axis.
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// The rounds that the plot shows, in words; empty if the title says it.
+    /// The rounds that the plot shows, in words; empty if the title names them.
     pub drawn: &'static str,
     /// The lines.
     pub lines: Vec<Line>,
@@ -244,7 +244,7 @@ pub struct Plot {
 /// One line of a plot.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// Label of the line.
+    /// The label of the line.
     pub name: String,
     /// The points, from left to right.
     pub points: Vec<(f64, f64)>,
@@ -257,12 +257,12 @@ impl Plot {
         Plot { title: title.into(), x: axis(x), y: axis(y), drawn: "", lines: Vec::new() }
     }
 
-    /// Sets the words that say which rounds the plot shows.
+    /// Sets the description of the rounds that the plot shows.
     pub(crate) fn drawing(self, drawn: &'static str) -> Plot {
         Plot { drawn, ..self }
     }
 
-    /// Returns the plot as SVG within HTML, for a page with the style sheet [`Plot::STYLE`].
+    /// Returns the plot as SVG within HTML, for a page that includes the style sheet [`Plot::STYLE`].
     #[must_use]
     pub fn html(&self) -> String {
         plot::render(self)
@@ -279,11 +279,11 @@ impl Plot {
     }
 }
 
-/// The rounds of a plot whose lines each show one trial of their case.
+/// Describes the rounds in a plot in which each line shows one trial of its case.
 pub(crate) const MIDDLE_ROUND: &str = "of each case the round with the median rate";
-/// The rounds of a plot whose lines contain the operations of every trial.
+/// Describes the rounds in a plot in which each line contains the operations of every trial.
 pub(crate) const ALL_ROUNDS: &str = "the operations of all rounds";
-/// The rounds of a plot whose points are medians.
+/// Describes the rounds in a plot whose points are medians.
 pub(crate) const MEDIANS: &str = "medians of the rounds";
 
 /// The sources, by the names that verdicts and tables use.
@@ -301,25 +301,25 @@ fn source_words(name: &str) -> &'static str {
     SOURCES.iter().find(|(known, _)| *known == name).map_or("", |(_, words)| words)
 }
 
-/// The beginning of the missing condition if the rounds were too noisy for a verdict.
+/// The beginning of the text of a missing condition, if the rounds were too noisy for a verdict.
 pub(crate) const QUIETER: &str = "a quieter machine";
 
-/// A hint that leads an operator from the findings to the doctor's advice.
+/// A hint that refers an operator to the doctor's advice.
 const WHAT_FOLLOWS: &str = "What follows for a database of yours: drumlin doctor DIR.";
 
 /// The verdict on a source's finding, on this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Holds {
-    /// The claimed effect was seen.
+    /// The claimed effect occurred.
     Yes,
-    /// No such effect was seen, or the opposite was.
+    /// No such effect occurred, or the opposite did.
     No,
-    /// Part of the effect was seen: at least a third of it, by logarithm.
+    /// Part of the effect occurred: at least a third of it, by logarithm.
     Partly,
-    /// Less than a third of the effect was seen, or so much more that it must be a different effect.
+    /// Less than a third of the effect occurred, or so much more that its cause must be a different one.
     NotInSize,
-    /// This machine or this run does not suffice for a verdict; [`Verdict::missing`] names the missing condition.
+    /// This machine or this run is not sufficient for a verdict; [`Verdict::missing`] names the missing condition.
     Inconclusive,
 }
 
@@ -355,8 +355,8 @@ impl Judgement {
         Judgement { holds, why: why.into(), missing: None }
     }
 
-    /// Turns a verdict against the claim into an inconclusive one, if the condition `missing` is not met: a machine
-    /// can't refute a finding whose conditions it lacks. A verdict that supports the claim stands.
+    /// Turns a verdict against the claim into an inconclusive one if the condition `missing` is not met: a machine
+    /// can't refute a finding whose conditions it does not meet. A verdict for the claim remains unchanged.
     pub(crate) fn unless_lacking(self, missing: Option<String>) -> Judgement {
         match missing {
             Some(missing) if matches!(self.holds, Holds::No | Holds::NotInSize) => {
@@ -366,7 +366,7 @@ impl Judgement {
         }
     }
 
-    /// Creates an inconclusive judgement, for lack of a condition such as `a drive with a volatile cache`.
+    /// Creates an inconclusive judgement, which names the missing condition, such as `a drive with a volatile cache`.
     pub(crate) fn inconclusive(missing: impl Into<String>, why: impl Into<String>) -> Judgement {
         Judgement { holds: Holds::Inconclusive, why: why.into(), missing: Some(missing.into()) }
     }
@@ -410,7 +410,7 @@ impl Report {
         self.chapters.iter().flat_map(|chapter| &chapter.verdicts)
     }
 
-    /// Returns advice if other programs disturbed the run so much that at least two verdicts, and a tenth of all
+    /// Returns advice if the run was disturbed by other programs: at least two verdicts, and at least a tenth of all
     /// verdicts, are inconclusive.
     fn noise_hint(&self) -> Option<String> {
         let all = self.verdicts().count();
@@ -423,7 +423,7 @@ impl Report {
         })
     }
 
-    /// Returns the number of verdicts of each outcome, like `39 verdicts; holds: 26, partly: 13`.
+    /// Returns the number of verdicts of each kind, like `39 verdicts; holds: 26, partly: 13`.
     fn outcomes(&self) -> String {
         let mut outcomes: Vec<(&str, u64)> = Vec::new();
         for verdict in self.verdicts() {

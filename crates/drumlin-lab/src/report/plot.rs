@@ -1,6 +1,6 @@
 //! Draws plots as SVG: a few lines over two axes, in the page's own colours.
 //!
-//! A plot is 420 units wide, about the width of a phone. So its text is as large as the page's text, both on a phone
+//! A plot is 420 units wide, about the width of a phone. So its text has the size of the page's text, both on a phone
 //! and next to a second plot on a desktop.
 
 use std::fmt::Write;
@@ -20,8 +20,8 @@ const RIGHT: f64 = 12.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 40.0;
 
-/// The number of colours, and the number of patterns with their marks. Lines have different combinations of colour and
-/// pattern, up to 36 lines.
+/// The number of colours. It is also the number of patterns, each with a mark. Up to 36 lines have different
+/// combinations of colour and pattern.
 const STYLES: usize = 6;
 
 /// An axis over a range of values.
@@ -55,7 +55,7 @@ impl Ruler {
         Ruler { scale, low, high }
     }
 
-    /// Returns `false` for values below the start of the axis, such as the fast half of a distribution.
+    /// Returns `false` if a value lies before the start of the axis, as the fast half of a distribution does.
     fn reaches(&self, value: f64) -> bool {
         value >= self.low * 0.999
     }
@@ -105,8 +105,8 @@ impl Ruler {
     }
 }
 
-/// Returns where to cut a linear horizontal axis, or `None` if all lines fit. If a line is more than 1.5 times as long
-/// as two thirds of the lines, that slow case would squeeze the other lines into a corner.
+/// Returns the value at which to cut off a linear horizontal axis, or `None` if all lines fit. Without a cut, a line
+/// more than 1.5 times as long as two thirds of the lines would squeeze them into a corner.
 fn cut(plot: &Plot) -> Option<f64> {
     let mut ends: Vec<f64> =
         plot.lines.iter().map(|line| line.points.iter().map(|point| point.0).fold(0.0, f64::max)).collect();
@@ -115,7 +115,7 @@ fn cut(plot: &Plot) -> Option<f64> {
     (plot.x.scale == Scale::Linear && most > 0.0 && last > most * 1.5).then_some(most * 1.1)
 }
 
-/// Returns the points of a line up to the end of the axis. The last point is interpolated at the end.
+/// Returns the part of a line up to the end of the axis. Its last point is interpolated.
 fn up_to(points: &[(f64, f64)], end: f64) -> Vec<(f64, f64)> {
     let inside = points.iter().take_while(|point| point.0 <= end).count();
     let mut kept = points[..inside].to_vec();
@@ -125,16 +125,17 @@ fn up_to(points: &[(f64, f64)], end: f64) -> Vec<(f64, f64)> {
     kept
 }
 
-/// Rounds up to the next of the steps below times a power of ten. A quarter of each step has few digits. A value that
-/// exceeds a step by less than a hundredth, like the end of the last sample of four seconds, is drawn at the edge.
+/// Rounds up to the next of the steps below, times a power of ten. The steps are such that a quarter of each has few
+/// digits. A value that exceeds a step by less than a hundredth, like the end of the last sample of four seconds, is
+/// drawn at the edge.
 fn nice_above(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 4.8, 6.0, 8.0, 10.0];
     steps.into_iter().map(|step| step * power).find(|step| *step >= value * 0.99).unwrap_or(value)
 }
 
-/// Removes trailing zeros, as in `3.2 GB/s` for `3.20 GB/s`: three digits and a unit of four letters are too wide for
-/// the margin.
+/// Removes trailing zeros: `3.20 GB/s` becomes `3.2 GB/s`. Three digits and a unit of four letters are too wide for the
+/// margin.
 fn without_last_zeros(shown: &str) -> String {
     match shown.split_once(' ') {
         Some((number, unit)) if number.contains('.') => {
@@ -159,13 +160,13 @@ impl Area<'_> {
         let lines: Vec<Vec<(f64, f64)>> = plot.lines.iter().map(|line| up_to(&line.points, end)).collect();
         let all = || lines.iter().flatten();
         let x = Ruler::over(&plot.x, all().map(|point| point.0));
-        // The fast half of a distribution is not drawn, so the axis does not have to include it.
+        // The plot does not show the fast half of a distribution, so the axis does not have to include it.
         let drawn = all().filter(|point| x.reaches(point.0));
         let y = Ruler::over(&plot.y, drawn.map(|point| point.1));
         Area { plot, x, y, lines }
     }
 
-    /// Returns the end of a line if it exceeds the axis.
+    /// Returns the end of a line that exceeds the axis, or `None` if the line fits.
     fn beyond(&self, index: usize) -> Option<f64> {
         let ends =
             [&self.plot.lines[index].points, &self.lines[index]].map(|points| points.last().map(|point| point.0));
@@ -219,7 +220,7 @@ impl Area<'_> {
         ));
     }
 
-    /// Draws a line, with a mark at each point if there are few, and an arrow if it exceeds the axis.
+    /// Draws a line, with a mark at each point if it has few points, and with an arrow if it exceeds the axis.
     fn draw_line(&self, svg: &mut String, index: usize) {
         let (line, points) = (&self.plot.lines[index], &self.lines[index]);
         let style = style(index);
@@ -275,7 +276,7 @@ pub(super) fn render(plot: &Plot) -> String {
     )
 }
 
-/// Returns the legend: each line's name with a sample of the line, and the end of a line that exceeds the axis.
+/// Returns the legend: each line's name with a sample of the line and, if the line exceeds the axis, its end.
 fn legend(area: &Area<'_>) -> String {
     let plot = area.plot;
     let name = |(index, line): (usize, &Line)| {
@@ -293,10 +294,10 @@ fn legend(area: &Area<'_>) -> String {
     plot.lines.iter().enumerate().map(name).collect()
 }
 
-/// The maximum number of points of a line that has marks.
+/// The maximum number of points of a line whose points are marked.
 const MARKED_POINTS_MAX: usize = 16;
 
-/// Returns the outline of a line's mark around a place: a circle, square, triangle, diamond, inverted triangle or
+/// Returns the outline of a line's mark centred at a point: a circle, square, triangle, diamond, inverted triangle or
 /// cross.
 fn mark(index: usize, x: f64, y: f64) -> String {
     let shape = match pattern(index) {
@@ -310,7 +311,7 @@ fn mark(index: usize, x: f64, y: f64) -> String {
     format!("M{x:.1} {y:.1}{shape}")
 }
 
-/// Returns the number of a line's pattern and mark. After every six lines, each colour is paired with the next pattern.
+/// Returns the index of a line's pattern and mark. After every six lines, each colour is paired with the next pattern.
 fn pattern(index: usize) -> usize {
     (index + index / STYLES) % STYLES
 }
@@ -339,7 +340,7 @@ mod tests {
         }
     }
 
-    /// Axis labels have at most eight characters, which fit next to the axis, whatever the highest value.
+    /// Axis labels have at most eight characters, whatever the highest value, so they fit next to the axis.
     #[test]
     fn labels_fit_beside_the_axis() {
         let forms = [(Form::Rate, 5e6), (Form::Bandwidth, 5e9), (Form::Seconds, 5e3), (Form::Micros, 5e6)];
@@ -366,7 +367,7 @@ mod tests {
         assert!(svg.contains("class=\"point\"") && !svg.contains("NaN"), "{svg}");
     }
 
-    /// One slow case does not stretch the axis: its line is cut, and the legend says where it ends.
+    /// A single slow case does not stretch the axis: its line is cut off, and the legend says where it ends.
     #[test]
     fn a_slow_case_is_cut_off() {
         let axis = ("time", Form::Seconds, Scale::Linear);
@@ -382,7 +383,7 @@ mod tests {
         assert_eq!(area.lines[3].last().map(|point| point.0), Some(area.x.high));
         let html = render(&plot);
         assert!(html.contains("slow (to 3.2\u{a0}s)") && html.contains("one round"), "{html}");
-        // With two lines there is no majority, so nothing is cut.
+        // With two lines, there is no majority, so no line is cut off.
         plot.lines.drain(..2);
         assert_eq!(Area::of(&plot).x.high, 3.2);
     }

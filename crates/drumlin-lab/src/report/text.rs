@@ -13,13 +13,13 @@ pub(crate) const GOOD: Style = Style::new().bold().fg_color(Some(Color::Ansi(Ans
 pub(crate) const BAD: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Red)));
 pub(crate) const MIXED: Style = Style::new().bold().fg_color(Some(Color::Ansi(AnsiColor::Yellow)));
 
-/// The gap between two columns of a table.
+/// The number of columns between two columns of a table.
 const GAP: usize = 2;
-/// The minimum space for a source's figures to the right of their row. With less space, the figures go below the row.
+/// The minimum space for a source's figures to the right of their row. If there is less, they are placed below the row.
 const SOURCE_COLUMNS_MIN: usize = 22;
-/// The minimum width to which columns of words are narrowed.
+/// The minimum width to which a column of words may be narrowed.
 const TEXT_COLUMNS_MIN: usize = 12;
-/// The width of the column of verdicts before the claims.
+/// The width of the column to the left of the claims, which shows the verdicts.
 const VERDICT_COLUMNS: usize = 13;
 
 pub(super) fn report(report: &Report, columns: usize) -> String {
@@ -92,7 +92,7 @@ fn style(holds: Holds) -> Style {
     }
 }
 
-/// Adds a text with a label in a column before it. Both the text and the label may take several lines.
+/// Adds a text, preceded by a column that holds a label. Both the text and the label may be several lines long.
 fn entry(label: &str, style: Style, text: &str, label_columns: usize, columns: usize, lines: &mut Vec<String>) {
     let label = wrap(label, label_columns);
     let text = wrap(text, columns - label_columns - GAP);
@@ -154,7 +154,7 @@ fn chapter(chapter: &Chapter, columns: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Adds a table. A table that is too wide is divided into parts, each with the names of the rows.
+/// Adds a table. A table that is too wide is split into parts, each of which repeats the names of the rows.
 pub(crate) fn table(table: &Table, columns: usize, lines: &mut Vec<String>) {
     let shown: Vec<Vec<String>> = table
         .rows
@@ -232,7 +232,8 @@ fn part(
     }
 }
 
-/// Returns the width of each column: that of its longest entry, or less for columns of words if the table is too wide.
+/// Returns the width of each column: that of its longest entry. If the table is too wide, columns of words are
+/// narrowed.
 fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) -> Vec<usize> {
     let length = |text: &str| text.chars().count();
     let longest_word = |text: &str| text.split(' ').map(length).max().unwrap_or(0);
@@ -242,7 +243,7 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
             let label = table.columns[index].label;
             let cells = shown.iter().map(|row| length(&row[index])).max().unwrap_or(0);
             let width = cells.max(longest_word(label));
-            // Short words of a label may share a line even if the cells are narrower.
+            // Short words of a label may share a line even if this makes the column wider than its cells.
             wrap(label, width).iter().map(|line| length(line)).max().unwrap_or(0).max(width)
         })
         .collect();
@@ -258,14 +259,14 @@ fn widths(table: &Table, shown: &[Vec<String>], part: &[usize], columns: usize) 
     }
 }
 
-/// Lays out cells of several lines side by side: words aligned left, numbers right.
+/// Lays out multi-line cells side by side. Words are aligned left, numbers right.
 fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: bool) -> Vec<String> {
     let height = cells.iter().map(Vec::len).max().unwrap_or(0);
     (0..height)
         .map(|line| {
             let mut text = String::new();
             for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
-                // Align headers with the line above the first row.
+                // Align headers to the line directly above the first row.
                 let above = if from_below { height - cell.len() } else { 0 };
                 let part = line.checked_sub(above).and_then(|at| cell.get(at)).map_or("", String::as_str);
                 if index > 0 {
@@ -285,8 +286,8 @@ fn block(cells: &[Vec<String>], widths: &[usize], is_text: &[bool], from_below: 
         .collect()
 }
 
-/// Breaks text between words into lines of at most `columns` columns. A word that is too long for a line is broken. A
-/// number and its unit count as one word.
+/// Breaks text between words into lines of at most `columns` columns. A word longer than a line is split. A number and
+/// its unit count as one word.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(8);
     let mut lines = vec![String::new()];

@@ -1,5 +1,5 @@
 //! Drumlin under the scripted workload: several threads, large values, keyspaces that are created and dropped, and
-//! checkpoints and compactions at the same time. The configuration is drawn from the seed.
+//! concurrent checkpoints and compactions. The configuration is drawn from the seed.
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn workload(seed: u64) -> Workload {
     Workload { seed, threads, large_percent: [1, 4, 20][random.below(3) as usize], relaxed_percent: 10 }
 }
 
-/// Returns a configuration with small segments, which are switched, recycled and cleaned within a second.
+/// Returns a configuration with small segments, so that segments are switched, recycled and cleaned within a second.
 fn config(seed: u64) -> Config {
     let mut random = Random(!seed);
     let backend = if random.chance(70) { IoBackend::Uring } else { IoBackend::Portable };
@@ -64,7 +64,7 @@ pub fn verify(folder: &Path, seed: u64, from: &[u64], acked: &[u64], report: &dy
         for (thread, next) in found.iter().flatten().enumerate().filter(|(_, next)| **next > 0) {
             report(Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
-        // Closing syncs the changes that opening made; only then is the verified state certain.
+        // Close the database, which syncs the changes that opening made; only then is the verified state certain.
         let closed = db.close().map_err(|error| format!("closing: {error}"));
         found.and_then(|next| closed.map(|()| next))
     }));

@@ -1,4 +1,4 @@
-//! Logs of numbered records. Each method makes records durable in one way, or not at all.
+//! Logs of numbered records. Each method has its own way of making records durable; some do not make them durable.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,10 +20,10 @@ const FILE_BYTES: u64 = RECORDS * DIRECT_RECORD_BYTES as u64;
 const RECORD_BYTES: usize = 1024;
 const DIRECT_RECORD_BYTES: usize = 4096;
 
-/// The way in which the file reaches its length.
+/// The way in which the file grows to its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Growth {
-    /// It grows with every record.
+    /// The file grows with every record.
     Append,
     Fallocate,
     Ftruncate,
@@ -44,7 +44,7 @@ enum Sync {
     Nothing,
 }
 
-/// One way to write a log.
+/// A method of writing a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Method {
     name: &'static str,
@@ -137,7 +137,7 @@ impl Method {
     }
 }
 
-/// Writes a range back and waits until that is done. Does not write metadata or flush the drive's cache.
+/// Writes a range back and waits for it to complete. Neither writes metadata nor flushes the drive's cache.
 #[expect(unsafe_code, reason = "no crate in use wraps this call")]
 fn sync_file_range(file: &File, offset: u64, length: usize) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -146,7 +146,7 @@ fn sync_file_range(file: &File, offset: u64, length: usize) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Fills a record with random non-zero words, which makes all records different.
+/// Fills a record with random non-zero words, so that all records differ.
 fn fill(record: &mut [u8], seed: u64, number: u64) {
     let mut random = Random(seed ^ number << 32);
     for word in record.chunks_exact_mut(8) {

@@ -2,12 +2,12 @@
 //! lose records.
 //!
 //! A writer is a separate process, on the host or in the guest. It reports each acknowledgement by a direct write of
-//! one sector to a file or device reserved for that, so the rig sees acknowledgements and block requests in one order.
-//! A writer runs until it is killed. Its seed determines its writes.
+//! one sector to a file or device reserved for this purpose, so the rig sees acknowledgements and block requests in a
+//! single order. A writer runs until it is killed. Its seed determines its writes.
 
 mod database;
 mod log;
-// The scripted workload of the library's tests. Seed, thread and number determine each step.
+// The scripted workload of the library's tests. Each step is determined by seed, thread and step number.
 #[path = "../../../drumlin/tests/support/workload.rs"]
 mod workload;
 
@@ -28,18 +28,18 @@ use crate::drive::SECTOR;
 pub use log::Method;
 use workload::Ack;
 
-/// Reported once the writer has set up everything it needs. A cut before that may leave any state.
+/// Reported once the writer has set up everything it needs. A cut before this point may leave any state.
 pub const PREPARED: u64 = u64::MAX;
 
-/// Reported by a guest that waits for its order.
+/// Reported by a guest that is waiting for its order.
 pub const WAITING: u64 = u64::MAX - 1;
 
-/// The length of the file or device for acknowledgements, which is used as a ring.
+/// The length of the file or device for acknowledgements. It is written as a ring.
 pub const ACK_FILE_BYTES: u64 = 1 << 20;
 
 const ACK_MAGIC: &[u8; 8] = b"dRigAck1";
 
-/// Returns the acknowledgements in a write to that file.
+/// Returns the acknowledgements in a write to the acknowledgement file or device.
 pub fn acks_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(SECTOR).filter(|sector| sector.starts_with(ACK_MAGIC)).map(|sector| {
         let what: [u8; 8] = sector[8..16].try_into().expect("eight bytes");
@@ -47,7 +47,7 @@ pub fn acks_in(bytes: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Turns an acknowledgement into that of a step that does not have to be durable.
+/// Marks the acknowledged step as not necessarily durable.
 pub fn not_lasting(acked: u64) -> u64 {
     if acked >= WAITING { acked } else { Ack { full: false, ..Ack::from_bits(acked) }.to_bits() }
 }
@@ -105,12 +105,12 @@ impl Writer {
         }
     }
 
-    /// Returns `true` if the writer may acknowledge a record before any of it has reached the drive.
+    /// Returns `true` if the writer may acknowledge a record while the drive has none of it.
     pub fn is_lazy(self) -> bool {
         matches!(self, Writer::Log(method) if method.is_lazy())
     }
 
-    /// Returns the number of acknowledgements after which the writer stops, if it has a limit.
+    /// Returns the number of acknowledgements after which the writer stops, or `None` if it has no limit.
     pub fn acked_at_most(self) -> Option<u64> {
         match self {
             Writer::Drumlin => None,
@@ -118,8 +118,8 @@ impl Writer {
         }
     }
 
-    /// Writes in `folder` until the process is killed. `from` has the step at which each thread continues, as found by
-    /// the last verification.
+    /// Writes in `folder` until the process is killed. `from` has the step at which each thread continues, as the last
+    /// verification determined it.
     pub fn write(self, folder: &Path, acked: &Path, seed: u64, from: &[u64]) -> Result<()> {
         let reporter = AckReporter::open(acked)?;
         match self {
@@ -132,7 +132,7 @@ impl Writer {
     }
 
     /// Compares the contents of `folder` with the acknowledged steps: `acked` in the writer's life before the cut, and
-    /// `from` in earlier lives. Calls `report` for the steps that it finds, as soon as readers may have seen them.
+    /// `from` in earlier lives. Calls `report` for each step that it finds, as soon as readers may have seen that step.
     pub fn verify(self, folder: &Path, seed: u64, from: &[u64], acked: &[u64], report: &dyn Fn(u64)) -> Verdict {
         match self {
             Writer::Drumlin => database::verify(folder, seed, from, acked, report),
@@ -163,11 +163,11 @@ impl FromStr for Writer {
 /// The result of verifying a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// Everything acknowledged is there, and nothing that was never written. Has the step at which each thread
+    /// Everything acknowledged is present, and nothing that was never written. Holds the step at which each thread
     /// continues.
     Whole(Vec<u64>),
     /// Acknowledged commits are missing.
     Lost(String),
-    /// There is data that must not be there.
+    /// Data is present that must not be present.
     Wrong(String),
 }

@@ -1,4 +1,5 @@
-//! Aggregates over ranges. The reducer is a fingerprint that reveals every missing, extra or wrong row of a range.
+//! Aggregates over ranges. The reducer computes a fingerprint, which reveals any missing, extra or wrong row of a
+//! range.
 
 use std::borrow::Cow;
 
@@ -12,11 +13,11 @@ use crate::model::{Content, SpaceNumber};
 /// A linear function modulo 2⁶⁴, as its factor and term.
 pub(crate) type Linear = (u64, u64);
 
-/// Maps each row to a linear function and composes these functions in key order. Composition is associative but not
-/// commutative, so the result also depends on the order.
+/// Maps each row to a linear function, and composes these functions in key order. Composition is associative but not
+/// commutative, so the result depends on the order of the rows.
 pub(crate) struct Fingerprint;
 
-/// The number of leading bytes of a value that its row's function depends on.
+/// The number of a value's leading bytes that determine the row's function.
 const HEAD_BYTES: usize = 16;
 
 fn function_of(key: &[u8], length: usize, head: &[u8]) -> Linear {
@@ -112,7 +113,7 @@ impl Client {
         }
     }
 
-    /// Checks that a fingerprint matches a database state that the call may have seen.
+    /// Checks that a fingerprint matches one of the database states that the call may have seen.
     pub(super) fn check_aggregate(
         &self,
         found: Linear,

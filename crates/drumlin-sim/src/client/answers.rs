@@ -1,4 +1,4 @@
-//! Judges results: whether the faults so far can explain an error, and whether the rows are right.
+//! Judges results: whether the faults so far explain an error, and whether the rows are right.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use drumlin::Error;
 use super::{Client, Count, Stop};
 use crate::model::{Content, SpaceNumber, Window, describe};
 
-/// The kind of call that a client made. Some errors are possible only for some kinds.
+/// The kind of call that a client made. Some kinds of calls can return errors that others can't.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
     /// A read of the newest row versions. It takes no row locks.
@@ -25,7 +25,7 @@ pub(super) enum Call {
     Transaction,
 }
 
-/// Returns `true` if this call may fail because this part of the memory budget is in use.
+/// Returns `true` if this call may fail because operations hold all of this part of the memory budget.
 fn may_be_in_use(what: &str, call: Call) -> bool {
     match what {
         "writes, locks and reads of open transactions" => {
@@ -45,7 +45,8 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
 }
 
 impl Client {
-    /// Accepts an error that this call may return, and updates the counters. Panics if no fault explains the error.
+    /// Accepts an error that the faults so far or the kind of call explain, and updates the counters. Panics on any
+    /// other error.
     pub(super) fn accept(&self, error: &Error, call: Call, space: Option<SpaceNumber>) -> Result<(), Stop> {
         let is_off = self.session.disk.is_off();
         let harm = self.session.disk.fault_counts();
@@ -69,7 +70,7 @@ impl Client {
                 }
             }
             Error::Io { .. } if is_off || harm.has_failed_changes() || harm.reads_failed > 0 => {}
-            // Bytes that a failed sync dropped may be read before the failure of the sync is known.
+            // Until the failure of a sync is known, a read may see the bytes of the write that the sync dropped.
             Error::Corrupted { .. } if is_damaged || harm.syncs_failed > 0 => {}
             Error::KeyspaceDropped { .. } | Error::NoSuchKeyspace { .. }
                 if space.is_some_and(|space| self.session.model.is_dropped(space)) => {}
@@ -85,13 +86,13 @@ impl Client {
         if is_off { Err(Stop) } else { Ok(()) }
     }
 
-    /// Returns `true` if a fault has occurred that can cause any error.
+    /// Returns `true` if a fault has occurred that can make any call fail.
     pub(super) fn may_fail(&self) -> bool {
         let harm = self.session.disk.fault_counts();
         self.session.disk.is_off() || self.session.was_damaged || harm.has_damaged() || harm.has_failed()
     }
 
-    /// Judges the result of a commit, and records it in the model if the commit succeeded.
+    /// Judges the result of a commit. If the commit succeeded, records that in the model.
     pub(super) fn settle<T>(
         &self,
         taken: u64,
@@ -148,7 +149,7 @@ impl Client {
     pub(super) fn check_plain(&self, window: Window, space: SpaceNumber, key: &[u8], found: Option<&[u8]>) {
         match self.session.model.check_plain(window, space, key, found) {
             Ok(timestamp) => self.saw(timestamp),
-            // A read of a keyspace that is being dropped sees its last rows, or no row.
+            // While a keyspace is being dropped, a read sees its last rows or no rows.
             Err(_) if self.session.model.is_dropped(space) => {}
             Err(reason) => panic!("plain read: {reason}"),
         }

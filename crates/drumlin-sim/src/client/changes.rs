@@ -1,4 +1,4 @@
-//! Changes that depend on a row's newest value, batches, and a queue whose rows are popped.
+//! Changes that depend on the newest value of a row, batches, and a queue from which rows are popped.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,10 +10,10 @@ use super::answers::Call;
 use super::{Api, Client, QUEUE, Stop, by_api, numbered};
 use crate::model::{Content, Operation, SpaceNumber};
 
-/// The maximum number of rows in the queue: few enough that a bulk removal takes them all in one part.
+/// The maximum number of rows in the queue: so few that a bulk removal removes all of them in a single part.
 const QUEUE_ROWS_MAX: usize = 60;
 
-/// The kind of conditional change.
+/// The kinds of conditional changes.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Take,
@@ -43,12 +43,13 @@ impl Client {
         }
     }
 
-    /// Makes a change to one row that depends on the row's newest value, and commits it as its own transaction.
+    /// Changes one row, depending on its newest value, and commits the change as its own transaction.
     pub(super) async fn conditional(&mut self) -> Result<(), Stop> {
         let Some((keyspace, space)) = self.any_keyspace() else { return Ok(()) };
         let key = self.key(space);
         let (kind, after) = self.kind();
-        // Half of the comparisons use the right value, unless another client changes the row in the meantime.
+        // Half of the comparisons use the newest value, so they succeed unless another client changes the row in
+        // between.
         let guess = if self.random.chance(50) { self.session.model.newest(space, &key) } else { self.some_content() };
         let durability = self.durability();
         let window = self.session.model.window();
@@ -118,7 +119,7 @@ impl Client {
         let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.session.model.clone());
         let commit = async move {
             match by_api!(api, batch.commit_with(durability), batch.commit_with_async(durability)) {
-                // By now, the model knows which keyspace was dropped.
+                // The model has been told about the drop by now, so it knows the dropped keyspace.
                 Err(Error::KeyspaceDropped { name }) => {
                     assert!(spaces.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
                     Err(Error::Conflict { reason: "a keyspace was dropped" })
@@ -135,7 +136,7 @@ impl Client {
     }
 
     /// Puts rows into the queue, pops them from both ends, and removes them. Only one client at a time uses the queue,
-    /// so the model knows which row each pop takes at its timestamp.
+    /// so the model knows which row each pop must return at its timestamp.
     pub(super) async fn queue(&mut self) -> Result<(), Stop> {
         let session = std::sync::Arc::clone(&self.session);
         if session.queue_is_busy.swap(true, Ordering::SeqCst) {
@@ -189,8 +190,8 @@ impl Client {
         Ok(())
     }
 
-    /// Removes many rows with a single call, in one part. Does nothing while a commit of one of these rows is in flight
-    /// after its future was dropped: it is unknown whether that row exists.
+    /// Removes many rows with a single call, in one part. If the future of a commit was dropped and the commit is still
+    /// in flight, it is unknown whether its rows exist. In that case, does nothing.
     async fn remove_many(
         &mut self,
         keyspace: &Keyspace,

@@ -13,8 +13,8 @@ use super::streams::Slow;
 use super::{Api, Client, Count, DURABLE, PASSING, Stop, by_api, numbered};
 use crate::model::{Alter, Content, Model, Operation, SpaceNumber};
 
-/// Makes a blocking commit, and enters its operation into the model when the commit gets its timestamp. Returns that
-/// timestamp, or 0 if the commit got none.
+/// Makes a blocking commit, and records its operation in the model when the commit gets its timestamp. Returns the
+/// timestamp, or 0 if the commit got no timestamp.
 pub fn recorded<T>(
     model: &Model,
     operation: impl FnOnce(&Model) -> Operation + Send + 'static,
@@ -42,7 +42,7 @@ pub fn altering(db: &Database, changes: &[Alter], options: KeyspaceOptions) -> A
 }
 
 impl Client {
-    /// Runs a commit, and enters its operation into the model when the commit gets its timestamp. Returns `None` if the
+    /// Makes a commit, and records its operation in the model when the commit gets its timestamp. Returns `None` if the
     /// commit failed with an expected error or its future was dropped.
     pub(super) async fn commit<T>(
         &mut self,
@@ -54,13 +54,13 @@ impl Client {
     ) -> Result<Option<(u64, T)>, Stop> {
         let puts = operation.puts();
         let done = self.commit_if(operation, is_full, call, space, commit).await?;
-        // Removing rows that do not exist may require no commit.
+        // Removing a row that does not exist may need no commit.
         let is_made = done.as_ref().is_none_or(|(taken, _)| *taken > 0);
         assert!(is_made || !puts, "a commit that puts rows was acknowledged and never made");
         Ok(done)
     }
 
-    /// Like [`commit`](Self::commit), for operations that may not require a commit.
+    /// Like [`commit`](Self::commit), for operations that may not need a commit.
     pub(super) async fn commit_if<T>(
         &mut self,
         operation: Operation,
@@ -76,7 +76,7 @@ impl Client {
             .or_drop(async move {
                 let mut commit = pin!(commit);
                 poll_fn(|context| {
-                    // Other tasks run on this thread between two polls, so the callback is set before each poll.
+                    // Other tasks of this thread run between two polls, so set the callback before each poll.
                     let (reported, model) = (Arc::clone(&reported), model.clone());
                     drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
                         let mut reported = reported.lock().expect("nobody panics with it");
@@ -96,8 +96,8 @@ impl Client {
         match result {
             Some(result) => self.settle(taken, result, is_full, call, space),
             None => {
-                // A commit that got its timestamp stands even if its future was dropped, and the model has it. If
-                // another thread is making the commit for this task, the commit may still get a timestamp.
+                // A commit that got its timestamp is valid even if its future was dropped, and the model has recorded
+                // it. If another thread makes the commit for this task, the commit may still get a timestamp.
                 if taken > 0 {
                     self.session.counts.add(Count::DroppedLate);
                 }
@@ -192,7 +192,7 @@ impl Client {
         Ok(())
     }
 
-    /// Puts or removes a run of neighbouring rows in one transaction, so that leaves and inner nodes split and merge.
+    /// Puts or removes many neighbouring rows in one transaction, so that leaves and inner nodes split and merge.
     pub(super) async fn run_of_rows(&mut self) -> Result<(), Stop> {
         self.session.counts.add(Count::Transactions);
         let name = DURABLE[self.random.below(2) as usize].0;
@@ -249,8 +249,8 @@ impl Client {
         Ok(())
     }
 
-    /// Loads rows in bulk into a keyspace that is created and dropped at random. The load is one commit, or fails
-    /// because the keyspace has rows or is in use.
+    /// Loads rows in bulk into a keyspace that is created and dropped at random. The load either is one commit, or
+    /// fails because the keyspace has rows or is in use.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         let (db, model) = (self.session.db.clone(), self.session.model.clone());
@@ -264,7 +264,7 @@ impl Client {
         };
         let (taken, created, taken_again, load) = self.elsewhere(begin).await;
         self.settle(taken, created, true, Call::Plain, None)?;
-        // The load may fail after it created its keyspace, or because another client dropped the keyspace.
+        // The load may fail after it has created its keyspace, or because another client has dropped the keyspace.
         if let Err(Error::MemoryInUse { .. } | Error::KeyspaceNotEmpty { .. } | Error::KeyspaceDropped { .. }) = &load {
             if taken_again > 0 {
                 self.session.model.answer(taken_again, true);
@@ -277,7 +277,8 @@ impl Client {
         let Some((_, mut load)) = self.settle(taken_again, load, true, Call::Transaction, None)? else {
             return Ok(());
         };
-        // If the keyspace has been dropped since then, the load fails, no matter which keyspace this number refers to.
+        // If the keyspace has been dropped since then, the load fails, so it does not matter if this number belongs to
+        // a newer keyspace of the same name.
         let (Some(space), now) = self.session.model.space_now(name) else { return Ok(()) };
         if now != alterations {
             // The load may belong to a keyspace that has got another name.
@@ -360,8 +361,8 @@ impl Client {
         let Some(space) = self.session.model.space(name) else { return Ok(()) };
         let db = self.session.db.clone();
         let model = self.session.model.clone();
-        // Another client may drop and recreate the keyspace between the lookup and the drop. Therefore, the timestamp
-        // callback looks up the name.
+        // Another client may drop and recreate the keyspace before this drop. So the operation looks up the name only
+        // when the drop gets its timestamp.
         let drop = move || {
             let operation = |model: &Model| Operation::Drop(model.space(name).expect("what is dropped is there"));
             recorded(&model, operation, || db.drop_keyspace(name))

@@ -1,7 +1,7 @@
-//! A client: draws operations from its seed, runs them on the database, and checks the results.
+//! A client draws operations from its seed, runs them on the database, and checks the results.
 //!
 //! A client either blocks its thread, or is a task that shares a thread with others and uses the asynchronous calls. A
-//! task drops some of its futures at one of their waits. The checks are the same for blocking clients and tasks.
+//! task drops some of its futures while they wait. The checks are the same for blocking clients and tasks.
 //!
 //! A wrong result causes a panic, which ends the simulation; the panic message is the report.
 
@@ -32,11 +32,11 @@ use crate::model::{Content, Model, SpaceNumber};
 use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
 
-/// The keyspaces that always exist, with their page sizes, followed by those that are created and dropped.
+/// The keyspaces that always exist, with their page sizes, and then the keyspaces that are created and dropped.
 pub const DURABLE: [(&str, usize); 4] = [("rows", 512), ("more", 2048), (HOT, 1024), (QUEUE, 512)];
 pub const PASSING: [&str; 3] = ["passing a", "passing b", "passing c"];
 
-/// A keyspace with few rows, so that clients contend for them.
+/// A keyspace with so few rows that clients contend for them.
 const HOT: &str = "hot";
 const HOT_ROWS: u64 = 12;
 
@@ -53,7 +53,7 @@ pub struct Session {
     pub counts: Counts,
     /// `true` if the disk was damaged before this session began.
     pub was_damaged: bool,
-    /// `true` if a row was put in this session, so that space is reserved for removals.
+    /// `true` if a row was put in this session, which makes the engine reserve space for removals.
     pub has_put: AtomicBool,
     /// `true` while a client is changing the queue.
     pub queue_is_busy: AtomicBool,
@@ -72,7 +72,7 @@ pub enum Count {
     Scans,
     Transactions,
     Conflicts,
-    /// Operations that were refused for lack of space, and how many of them were pure removals after a row had been
+    /// Operations that were refused for lack of space. The second count contains only removals after a row had been
     /// put.
     Refused,
     RefusedRemovals,
@@ -81,7 +81,8 @@ pub enum Count {
     /// Calls that were refused because other operations hold the memory that they need.
     MemoryInUse,
     Checkpoints,
-    /// Futures that were dropped before they were ready, and how many of them were commits that stand nevertheless.
+    /// Futures that were dropped before they were ready. The second count contains only those whose commits are valid
+    /// nevertheless.
     Dropped,
     DroppedLate,
 }
@@ -181,12 +182,12 @@ impl Client {
         by_api!(self.api, sim::sleep(duration), self.timer.sleep(duration));
     }
 
-    /// Draws whether to drop the next future, and after how many waits to drop it.
+    /// Draws whether to drop the next future, and if so, after how many waits.
     fn waits_max(&mut self) -> Option<u64> {
         (self.api == Api::Tasks && self.random.chance(12)).then(|| self.random.below(8))
     }
 
-    /// Awaits a future, or drops it at one of its waits and returns `None`.
+    /// Awaits a future, or drops it during one of its waits and returns `None`.
     async fn or_drop<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
         let waits_max = self.waits_max();
         let result = or_drop(waits_max, future).await;
@@ -196,8 +197,8 @@ impl Client {
         result
     }
 
-    /// Runs a call whose timestamp callback belongs to its thread: on this thread if this client blocks, otherwise on a
-    /// separate thread, because tasks share their thread.
+    /// Makes a call that needs a timestamp callback of its own thread. A blocking client makes it on its thread. A task
+    /// makes it on a separate thread, because other tasks share its thread.
     async fn elsewhere<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         if self.api == Api::Blocking {
             return body();
@@ -252,7 +253,7 @@ impl Client {
 
     // ── keyspaces, keys and values ─────────────────────────────────────────────────────────────────────────────────
 
-    /// Opens a keyspace and returns it with its number in the model. Returns `None` if it does not exist.
+    /// Opens a keyspace. Returns it with its number in the model, or `None` if it does not exist.
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
         let (before, alterations) = self.session.model.space_now(name);
         let before = before?;

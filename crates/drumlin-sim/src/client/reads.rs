@@ -1,4 +1,4 @@
-//! Reads outside of transactions: of the newest row versions, and of snapshots.
+//! Reads outside of transactions, of the newest row versions and of snapshots.
 
 use std::ops::ControlFlow;
 
@@ -90,7 +90,7 @@ impl Client {
         Ok(())
     }
 
-    /// Makes one read of a random kind at a snapshot. Returns `Break` if the database has ended the snapshot.
+    /// Makes one read of a random kind from a snapshot. Returns `Break` if the database has ended the snapshot.
     async fn snapshot_read(
         &mut self,
         snapshot: &Snapshot,
@@ -193,7 +193,7 @@ impl Client {
     }
 }
 
-/// Returns the single timestamp at which every read of a snapshot sees the database.
+/// Returns the only timestamp at which reads from this snapshot may see the database.
 fn seen_by(snapshot: &Snapshot) -> VisibleStates<'static> {
     let at = snapshot.timestamp().0;
     VisibleStates { from: at, to: at, own: None, how: "snapshot", renews: false }

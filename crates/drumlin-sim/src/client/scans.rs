@@ -13,17 +13,17 @@ use crate::model::{Content, Model, SpaceNumber, describe};
 /// The bounds of a scan, or of the part of it that was read.
 pub(super) type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// The rows that a transaction has put (`Some`) and removed (`None`).
+/// The rows that a transaction has put (`Some`) or removed (`None`).
 pub(super) type Own = BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>>;
 
-/// The database states that a call may see: those after any commit in `from..=to`, overlaid with the transaction's own
-/// changes.
+/// The database states that a call may see: the state after any commit in `from..=to`, with the transaction's own
+/// changes applied.
 pub(super) struct VisibleStates<'a> {
     pub from: u64,
     pub to: u64,
     pub own: Option<&'a Own>,
     pub how: &'static str,
-    /// `true` if a scan continues at a newer timestamp when its snapshot is ended.
+    /// `true` if a scan whose snapshot is ended continues at a newer timestamp.
     pub renews: bool,
 }
 
@@ -102,7 +102,7 @@ impl Seen {
         Ok(())
     }
 
-    /// Returns the parts of the range that were read.
+    /// Returns the parts of the range that have been read.
     fn covered(&self, bounds: &Bounds) -> Vec<Bounds> {
         if self.is_whole {
             return vec![bounds.clone()];
@@ -170,7 +170,7 @@ impl Client {
         }
     }
 
-    /// Checks that a count matches a database state that the call may have seen.
+    /// Checks that a count matches one of the database states that the call may have seen.
     pub(super) fn check_count(&self, count: u64, space: SpaceNumber, bounds: &Bounds, visible: &VisibleStates) {
         let model = &self.session.model;
         let counted = |moment| visible.rows(model, space, moment).range(bounds.clone()).count() as u64;
@@ -184,7 +184,7 @@ impl Client {
         );
     }
 
-    /// Checks that the row at an index matches a database state that the call may have seen.
+    /// Checks that the row at an index matches one of the database states that the call may have seen.
     pub(super) fn check_nth(
         &self,
         index: u64,
@@ -212,7 +212,7 @@ impl Client {
         );
     }
 
-    /// Reads rows from one end through a closure, until `limit` rows are read.
+    /// Reads rows from one end, through a closure, until `limit` rows have been read.
     async fn show(&mut self, range: &mut Range, forward: bool, limit: usize, seen: &mut Seen) -> Result<(), Error> {
         let api = self.api;
         loop {
@@ -228,7 +228,7 @@ impl Client {
                     by_api!(api, range.for_each_row_back(look), range.for_each_row_back_async(look))
                 }
             };
-            // A dropped future has consumed no row, and no row is shown twice.
+            // A dropped future has consumed no rows, and each row is passed to the closure only once.
             if let Some(shown) = self.or_drop(shown).await {
                 seen.is_whole = shown?.is_continue();
                 return Ok(());
@@ -236,8 +236,8 @@ impl Client {
         }
     }
 
-    /// Reads a range from both ends and compares it with the database states that it may show. Returns the parts that
-    /// were read.
+    /// Reads a range from both ends, and compares it with the database states that the scan may see. Returns the parts
+    /// of the range that were read.
     pub(super) async fn scan(
         &mut self,
         mut range: Range,
@@ -283,7 +283,7 @@ impl Client {
                 Some(Ok(row)) if forward => seen.front.push(row),
                 Some(Ok(row)) => seen.back.push(row),
                 Some(Err(error)) => {
-                    // The rows read before the error must still be right.
+                    // The rows that were read before the error must still be right.
                     let call = if visible.own.is_some() { Call::Transaction } else { Call::Copy };
                     if self.accept(&error, call, Some(space)).is_err() {
                         return Vec::new();

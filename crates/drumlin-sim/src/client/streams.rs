@@ -1,4 +1,4 @@
-//! Values as streams: blocking and asynchronous readers.
+//! Values that are read or written as streams, with blocking and asynchronous readers.
 
 use std::future::poll_fn;
 use std::io::{Read, Seek, SeekFrom};
@@ -51,7 +51,7 @@ pub(super) struct Slow {
     bytes: Vec<u8>,
     position: usize,
     pub fails_at: Option<usize>,
-    /// `true` if the last poll returned `Pending`, so that the next one returns bytes.
+    /// `true` if the last poll returned `Pending`. The next poll then returns bytes.
     has_waited: bool,
 }
 
@@ -89,7 +89,7 @@ impl AsyncRead for Slow {
 }
 
 impl Client {
-    /// Opens a value as a stream at a snapshot, and reads parts of it.
+    /// Opens a value in a snapshot as a stream, and reads parts of it.
     pub(super) async fn stream(&mut self) -> Result<(), Stop> {
         if self.session.plan.reads_all && self.random.chance(50) {
             return self.plain_stream().await;
@@ -150,7 +150,7 @@ impl Client {
         }
     }
 
-    /// Accepts an error that may end the reading of a value midway.
+    /// Accepts an error that can end the reading of a value midway.
     fn accept_of_stream(&self, error: &std::io::Error, space: SpaceNumber) {
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>());
         if let Some(cause @ (Error::MemoryInUse { .. } | Error::SnapshotTooOld { .. })) = cause {

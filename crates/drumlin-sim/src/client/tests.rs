@@ -35,7 +35,7 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
     outcome.result
 }
 
-/// Returns the result of a blocking client's future, which is ready at the first poll.
+/// Returns the result of a blocking client's future, which is ready at its first poll.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,
@@ -43,7 +43,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// The client notices if a commit of new rows is acknowledged but never took a timestamp.
+/// The client detects a commit of new rows that is acknowledged without having taken a timestamp.
 #[test]
 fn a_commit_that_is_acknowledged_and_never_made_is_noticed() {
     let commit = |content: Option<Content>| {
@@ -61,7 +61,7 @@ fn in_use(what: &'static str) -> Error {
     Error::MemoryInUse { what, limit_bytes: 1 }
 }
 
-/// The client notices an error that the call can't return, and one that no fault explains.
+/// The client detects an error that the call can't return, and an error that no fault explains.
 #[test]
 fn an_error_that_can_not_be_is_noticed() {
     type Make = fn() -> Error;
@@ -99,7 +99,7 @@ fn an_error_that_can_not_be_is_noticed() {
     assert!(!accepts(failed, Call::Change) && !accepts(failed, Call::Transaction));
 }
 
-/// The client notices a row that stays locked, and a keyspace that has disappeared.
+/// The client detects a row that stays locked, and a keyspace that has disappeared.
 #[test]
 fn a_row_that_stays_locked_is_noticed() {
     let outcome = with_client(|client, keyspace, _| {
@@ -118,8 +118,8 @@ fn a_row_that_stays_locked_is_noticed() {
     assert!(found.contains("is gone"), "{found}");
 }
 
-/// If the future of a task's long commit is dropped, another thread completes the commit, and the client learns its
-/// timestamp.
+/// If a task's long commit is in progress when its future is dropped, another thread completes the commit, and the
+/// client learns its timestamp.
 #[test]
 fn a_long_commit_that_is_dropped_is_reported() {
     const ROWS: u64 = 100;

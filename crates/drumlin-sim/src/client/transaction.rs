@@ -1,5 +1,5 @@
-//! Transactions of several statements. Each statement is checked when it is made, and all of them are checked together
-//! at the commit.
+//! Transactions of several statements. Each statement is checked immediately, and all of them are checked together at
+//! the commit.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -22,13 +22,13 @@ struct RowTarget {
 }
 
 impl RowTarget {
-    /// Returns the key range that a read of this row covers.
+    /// Returns the range of keys that a read of this row covers.
     fn bounds(&self) -> Bounds {
         (Bound::Included(self.key.clone()), Bound::Included(self.key.clone()))
     }
 }
 
-/// A running transaction, with the results that the model expects of it.
+/// A running transaction, and the results that the model expects from it.
 struct Running {
     tx: Transaction,
     isolation: Isolation,
@@ -41,8 +41,8 @@ struct Running {
 }
 
 impl Running {
-    /// Returns `true` if the transaction reads at its snapshot. At read committed, each statement reads the newest row
-    /// versions.
+    /// Returns `true` if the transaction reads from its snapshot. At read committed, each statement reads the newest
+    /// row versions instead.
     fn is_exact(&self) -> bool {
         self.isolation != Isolation::ReadCommitted
     }
@@ -187,7 +187,7 @@ impl Client {
         let (expected, new) = (guess.map(Content::bytes), content.map(Content::bytes));
         let (expected, value) = (expected.as_deref(), new.as_deref());
         let (api, tx) = (self.api, &mut running.tx);
-        // The result is either the value that was found, or whether the value was the guessed one.
+        // The call returns either the value that it found, or whether that value was the expected one.
         let change = async {
             match value {
                 _ if is_swap => by_api!(
@@ -268,7 +268,7 @@ impl Client {
         Ok(())
     }
 
-    /// Checks the row that a statement found against the model.
+    /// Checks that a statement found the row that the model expects.
     fn check_own_read(&self, running: &Running, window: Window, target: &RowTarget, found: Option<&[u8]>) {
         let &RowTarget { space, ref key, .. } = target;
         self.session.counts.add(Count::Reads);
@@ -289,7 +289,7 @@ impl Client {
     async fn tx_lock(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
         let &RowTarget { ref keyspace, space, ref key } = target;
         let (api, tx) = (self.api, &mut running.tx);
-        // This is not drawn, so that the worlds of older seeds stay the same.
+        // Derive this from the key instead of drawing it, so that the worlds of older seeds stay the same.
         let is_shared = key.last().is_some_and(|last| last % 5 < 2);
         let found = async {
             match is_shared {
@@ -371,7 +371,8 @@ impl Client {
         Ok(())
     }
 
-    /// Returns the database states that a statement may see if it began after commit `from` and has finished reading.
+    /// Returns the database states that a statement may see if it began after commit `from` and has just finished
+    /// reading.
     fn visible<'a>(&self, running: &'a Running, from: u64) -> VisibleStates<'a> {
         let (from, to) =
             if running.is_exact() { (running.snapshot, running.snapshot) } else { (from, self.session.model.last()) };
@@ -402,7 +403,8 @@ impl Client {
         let Some((taken, answered)) = done else { return Ok(()) };
         if rows.is_empty() {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
-            // The caller may pass on what the transaction read, so those reads must be durable.
+            // The caller may pass on the rows that the transaction read, so the commits that wrote them must be
+            // durable.
             let (durable, seen) = (self.session.db.stats().durable.0, answered.0);
             assert!(
                 snapshot <= seen && seen <= durable,

@@ -1,19 +1,19 @@
 //! Row counts as of a checkpoint. They are read while commits continue, and restored by the opening that recovers from
 //! the checkpoint.
 //!
-//! A checkpoint contains the tree as it was after commit C. The counts to be written with it consist of the entries
-//! that match the fences of pages in the checkpoint, and of the listed changes up to C that are not in those entries. A
-//! [`CountCapture`] begins together with the checkpoint, when no commit is half applied. Beginning it costs nothing.
-//! Until it is dropped:
+//! A checkpoint contains the tree as it was after commit C. The counts written with it consist of two parts: the
+//! entries that match the fences of pages in the checkpoint, and the listed changes up to C that are not in those
+//! entries. A [`CountCapture`] begins together with the checkpoint, when no commit is half applied. Beginning it costs
+//! nothing. Until it is dropped:
 //!
 //! 1. Nothing is folded. A fold that is already running holds the base's lock and folds no change after C; [`floor`]
 //!    waits for it to end.
 //! 2. A page is recorded as changed before its entry starts to describe fences other than those at C, or a new page
-//!    with the same number. A reader of the capture first loads an entry and then checks if its page was recorded, so
-//!    it never uses an entry that was stored for different fences. The remaining entries are counts at the base within
-//!    the fences at C, even if they were stored later.
-//! 3. Changes are only appended to the list, and listed changes keep their places. All changes up to C were in the list
-//!    when the capture began, because all commits up to C had been applied.
+//!    with the same id. A reader of the capture first loads an entry and then checks if its page was recorded, so it
+//!    never uses an entry that was stored for different fences. The remaining entries are counts at the base within the
+//!    fences at C, even if they were stored later.
+//! 3. Changes are only appended to the list, and listed changes never move. All changes up to C were in the list when
+//!    the capture began, because all commits up to C had been applied.
 //!
 //! A capture becomes void if the counts end, or if too many changed pages are recorded. So its reader calls
 //! [`CountCapture::is_whole`] at the end.
@@ -61,7 +61,7 @@ impl CountCapture {
     }
 
     /// Calls `take` with the listed changes up to a commit, starting at index `first`, until it returns `false`.
-    /// Returns the index of the change for which it did, or `None` if `take` took all changes.
+    /// Returns the index of the change that `take` rejected, or `None` if it accepted all of them.
     pub(crate) fn changes(
         &self,
         first: usize,
@@ -79,14 +79,14 @@ impl CountCapture {
         })
     }
 
-    /// Appends up to `count_max` counted pages to `into`, each with its number of rows, starting at page `first`.
-    /// Returns the page to continue from, or `None` at the end.
+    /// Appends up to `count_max` counted pages to `into`, starting at page `first`, each with its number of rows.
+    /// Returns the page at which to continue, or `None` at the end.
     pub(crate) fn entries(&self, first: PageId, count_max: usize, into: &mut Vec<(PageId, u32)>) -> Option<PageId> {
         assert!(into.is_empty() && count_max > 0, "no room for {count_max} entries");
         let mut page = first.0;
         while page < self.number_end && into.len() < count_max {
-            // Larger counts, which only inner nodes can have, are left out. After the next opening they are recomputed
-            // from the node's children.
+            // Omit larger counts, which only inner nodes can have. After the next opening, they are recomputed from the
+            // node's children.
             if let CountEntry::Rows(rows) = self.kept.entry(PageId(page))
                 && let Ok(rows) = u32::try_from(rows)
             {
@@ -94,7 +94,7 @@ impl CountCapture {
             }
             page += 1;
         }
-        // Must come after the entries were loaded (see the module).
+        // Check this only after the entries were loaded (see the module).
         if let Some(changed_pages) = &*self.kept.capture.changed_pages.lock() {
             into.retain(|(page, _)| !changed_pages.contains(page));
         }
@@ -104,8 +104,8 @@ impl CountCapture {
 }
 
 impl KeptCounts {
-    /// Ends counts that contradict the pages. This can happen only to counts that have already ended, or that were read
-    /// from a file whose corrupted bytes passed verification.
+    /// Ends counts that contradict the pages. Only counts that have already ended can do so, or counts read from a
+    /// corrupted file that passed verification.
     pub(crate) fn mark_inconsistent(&self) {
         assert!(self.capture.is_restored || self.invalidated(), "counts contradict the pages");
         self.invalidated.store(true, Ordering::Release);
@@ -118,7 +118,7 @@ pub(crate) struct RestoredCounts(KeptCounts);
 
 impl RestoredCounts {
     /// Creates counts with this base, for snapshots at or after `horizon`, with room for page numbers below
-    /// `number_end`. Returns `None` if memory is too short.
+    /// `number_end`. Returns `None` if there is too little memory.
     pub(crate) fn new(
         floor: Timestamp,
         horizon: Timestamp,
@@ -153,15 +153,15 @@ impl RestoredCounts {
 }
 
 impl Counts {
-    /// Begins a capture for a checkpoint, of pages with numbers below `number_end`. Returns `None` if no counts are
-    /// kept. The caller holds the exclusive epoch latch, so no commit is half applied.
+    /// Begins a capture for a checkpoint, of pages with ids below `number_end`. Returns `None` if the keyspace has no
+    /// counts. The caller holds the exclusive epoch latch, so no commit is half applied.
     pub(crate) fn capture_at_checkpoint(&self, number_end: u64) -> Option<CountCapture> {
         self.is_restructured.store(false, Ordering::Relaxed);
         self.capture(number_end)
     }
 
-    /// Begins a capture as of the newest checkpoint. No commit may have followed it. Returns `None` if no counts are
-    /// kept, or if the tree's structure has changed since. The caller holds the exclusive epoch latch.
+    /// Begins a capture as of the newest checkpoint. No commit may have followed it. Returns `None` if the keyspace has
+    /// no counts, or if the tree's structure has changed since. The caller holds the exclusive epoch latch.
     pub(crate) fn capture_again(&self, number_end: u64) -> Option<CountCapture> {
         if self.is_restructured.load(Ordering::Relaxed) { None } else { self.capture(number_end) }
     }
@@ -180,7 +180,7 @@ impl Counts {
         self.kept().is_some_and(|kept| kept.capture.has_new_entries.load(Ordering::Relaxed))
     }
 
-    /// Installs the counts that an earlier opening wrote. Called before anything is changed. Returns `false` if the
+    /// Installs the counts that an earlier opening wrote. Called before replay changes anything. Returns `false` if the
     /// counts ended for lack of memory.
     pub(crate) fn restore(&self, RestoredCounts(kept): RestoredCounts) -> bool {
         kept.with_list(ChangeList::sort);

@@ -1,5 +1,4 @@
-//! The state of counts that captures need: it shows if a capture is open, and which pages' entries the capture must
-//! leave out.
+//! State that captures of counts need: whether a capture is open, and the pages whose entries it must omit.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +6,7 @@ use crate::format::PageId;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The maximum number of recorded pages, which make up a set of 64 KiB. Captures are short: 200 MB of counts take a
-/// second.
+/// The maximum number of recorded pages. Their set then has 64 KiB. Captures are short: 200 MB of counts take a second.
 const CHANGED_PAGES_MAX: usize = if cfg!(feature = "sim") { 16 } else { 4096 };
 
 /// The fields of [`KeptCounts`](super::KeptCounts) that captures need.

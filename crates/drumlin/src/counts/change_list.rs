@@ -60,7 +60,7 @@ impl<'k> Headed<'k> {
     }
 }
 
-/// Changes and their keys. The first `sorted_count` changes are sorted by key; the rest are in order of arrival.
+/// Changes and their keys. The first `sorted_count` changes are sorted by key; later changes are in order of arrival.
 #[derive(Default)]
 pub(super) struct ChangeList {
     pub(super) changes: Vec<CountChange>,
@@ -177,7 +177,7 @@ impl ChangeList {
 mod tests {
     use super::*;
 
-    /// Sums by range and commit are right, even if only a part of the list is sorted.
+    /// Sums by range and commit are correct, even if only a part of the list is sorted.
     #[test]
     fn changes_are_summed_by_range_and_commit() {
         let mut list = ChangeList::default();

@@ -1,9 +1,9 @@
 //! Counts the rows of a range from the counts of its pages, and folds changes into these counts.
 //!
 //! Counting moves a cursor along the range. If the cursor is at the first key of a child, it skips that child and its
-//! right siblings by adding their entries. Otherwise it descends into the child; in a leaf it passes the individual
-//! rows. So it climbs up to the node that covers the range and back down on the other side, visiting O(log n) nodes. If
-//! an entry holds no count, the count is computed from the page's children, or from the leaf's rows, and stored.
+//! right siblings by adding their entries. Otherwise it descends into the child; in a leaf it passes individual rows.
+//! So the cursor climbs up to the node that covers the range and back down on the other side, visiting O(log n) nodes.
+//! If an entry holds no count, the count is computed from the page's children, or from the leaf's rows, and stored.
 
 use std::sync::Arc;
 
@@ -19,22 +19,22 @@ use crate::task::{WaitMode, turn};
 use crate::tree::node::{Inner, Leaf, Node};
 use crate::tree::{RESTARTS_MAX, Target};
 
-/// Limit on the leaves counted during one hold of the base's lock. They take some 15 us, about one turn of a task, and
-/// a fold has to wait for them.
+/// The maximum number of leaves counted during one hold of the base's lock. Counting them takes some 15 us, about one
+/// turn of a task, and a fold has to wait that long.
 /// Measured: the figure above.
 const LEAVES_AT_ONCE: u32 = if cfg!(feature = "sim") { 8 } else { 128 };
 
 /// The maximum number of pages read in one batch.
 const PAGES_AT_ONCE: usize = 64;
 
-/// The maximum number of leaves that a count may visit before the keyspace starts to keep counts.
+/// The maximum number of leaves that a count may visit before the keyspace starts to cache counts.
 pub(crate) const LEAVES_WITHOUT: usize = if cfg!(feature = "sim") { 2 } else { 16 };
 
 /// The reason why a step ended.
 pub(super) enum StepError {
-    /// The step read outdated pages, or a page's fences are being changed: repeat it.
+    /// Repeat the step: it read outdated pages, or a page's fences are being changed.
     Again,
-    /// The step has held the base's lock long enough.
+    /// The step has held the base's lock for long enough.
     Yield,
     /// These pages are not in memory.
     Pages(Vec<PageId>),
@@ -45,10 +45,10 @@ pub(super) enum StepError {
 /// The progress of a count along its range.
 #[derive(Debug)]
 pub(crate) struct CountCursor {
-    /// The first key that has not been passed.
+    /// The first key that the cursor has not passed.
     position: Vec<u8>,
     end: Option<Vec<u8>>,
-    /// The number of rows at the base that have been passed.
+    /// The number of rows, as of the base, that the cursor has passed.
     rows: u64,
     pub(crate) generation: u64,
     is_done: bool,
@@ -61,13 +61,14 @@ impl CountCursor {
         CountCursor { position: lower, end: upper, rows: 0, generation, is_done: false }
     }
 
-    /// Returns the number of rows at the base in the range.
+    /// Returns the number of rows in the range, as of the base.
     pub(crate) fn rows(&self) -> u64 {
         assert!(self.is_done, "a count is asked for its rows on its way");
         self.rows
     }
 
-    /// Passes all keys below `fence`, which include this many rows.
+    /// Moves the cursor past all keys below `fence`, which have `rows` rows. Without a fence, moves it to the end of
+    /// the range.
     fn pass(&mut self, rows: u64, fence: Option<&[u8]>) {
         self.rows += rows;
         match fence {
@@ -102,8 +103,9 @@ impl Seek {
         &self.own[index_of(lower)..upper.map_or(self.own.len(), index_of)]
     }
 
-    /// Passes an interval with `rows` rows plus `changes` net insertions, and returns `true`, unless the row sought is
-    /// in it. Returns `None` if the sum is negative, which shows that `rows` was counted in a different interval.
+    /// Passes an interval with `rows` rows plus `changes` net insertions, and returns `true`. If the interval has the
+    /// row sought, returns `false` instead. Returns `None` if the sum is negative, which shows that `rows` was counted
+    /// in a different interval.
     fn passes(&mut self, rows: u64, changes: i64) -> Option<bool> {
         let rows = rows.checked_add_signed(changes)?;
         let is_passed = rows <= self.remaining;
@@ -188,7 +190,8 @@ impl Step<'_> {
             return rows;
         }
         let changed = self.kept.all_changes(lower, upper);
-        // A negative result is harmless if the counts have ended and lack changes: no answer is taken from them.
+        // The result can be negative if the counts have ended and lack changes. That is harmless, because no answer
+        // uses them.
         rows.checked_add_signed(-changed).unwrap_or_else(|| {
             self.kept.mark_inconsistent();
             0
@@ -225,8 +228,8 @@ impl Step<'_> {
         if missing.is_empty() { Ok(()) } else { Err(StepError::Pages(missing)) }
     }
 
-    /// Returns, for each of these children, the net number of rows that the changes visible to the seeking reader add
-    /// beneath it. The first child begins at the cursor's position.
+    /// For each of these children, returns the net number of rows that listed changes add beneath it, as the reader
+    /// that seeks the row sees them. The first child begins at the cursor's position.
     fn changes_of_children(
         &self,
         inner: &Inner<'_>,
@@ -276,8 +279,8 @@ impl Step<'_> {
             }
         }
         assert!(first + passed <= child_end.max(first), "children are passed that reach beyond the range");
-        // If so, the page table has a newer version of this node, in which a child covers only part of the interval
-        // that it has here.
+        // If a sum is outdated, the page table has a newer version of this node, in which a child covers only part of
+        // the interval that it has here.
         if is_outdated { Err(StepError::Again) } else { Ok((passed, sum)) }
     }
 
@@ -296,7 +299,8 @@ impl Step<'_> {
                     level = inner.level();
                     let child = inner.child_for(&cursor.position);
                     if begins_at(&inner, child, &cursor.position) {
-                        // If the sums turn out to come from an outdated node, restore the number of remaining rows.
+                        // If the node turns out to be outdated, its sums are void, and this number of remaining rows is
+                        // restored.
                         let before = seek.as_ref().map(|seek| seek.remaining);
                         let passed = self.pass_children(&inner, child, cursor, seek.as_deref_mut());
                         let is_there = self.tree.pages.table.shows(page, PageEntry::Immutable(frame));
@@ -413,8 +417,8 @@ impl CountedTree {
         assert!(!pages.is_empty(), "no page is missing");
         pages.sort_unstable();
         pages.dedup();
-        // If no page could be read, other threads are reading the pages, or they are unreadable: wait for the first
-        // page, or get its error.
+        // No page was read: other threads are reading the pages, or the pages are unreadable. Wait for the first page,
+        // or get its error.
         if pages.len() == 1 || self.fault_nodes(mode, &pages).await? == 0 {
             provider.provide(&Needs::Page(Arc::clone(&self.pages), pages[0])).await?;
         }
@@ -430,8 +434,8 @@ impl CountedTree {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
-        // Checking for ended counts also avoids an endless wait: if a change of fences was in progress when the counts
-        // ended, the pages' entries stay `Changing`.
+        // Checking for ended counts also avoids an endless wait: if the counts ended during a change of fences, the
+        // entries of the changed pages stay `Changing`.
         if base.generation != cursor.generation || kept.invalidated() {
             return Err(StepError::Folded);
         }
@@ -448,11 +452,11 @@ impl CountedTree {
         let nodes = reclaim_guard.pages(&self.pages.table);
         let base = kept.base();
         let mut step = Step { tree: self, kept, base: &base, nodes: &nodes, leaves_left: 1 };
-        // If the leaf is not in memory or its fences are changing, leave it to whichever count needs it.
+        // If the leaf is not in memory or its fences are changing, the next count that needs it will count it.
         let _ = step.rows_of(page, 0);
     }
 
-    /// Returns `true` if a range has enough leaves to make counts worth keeping.
+    /// Returns `true` if a range has enough leaves for cached counts to pay off.
     pub(crate) async fn has_many_leaves(&self, mode: WaitMode<'_>, lower: &[u8], upper: Option<&[u8]>) -> Result<bool> {
         self.pool
             .awaiting(mode, |_| {
@@ -478,15 +482,15 @@ impl CountedTree {
             .await
     }
 
-    /// Folds the changes up to a published commit into the counts of the pages above them. If the inner nodes above a
-    /// change are not all in memory, the change stays in the list. Returns the missing nodes.
+    /// Folds the changes up to a published commit into the counts of the pages above them. If an inner node above a
+    /// change is not in memory, the change stays in the list. Returns the missing nodes.
     fn try_fold(&self, kept: &KeptCounts, up_to: Timestamp) -> Vec<PageId> {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         let mut missing = Vec::new();
         let mut path = Path::default();
-        // Once a change of a row is left in the list, so are its later ones: a removal must not be folded before the
-        // insert.
+        // If a change of a row stays in the list, so must all later changes of that row: a removal must not be folded
+        // before the insert.
         let mut left: Option<Vec<u8>> = None;
         let hold = kept.fold(up_to, |key, change| {
             if left.as_deref() == Some(key) {
@@ -506,9 +510,9 @@ impl CountedTree {
         missing
     }
 
-    /// Folds changes into the counts, if the list has more than `unsorted_max` unsorted changes or takes too much
+    /// Folds changes into the counts if the list has more than `unsorted_max` unsorted changes or needs too much
     /// memory. Reads missing inner nodes above the changes. `fold_limit` returns the newest commit whose changes may be
-    /// folded; its argument is `true` if the list takes too much memory. In that case, changes that older snapshots
+    /// folded. Its argument is `true` if the list needs too much memory. In that case, changes that older snapshots
     /// don't see may be folded too, and those snapshots can no longer use the counts.
     pub(crate) async fn fold_counts(
         &self,
@@ -581,7 +585,7 @@ impl<'g> Path<'g> {
                 }
                 _ => None,
             };
-            // By now, the page number may belong to a different node.
+            // The page number may have been reused for a different node.
             let Some(inner) = found.filter(|inner| inner.level() < level && inner.covers(key)) else {
                 self.pages.clear();
                 return Err(page);

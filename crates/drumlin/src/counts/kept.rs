@@ -1,4 +1,4 @@
-//! The counts that a keyspace keeps: the entries of its pages, and the list of later changes.
+//! The counts that a keyspace caches: the entries of its pages, and the list of later changes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use crate::memory::{Account, Budget};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{CachePadded, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, thread_index};
 
-/// The base: the point in time at which the entries are counted.
+/// The base: the point in time whose rows the entries count.
 #[derive(Debug)]
 pub(crate) struct CountState {
     /// Changes up to this commit may have been folded, so the counts can't answer for earlier snapshots.
@@ -25,7 +25,8 @@ pub(crate) struct CountState {
 /// The number of parts that commits append to before they are merged into the list. Each part has its own lock.
 const PART_COUNT: usize = 8;
 
-/// Limit on the size of the list under any budget, because the offset of a key in the list has only four bytes.
+/// The maximum size of the list under any budget. It is limited because the offset of a key in the list has only four
+/// bytes.
 const LIST_BYTES_MAX: u64 = 512 << 20;
 
 /// The number of unsorted changes at which the list is folded. Scanning 2,048 changes takes 10 us; folding them takes 1
@@ -33,7 +34,7 @@ const LIST_BYTES_MAX: u64 = 512 << 20;
 /// Measured: the figures above.
 pub(crate) const UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 32 } else { 2048 };
 
-/// The counts that a keyspace keeps: its entries and its list of changes. See the module.
+/// The counts that a keyspace caches: its entries and its list of changes. See the module.
 pub(crate) struct KeptCounts {
     pub(super) entries: CountEntries,
     pub(super) invalidated: AtomicBool,
@@ -63,10 +64,10 @@ impl Drop for KeptCounts {
     }
 }
 
-/// The reason why counts do not answer for a snapshot.
+/// The reason why the counts can't answer for a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoAnswer {
-    /// Changes have been folded since the sums were begun, so they are void.
+    /// The sums are void, because changes have been folded since they were begun.
     Folded,
     /// The snapshot is older than the counts, or the counts have ended.
     Never,
@@ -147,7 +148,7 @@ impl KeptCounts {
             let mut part = part.lock();
             if !part.changes.is_empty() {
                 list.append(&mut part);
-                // Free a large buffer, in case this part will receive few changes from now on.
+                // Free a large buffer. Future changes may go to other parts.
                 if part.memory_bytes() > self.part_bytes_max / 2 {
                     parts_bytes += part.memory_bytes();
                     *part = ChangeList::default();
@@ -233,9 +234,9 @@ impl KeptCounts {
         self.check(&self.base(), generation, snapshot)
     }
 
-    /// Returns `Some` if the list should be folded: it has more than `unsorted_max` unsorted changes, or takes too much
-    /// memory. The value is `true` if it takes too much memory; the fold may then include changes that older snapshots
-    /// don't see.
+    /// Returns `Some` if the list should be folded, because it has more than `unsorted_max` unsorted changes or needs
+    /// too much memory. The value is `true` if it needs too much memory. The fold may then include changes that older
+    /// snapshots don't see.
     pub(crate) fn wants_fold(&self, unsorted_max: usize) -> Option<bool> {
         if self.capture.is_open() {
             return None;
@@ -248,8 +249,8 @@ impl KeptCounts {
     }
 
     /// Sorts the list, and calls `fold` with each change up to a commit, in key order. Removes the changes for which
-    /// `fold` returns `true`. Counting is blocked until the returned guard is dropped. Does nothing while a capture is
-    /// open.
+    /// `fold` returns `true`. Counting is blocked until the caller drops the returned guard. Does nothing while a
+    /// capture is open.
     pub(super) fn fold(
         &self,
         up_to: Timestamp,
@@ -301,7 +302,7 @@ impl KeptCounts {
         self.entries.store(page, stamp, rows, |bytes| self.take(bytes))
     }
 
-    /// Adds folded changes to the entry of a page above them, if it holds a count, and voids the page's reductions.
+    /// Adds folded changes to the count of a page above them, if the page has one, and voids the page's reductions.
     pub(super) fn add_folded(&self, page: PageId, change: i64) {
         if !self.entries.add(page, change) {
             self.mark_inconsistent();
@@ -311,12 +312,12 @@ impl KeptCounts {
         }
     }
 
-    /// Returns `true` if reductions are kept.
+    /// Returns `true` if the keyspace caches reductions.
     pub(crate) fn has_reductions(&self) -> bool {
         self.reductions.get().is_some()
     }
 
-    /// Returns the reductions, if they are kept.
+    /// Returns the reductions, if the keyspace caches any.
     pub(crate) fn reductions(&self) -> Option<&Reductions> {
         self.reductions.get()
     }
@@ -370,7 +371,8 @@ impl KeptCounts {
         }
     }
 
-    /// Returns `true` if the account has room for this many more bytes while leaving half of its limit for the list.
+    /// Returns `true` if the account has room for this many bytes and would still have half of its limit left for the
+    /// list.
     pub(super) fn has_memory_for(&self, bytes: u64) -> bool {
         let limit_bytes = self.budget.limit_bytes(Account::Counts);
         self.budget.taken_bytes(Account::Counts) + bytes <= limit_bytes / 2

@@ -31,7 +31,7 @@ impl LoadedCounts {
         self.page_count
     }
 
-    /// Adds the count of a page that the load has stored. Returns `false` if the counts would take too much memory, by
+    /// Adds the count of a page that the load has stored. Returns `false` if the counts would need too much memory, by
     /// the same limit as in [`Counts::begin`](super::Counts::begin).
     pub(crate) fn add(&mut self, page: PageId, rows: u64) -> bool {
         let kept = &self.kept;

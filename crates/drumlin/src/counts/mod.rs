@@ -1,17 +1,18 @@
 //! Row counts of a keyspace: the number of rows beneath each page, and a list of the changes since they were counted.
 //!
-//! Counts are stored separately from the pages, because inner nodes are immutable in memory. A keyspace starts to keep
-//! [`KeptCounts`] with its first large count, bulk load or check. Its entries give the number of rows beneath each page
+//! Counts are stored separately from the pages, because inner nodes are immutable in memory. A keyspace starts to cache
+//! [`KeptCounts`] with its first large count, bulk load or check. Its entries hold the number of rows beneath each page
 //! *at the base*: as if none of the changes in the list had been made. A commit adds each row that it inserts or
 //! removes to the list; replacing a value adds nothing. So the count of a range at snapshot s is the sum of three
 //! numbers: the entries of the pages that lie entirely within the range, the rows at the base in the leaves at its two
-//! ends, and the listed changes up to s. When the list has grown too long, the changes that every reader sees are
-//! *folded*: added to the entries of the pages above them, and removed from the list.
+//! ends, and the listed changes up to s. Once the list is too long, the changes that every reader sees are *folded*:
+//! added to the entries of the pages above them, and removed from the list.
 //!
 //! In a keyspace that is never counted, this costs one load of a flag per inserted or removed row.
 //!
-//! Reductions of the rows' values are kept along with the counts (`counts/page_states.rs`). While a keyspace has
-//! reductions, the list also contains replaced values, and a fold voids the reductions of the pages that it touches.
+//! Reductions of the rows' values are cached along with the counts (`counts/page_states.rs`). While a keyspace has
+//! reductions, the list also contains replaced values, and a fold voids the reductions of the pages whose rows it
+//! changes.
 //!
 //! # Invariants
 //! 1. The list contains exactly the inserts and removals since counts began that have not been folded. A change is
@@ -22,16 +23,16 @@
 //!    so it can replace only the stamp that was read before the rows were counted.
 //! 3. A page's entry becomes `Changing` before the page's fences change, and before any node with the new fences is
 //!    published. Once all these nodes are published, it becomes `Unknown` with a new stamp ([`Counts::end_change`]),
-//!    unless another change of the page has begun in the meantime. To sum the children of a node, a thread loads the
-//!    node, loads the children's entries, and then checks that the page table still shows the node. If an entry was
-//!    stored after its page's fences changed, the parent had already been replaced, so the check fails. If a change
-//!    removes a page, the change ends before the page's number is freed. The next page with that number starts with a
-//!    new stamp, so a late count of the old page is either not stored or not kept.
+//!    unless a second change of the page has begun by then. To sum the children of a node, a thread loads the node,
+//!    loads the children's entries, and then checks that the page table still shows the node. If an entry was stored
+//!    after its page's fences changed, the parent had already been replaced, so the check fails. If a change removes a
+//!    page, the change ends before the page's id is freed. The next page with that id starts with a new stamp, so a
+//!    late count of the old page is either not stored or soon replaced by that stamp.
 //! 4. A fold changes the entries and the list while it holds the base's lock exclusively; counting holds the lock
 //!    shared. Both release it between steps. A fold increments the generation, which tells a count that its earlier
 //!    sums are void.
-//! 5. When counts end, they are marked as invalid before the first change is left out of the list. No answer is taken
-//!    from them afterwards.
+//! 5. When counts end, they are marked as invalid before the first change is missing from the list. From then on, no
+//!    answer uses them.
 //!
 //! Lock order: the epoch latch, the base's lock, a leaf's latch, the list's lock, the lock of one part. A structure
 //! change takes only the lock that guards the pointer to the counts and, during a capture, that of the recorded pages.
@@ -76,9 +77,9 @@ impl CountedTree {
         CountedTree { tree, counts }
     }
 
-    /// Begins to keep the keyspace's counts, and with `keeps_reductions` also reductions of its values. Returns `None`
-    /// if memory is too short. Commits pause briefly: those that already have a timestamp are applied first, and later
-    /// ones see that counts are kept. `published` is called during the pause and returns the newest commit.
+    /// Begins to cache the keyspace's counts, and with `keeps_reductions` also reductions of its values. Returns `None`
+    /// if there is too little memory. Commits pause briefly: those that already have a timestamp are applied first, and
+    /// later ones see that counts are kept. `published` is called during the pause and returns the newest commit.
     pub(crate) fn keep_counts(
         &self,
         budget: &Arc<Budget>,
@@ -102,10 +103,10 @@ impl Deref for CountedTree {
     }
 }
 
-/// The counts of a keyspace, which may not keep any.
+/// The counts of a keyspace, or a note that it has none.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Commits read this flag for every row that they insert or remove.
+    /// `true` if the keyspace has counts. Commits read this flag for every row that they insert or remove.
     are_kept: AtomicBool,
     /// `true` if reductions are kept, so that replaced values go into the list too.
     are_values_kept: AtomicBool,
@@ -115,7 +116,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Returns the counts, or `None` if they are not kept or have been invalidated.
+    /// Returns the counts, or `None` if the keyspace has none or they have been invalidated.
     #[inline]
     pub(crate) fn kept(&self) -> Option<Arc<KeptCounts>> {
         if !self.are_kept.load(Ordering::Acquire) {
@@ -129,8 +130,8 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins to keep counts, with room for page numbers below `number_end`. The caller holds the exclusive epoch
-    /// latch, so no commit is half applied, and `now` is published. Returns `None` if memory is too short.
+    /// Begins to cache counts, with room for page numbers below `number_end`. The caller holds the exclusive epoch
+    /// latch, so no commit is half applied, and `now` is published. Returns `None` if there is too little memory.
     pub(crate) fn begin(
         &self,
         _epoch_guard: &EpochGuard<'_>,
@@ -153,7 +154,7 @@ impl Counts {
         Some(kept)
     }
 
-    /// Begins to keep counts, starting with those of a bulk load that commit `at` has attached. The caller holds the
+    /// Begins to cache counts, starting with those of a bulk load that commit `at` has attached. The caller holds the
     /// exclusive epoch latch, and earlier counts of the keyspace have ended.
     pub(crate) fn begin_loaded(&self, _epoch_guard: &EpochGuard<'_>, loaded: LoadedCounts, at: Timestamp) {
         let kept = loaded.into_kept();
@@ -169,7 +170,7 @@ impl Counts {
         crate::coverage::mark!("a keyspace began to keep the counts of a load");
     }
 
-    /// Begins to keep reductions, and also counts if the keyspace keeps none yet, like [`begin`](Self::begin). Returns
+    /// Begins to cache reductions, and also counts if the keyspace has none yet, like [`begin`](Self::begin). Returns
     /// the counts.
     pub(crate) fn begin_reductions(
         &self,
@@ -193,7 +194,7 @@ impl Counts {
         Some(kept)
     }
 
-    /// Ends these counts. Must be called before the first change is left out of their list.
+    /// Ends these counts. Must be called before the first change is missing from their list.
     fn end(&self, kept: &Arc<KeptCounts>) {
         kept.invalidated.store(true, Ordering::Release);
         let mut current = self.kept.write();
@@ -204,7 +205,7 @@ impl Counts {
         }
     }
 
-    /// Ends the counts, if any are kept.
+    /// Ends the counts, if the keyspace has any.
     pub(crate) fn discard(&self) {
         if let Some(kept) = self.kept() {
             self.end(&kept);
@@ -229,7 +230,7 @@ impl Counts {
         }
     }
 
-    /// Voids the count of this page number, which is about to be given to a new page.
+    /// Voids the count under this page number, which is about to be given to a new page.
     pub(crate) fn page_created(&self, page: PageId) {
         self.is_restructured.store(true, Ordering::Relaxed);
         if let Some(kept) = self.kept() {

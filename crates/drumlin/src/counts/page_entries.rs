@@ -6,11 +6,11 @@ use std::sync::OnceLock;
 use crate::format::PageId;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Marks an entry that holds a count.
+/// The bit that marks an entry with a count.
 pub(super) const COUNTED_BIT: u64 = 1 << 63;
-/// Marks an entry whose page's fences are being changed. The lower bits hold the number of changes under way: once a
-/// merge of inner nodes has published the parent, another merge may begin to change the left node before the first has
-/// ended its change.
+/// The bit that marks an entry whose page's fences are being changed. The lower bits hold the number of such changes:
+/// when a merge of inner nodes has published the parent but has not ended its change, another merge may begin to change
+/// the left node.
 const CHANGING_BIT: u64 = 1 << 62;
 
 /// Returns `true` if the fences of the page are being changed.
@@ -155,7 +155,7 @@ impl CountEntries {
         debug_assert!(before.is_ok_and(|bits| bits != CHANGING_BIT), "page {page} is changed by nobody");
     }
 
-    /// Gives a page whose fences have changed a new stamp, unless they are still being changed by others.
+    /// Assigns a new stamp to a page whose fences have changed, unless a second change of its fences has not ended.
     pub(super) fn end_change(&self, page: PageId) {
         let stamp = self.next_stamp();
         let cell = self.cell(page).expect("it was made when the change began");
@@ -167,7 +167,7 @@ impl CountEntries {
         );
     }
 
-    /// Gives a new page a stamp that no earlier page with the same number had.
+    /// Assigns to a new page a stamp that no earlier page with the same id had.
     pub(super) fn renew(&self, page: PageId, take: impl FnOnce(u64)) {
         let stamp = self.next_stamp();
         let before = self.cell_or_new(page, take).swap(stamp, Ordering::AcqRel);
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(entries.load(page), CountEntry::Changing);
     }
 
-    /// A page that two threads change at once can be counted only after both changes have ended.
+    /// A page whose fences two threads change at the same time can be counted only after both changes have ended.
     #[test]
     fn changes_of_a_page_may_overlap() {
         let entries = CountEntries::new();
@@ -243,7 +243,7 @@ mod models {
         Nothing,
         /// A count is stored without comparing the stamp.
         Stamps,
-        /// A leaf keeps its count while it is split.
+        /// Splitting a leaf does not void its count.
         Voiding,
         /// The counting thread does not check that the parent is still current.
         Revalidation,
@@ -293,7 +293,8 @@ mod models {
             }
         }
 
-        /// Returns the number of rows beneath the parent, unless another thread interfered.
+        /// Returns the number of rows beneath the parent, or `None` if another thread changed an entry or the parent
+        /// during the count.
         fn count(&self) -> Option<u64> {
             let stamp = match self.entries.load(PARENT) {
                 CountEntry::Rows(rows) => return Some(rows),
@@ -312,7 +313,7 @@ mod models {
         }
     }
 
-    /// Two threads count while a third splits a leaf. Every count that they return or store must be two.
+    /// Two threads count while a third splits a leaf. Every count that they return or store must be 2.
     fn count_beside_split(without: Without) {
         loom::model(move || {
             let leaves = Arc::new(Leaves {

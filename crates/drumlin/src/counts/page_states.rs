@@ -1,7 +1,7 @@
 //! Reductions of the rows beneath each page: the states of a keyspace's pages, for each reducer that was used on it.
 //!
-//! They are kept along with the counts and follow the same rules (`counts/mod.rs`), with one difference: a state can't
-//! be corrected by a change. The old and new values of a row would be enough to correct a sum, but not a minimum. So a
+//! They are cached along with the counts and follow the same rules (`counts/mod.rs`), with one difference: a change
+//! can't correct a state. The old and new values of a row would be enough to correct a sum, but not a minimum. So a
 //! state describes the rows at the base, and is used only if no row beneath the page has changed since. Folding a
 //! change voids the states of the pages above it.
 //!
@@ -16,11 +16,11 @@
 //! States are opaque bytes in this module; `db/reducer.rs` interprets them. No user function runs under a lock or a
 //! latch.
 //!
-//! The states of the few dozen most recently used reducers are kept. They have an account of their own, and their
-//! memory is given back when the last user drops their table. Nearly all states belong to leaves; each takes 12 bytes
-//! plus its content. If the account is full, the reducer whose states take the most memory has to drop states of
-//! leaves, one part at a time, in favour of other reducers. States of inner nodes are kept, and leaves without a state
-//! are reduced from their rows. States never deprive page tables or loads of memory: if these leave too little for the
+//! The states of the few dozen most recently used reducers are cached. They have an account of their own, and their
+//! memory is given back when the last user drops their table. Nearly all states belong to leaves; each needs 12 bytes
+//! plus its content. If the account is full, the reducer whose states use the most memory has to drop states of leaves,
+//! one part at a time, in favour of other reducers. States of inner nodes are retained, and leaves without a state are
+//! reduced from their rows. States never deprive page tables or loads of memory: if these leave too little for the
 //! states, the excess is dropped ([`Reductions::shed`]).
 
 use std::any::TypeId;
@@ -33,14 +33,14 @@ use crate::memory::{Account, Budget, heap_bytes};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Limit on the length of a reducer's name, in bytes.
+/// The maximum length of a reducer's name, in bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// The maximum number of reducers whose states are kept. With a small budget there are fewer, because their tables,
-/// with names of the maximum length, take at most an eighth of the counts' account.
+/// The maximum number of reducers whose states are cached. With a small budget there are fewer, because their tables,
+/// with names of the maximum length, use at most an eighth of the counts' account.
 const KEPT_REDUCERS_MAX: u64 = 32;
 
-/// Identifies a reducer. Reducers with the same identity must give the same answers.
+/// Identifies a reducer. Reducers with the same identity must return the same results.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ReducerId {
     pub(crate) kind: TypeId,
@@ -64,7 +64,7 @@ const PART_COUNT: usize = 64;
 /// The number of pages in a block. Fixed by the size of the word that has one bit per page.
 const BLOCK_PAGES: usize = 64;
 
-/// The two kinds of pages that states are kept for.
+/// The two kinds of pages that can have states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StateLevel {
     /// Leaves, which are nearly all pages, so their states are dropped first.
@@ -72,8 +72,8 @@ pub(crate) enum StateLevel {
     Inner,
 }
 
-/// The states of pages with adjacent numbers, stored in consecutive slots of equal length. This suits most reducers,
-/// whose states have the same or nearly the same length.
+/// The states of pages with adjacent ids, stored in consecutive slots of equal length. This suits most reducers, whose
+/// states have the same or nearly the same length.
 #[derive(Default)]
 struct Block {
     /// A bitmap of the pages that have a state.
@@ -87,7 +87,7 @@ struct Block {
 
 /// The size of the stamp and the length before a state. Fixed by the layout of a slot.
 const SLOT_HEAD_BYTES: usize = 12;
-/// A block grows by room for this many states at a time.
+/// When a block grows, it gets room for this number of states.
 const BLOCK_GROWTH_STATES: usize = 8;
 /// The memory of a block without its slots, assuming a hash table that is three quarters full.
 const BLOCK_BYTES: usize = (size_of::<(u32, Block)>() + 1) * 4 / 3;
@@ -173,7 +173,7 @@ pub(crate) struct KeptReduction {
     /// The number of bytes taken from the states' account.
     state_bytes: AtomicU64,
     leaf_count: AtomicU64,
-    /// The next part to drop the states of its leaves.
+    /// The next part whose states of leaves are to be dropped.
     next_dropped: AtomicU64,
 }
 
@@ -194,8 +194,8 @@ impl std::fmt::Debug for KeptReduction {
 }
 
 impl KeptReduction {
-    /// Returns the part that a page belongs to. Pages with adjacent numbers share a part, because after a bulk load
-    /// they are also neighbours in the tree.
+    /// Returns the part that a page belongs to. Pages with adjacent ids share a part, because after a bulk load they
+    /// are also neighbours in the tree.
     fn part_of(page: PageId) -> usize {
         const { assert!(PART_COUNT.is_power_of_two() && BLOCK_PAGES == u64::BITS as usize) };
         page.0 as usize / BLOCK_PAGES % PART_COUNT
@@ -253,8 +253,8 @@ impl Reductions {
     }
 
     /// Returns the table of a reducer's states, creating it if necessary. Returns `None` if reductions began after the
-    /// snapshot, or if memory is too short for a table. If there are too many tables, a new one replaces the least
-    /// recently used one.
+    /// snapshot, or if there is too little memory for a table. If there are too many tables, a new one replaces the
+    /// least recently used one.
     pub(crate) fn of(&self, id: &ReducerId, snapshot: Timestamp) -> Option<Arc<KeptReduction>> {
         assert!(id.name.len() <= NAME_BYTES_MAX, "a name of {} bytes is kept", id.name.len());
         if snapshot < self.since {
@@ -306,8 +306,8 @@ impl Reductions {
         self.states(reduction, std::iter::once(page), &mut States::default()) > 0
     }
 
-    /// Returns the limit on all states when one of this level is added. An eighth of the account is reserved for the
-    /// few inner nodes. If they all have states, leaves without states cost extra reads only at the two ends of a
+    /// Returns the limit on all states, for adding a state of this level. An eighth of the account is reserved for the
+    /// few inner nodes. If all of these have states, leaves without states cost extra reads only at the two ends of a
     /// range.
     fn limit_bytes(&self, level: StateLevel) -> u64 {
         let bytes = self.budget.limit_bytes(Account::States);
@@ -315,8 +315,8 @@ impl Reductions {
     }
 
     /// Returns the reducer that has to drop states in favour of `to`: among those with states of leaves, the one whose
-    /// states take the most memory. To make room for a leaf's state, that must exceed the memory of `to` by a margin
-    /// ([`SHARE_BYTES_MIN`]).
+    /// states use the most memory. To make room for a leaf's state, that memory must exceed the memory of `to` by a
+    /// margin ([`SHARE_BYTES_MIN`]).
     fn yielding(&self, to: &KeptReduction, level: StateLevel) -> Option<Arc<KeptReduction>> {
         let kept = self.kept.lock();
         let bytes_of = |kept: &Arc<KeptReduction>| kept.state_bytes.load(Ordering::Relaxed);
@@ -345,7 +345,8 @@ impl Reductions {
         true
     }
 
-    /// Drops states until the rest fits into the memory left for them. Those of leaves go first.
+    /// Drops states until the remaining ones fit into the memory that is left for states. States of leaves are dropped
+    /// first.
     pub(crate) fn shed(&self) {
         let is_beyond = || self.budget.taken_bytes(Account::States) > self.budget.limit_bytes(Account::States);
         if !is_beyond() {
@@ -366,7 +367,7 @@ impl Reductions {
 const SHARE_BYTES_MIN: u64 = 4 << 10;
 
 impl KeptReduction {
-    /// Creates a table without states. Returns `None` if counts have taken five eighths of their account, because the
+    /// Creates a table without states. Returns `None` if counts already use five eighths of their account, because the
     /// rest is reserved for the list of changes.
     fn new(id: ReducerId, budget: &Arc<Budget>) -> Option<KeptReduction> {
         let bytes = TABLE_BYTES + heap_bytes(id.name.capacity()) as u64;
@@ -404,7 +405,7 @@ impl KeptReduction {
         });
     }
 
-    /// Drops the leaves' states of one part. Successive calls go through the parts in turn.
+    /// Drops the states of leaves in one part. Successive calls go through the parts in turn.
     fn drop_part(&self) {
         let part = self.next_dropped.fetch_add(1, Ordering::Relaxed) as usize % PART_COUNT;
         self.drop_states(part, true);
@@ -424,8 +425,8 @@ impl KeptReduction {
         });
     }
 
-    /// Calls `change` with a part, and updates the accounts. `change` returns two pairs, before and after: the bytes
-    /// that the part takes, and the number of its leaves.
+    /// Calls `change` with a part, and updates the accounts. `change` returns two pairs, before and after the change:
+    /// the bytes that the part uses, and the number of its leaves.
     fn change(&self, part: usize, change: impl FnOnce(&mut Blocks) -> ((u64, u32), (u64, u32))) {
         let mut blocks = self.parts[part].lock();
         let ((bytes_before, leaves_before), (bytes, leaves)) = change(&mut blocks);
@@ -457,7 +458,7 @@ mod tests {
         assert_eq!(states.len(), 4);
     }
 
-    /// A block maps pages to states of any length. Dropping the states of leaves keeps those of inner nodes.
+    /// A block maps pages to states of any length. Dropping the states of leaves does not drop those of inner nodes.
     #[test]
     fn a_block_is_a_map() {
         let mut random = crate::sync::Random(7);
@@ -486,7 +487,7 @@ mod tests {
         reductions.of(&id, Timestamp(1)).expect("there is memory for a table")
     }
 
-    /// Stores states of leaves until no room is left. Returns their number.
+    /// Stores states of leaves until there is no more room. Returns their number.
     fn fill(reductions: &Reductions, reduction: &KeptReduction, leaf_count: u32) -> u32 {
         let keep = |page: &u32| {
             let is_reserved = reductions.reserve_state(reduction, StateLevel::Leaf, 32);
@@ -498,8 +499,8 @@ mod tests {
         (1..=leaf_count).filter(keep).count() as u32
     }
 
-    /// Two reducers share the memory for states, and states of inner nodes are never dropped in favour of leaves. All
-    /// memory is given back at the end.
+    /// Two reducers share the memory for states, and states of inner nodes are never dropped in favour of leaves. At
+    /// the end, all memory is given back.
     #[test]
     fn reducers_share_the_memory_of_states() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
@@ -537,7 +538,7 @@ mod tests {
     fn states_give_way() {
         let budget = Arc::new(Budget::new(8 << 20, 1));
         let limit = budget.limit_bytes(Account::States);
-        // A load alone would leave the states enough memory, so in its case page tables have taken some too.
+        // A load alone would leave enough memory for the states, so in its case page tables use some too.
         for (account, tables_bytes) in [(Account::Tables, 0), (Account::Loads, limit * 3 / 4)] {
             budget.take(Account::Tables, tables_bytes);
             let reductions = Reductions::new(Timestamp(1), &budget);
@@ -554,7 +555,7 @@ mod tests {
         }
     }
 
-    /// Only the most recently used reducers are kept and take memory, no matter how many names are used.
+    /// Only the most recently used reducers are cached and use memory, however many names are used.
     #[test]
     fn the_reducers_used_last_are_kept() {
         let budget = Arc::new(Budget::new(64 << 20, 1));
@@ -699,8 +700,8 @@ mod models {
         }
     }
 
-    /// One thread makes a state while another commits and folds. A third may use the state only for a snapshot that it
-    /// is valid for.
+    /// One thread makes a state while another commits and folds. A third may use the state only for a snapshot at which
+    /// it is valid.
     fn reduce_beside_fold(without: Without) {
         loom::model(move || {
             let page = Arc::new(Page {

@@ -1,7 +1,7 @@
 //! Reduces the rows of a range with the help of its pages' states.
 //!
 //! The tree knows nothing about the reducer. It moves a cursor along the range and returns the next step ([`Piece`]):
-//! states to combine, rows to read, or pages whose states can be made and kept. The caller carries out the step without
+//! states to combine, rows to read, or pages whose states can be made and cached. The caller performs the step without
 //! holding any lock or latch, and asks for the next step. Keys that the cursor has passed are reduced as of the
 //! snapshot, so their result stays valid if changes are folded afterwards. Changes are looked up in the list that all
 //! readers share, never copied from it, because the list may be long.
@@ -24,7 +24,7 @@ const PAGES_AT_ONCE: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 /// The progress of a reduction along its range.
 #[derive(Debug)]
 pub(crate) struct ReduceCursor {
-    /// The first key that has not been passed.
+    /// The first key that the cursor has not passed.
     pub(crate) position: Vec<u8>,
     pub(crate) end: Option<Vec<u8>>,
     pub(crate) is_done: bool,
@@ -34,7 +34,7 @@ pub(crate) struct ReduceCursor {
     pub(crate) next_changed: Option<NextChanged>,
     /// The generation of counts in which `next_changed` was looked up.
     pub(crate) generation: u64,
-    /// `true` if no states are made because memory to keep them is too short.
+    /// `true` if no states are made, because there is too little memory for them.
     pub(crate) only_reads: bool,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct NextChanged {
 /// range.
 pub(crate) type OwnChanged<'o> = &'o (dyn Fn(&[u8]) -> Option<Vec<u8>> + Sync);
 
-/// A page whose state can be made.
+/// A page whose state can be computed and cached.
 #[derive(Debug)]
 pub(crate) struct Unreduced {
     pub(crate) page: PageId,
@@ -108,7 +108,7 @@ struct FoundNode<'l> {
 }
 
 impl<'l> Look<'l> {
-    /// Returns the inner node in a page, whose level must be below `above`, or `None` if the page is a leaf.
+    /// Returns the inner node in a page, or `None` if the page is a leaf. The node's level must be below `above`.
     fn node(&self, page: PageId, above: u8) -> Result<Option<FoundNode<'l>>, StepError> {
         match self.nodes.load(page) {
             Ok((frame, bytes)) => {
@@ -154,8 +154,8 @@ impl<'l> Look<'l> {
     }
 
     /// Returns the lowest level of pages for which states are made. Pages of this level are reduced from their rows,
-    /// and pages above it from their children. It is the leaf level, unless memory is too short for more states of
-    /// leaves.
+    /// and pages above it from their children. This is the leaf level, unless there is too little memory for more
+    /// states of leaves.
     fn row_level(&self) -> u8 {
         u8::from(!self.reductions.has_leaf_memory(self.reduction))
     }
@@ -164,7 +164,7 @@ impl<'l> Look<'l> {
         let (mut page, mut level) = (PageId::ROOT, u8::MAX);
         loop {
             let Some(node) = self.node(page, level)? else {
-                // Either the root is a leaf, or an outdated inner node pointed to a page that has become a leaf.
+                // Either the root is a leaf, or an outdated inner node pointed to a page that is a leaf by now.
                 if page != PageId::ROOT {
                     return Err(StepError::Again);
                 }
@@ -246,7 +246,7 @@ impl<'l> Look<'l> {
         Ok(Piece::Node { page, stamp, states })
     }
 
-    /// Returns adjacent children without states and without changes that a state could not reflect.
+    /// Returns adjacent children that have neither states nor changed rows, so that states can be made from their rows.
     fn unreduced_pages(
         &self,
         node: &FoundNode<'l>,

@@ -1,7 +1,7 @@
-//! Reducing the rows of a range. Each operation is written once, for all handles and both wait modes.
+//! Reduces the rows of a range. Each operation is written once, for all handles and both wait modes.
 //!
-//! The result is combined from the states that the keyspace keeps for the reducer (`counts/page_states.rs`) where they
-//! are valid for the snapshot. The remaining rows are read.
+//! The keyspace caches states of the reducer (`counts/page_states.rs`). A call combines the cached states that are
+//! valid for its snapshot, and reads the remaining rows.
 
 use std::any::TypeId;
 use std::ops::{Bound, ControlFlow};
@@ -23,15 +23,14 @@ use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Direction, Target};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// The number of unsorted changes at which the list of changes is folded. Until then, each aggregate rereads the leaves
-/// with such changes.
+/// The list of changes is folded once it has this many unsorted changes. Until then, each aggregate rereads the leaves
+/// that these changes affect.
 const REDUCTION_UNSORTED_CHANGES_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 
-/// The number of computed states that could not be kept after which an aggregate only reads rows and computes no
-/// further states.
+/// After computing this many states that could not be cached, an aggregate computes no more states and only reads rows.
 const UNKEPT_STATES_MAX: usize = 16;
 
-/// A reducer wrapped so that its panics become errors.
+/// A reducer whose panics are turned into errors.
 struct Guarded<'r, R>(&'r R);
 
 impl<R: Reducer> Guarded<'_, R> {
@@ -65,7 +64,8 @@ impl<R: Reducer> Guarded<'_, R> {
     }
 }
 
-/// Returns the first eight bytes of a key, padded with zeros, as a number. A key with a smaller head is a smaller key.
+/// Returns the first eight bytes of a key, padded with zeros, as a number. If one key's head is smaller than another's,
+/// so is the key.
 #[inline]
 fn head(key: &[u8]) -> u64 {
     match key.first_chunk() {
@@ -74,17 +74,17 @@ fn head(key: &[u8]) -> u64 {
     }
 }
 
-/// Buffers for a copy of a leaf, and for the key of one of its rows.
+/// Buffers that hold a copy of a leaf and the key of one of its rows.
 #[derive(Default)]
 struct LeafCopy {
     page: Vec<u8>,
     key: Vec<u8>,
 }
 
-/// The next step after the rows of a leaf were read.
+/// The way to continue after the rows of a leaf.
 enum Next {
     Leaf,
-    /// Only a scan can read the next rows.
+    /// The next rows can only be read by a scan.
     Scan,
     End,
 }
@@ -98,8 +98,8 @@ struct Reducing<'a, R: Reducer> {
 }
 
 impl<R: Reducer> Reducing<'_, R> {
-    /// Calls `take` with each row from `lower` (inclusive) to `upper` (exclusive). Panics of `take` become errors, as
-    /// those of the reducer do.
+    /// Calls `take` with each row from `lower` (inclusive) to `upper` (exclusive). Turns panics of `take` into errors,
+    /// like those of the reducer.
     async fn read(
         &self,
         lower: &[u8],
@@ -123,9 +123,9 @@ impl<R: Reducer> Reducing<'_, R> {
         }
     }
 
-    /// Like [`read`](Self::read), but stops at the first row that is not in memory, may have changed since the
-    /// snapshot, or has its value outside of its leaf. Returns the key from which a scan must continue, if any rows
-    /// remain.
+    /// Like [`read`](Self::read), but stops at the first row that would need more than its leaf in memory: the leaf is
+    /// not in memory, the row may have changed since the snapshot, or its value is stored elsewhere. Returns the key
+    /// from which a scan must continue, if any rows remain.
     async fn read_leaves(
         &self,
         lower: &[u8],
@@ -188,9 +188,9 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok((end.saturating_sub(start), next))
     }
 
-    /// Copies the leaf at a key into `page` in one piece, so that no latch is held while the user's functions run.
-    /// Returns `false` if the leaf is not in memory, or if the rows below `upper` that the reader sees may differ from
-    /// those in the leaf.
+    /// Copies the leaf that contains a key into `page`, so that no latch is held while the user's functions run.
+    /// Returns `false` if the leaf is not in memory, or if the reader might see other rows below `upper` than the leaf
+    /// has.
     fn copy_leaf(&self, key: &[u8], upper: Option<&[u8]>, page: &mut Vec<u8>) -> Result<bool> {
         let (tree, seen) = (self.rows.tree, self.snapshot.timestamp);
         self.rows.store()?;
@@ -213,7 +213,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(true)
     }
 
-    /// Combines `state` with that of the following rows, from `lower` (inclusive) to `upper` (exclusive).
+    /// Combines `state` with the state of the rows that follow, from `lower` (inclusive) to `upper` (exclusive).
     async fn and_rows(&self, state: R::State, lower: &[u8], upper: Option<&[u8]>) -> Result<R::State> {
         let mut state = Some(state);
         self.read(lower, upper, |reducer, key, value| {
@@ -225,7 +225,8 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(state.expect("it is put back"))
     }
 
-    /// Computes the states of adjacent pages from their rows, and keeps them. Returns `false` if not all could be kept.
+    /// Computes the states of adjacent pages from their rows, and caches them. Returns `false` if not all of them could
+    /// be cached.
     async fn make(
         &self,
         kept: &KeptCounts,
@@ -240,7 +241,8 @@ impl<R: Reducer> Reducing<'_, R> {
         }
         let mut at = 0;
         let upper = pages.last().expect("there are pages").upper.as_deref();
-        // Heads alone assign most rows to their page. Comparing whole keys for each row took a quarter of the time.
+        // Comparing the heads is enough to assign most rows to their page. Comparing the whole key of each row took a
+        // quarter of the time.
         let head_behind = |at: usize| pages[at].upper.as_deref().map_or(u64::MAX, head);
         let mut head_end = head_behind(at);
         self.read(lower, upper, |reducer, key, value| {
@@ -263,7 +265,7 @@ impl<R: Reducer> Reducing<'_, R> {
         Ok(are_kept)
     }
 
-    /// Computes an inner node's state from its children's states. Returns `false` if it could not be kept.
+    /// Computes an inner node's state from those of its children. Returns `false` if the state could not be cached.
     fn make_node(
         &self,
         kept: &KeptCounts,
@@ -289,7 +291,8 @@ impl Rows<'_> {
         if let Some(interval) = interval(&bounds) {
             for attempt in 1..=RENEWALS_MAX {
                 match self.reduce(mode, reducer, state, &interval).await {
-                    // Retry: a newer snapshot needs no old versions yet, so it has all of their space.
+                    // Retry: a newer snapshot does not need any old versions yet, so all of their space is available to
+                    // it.
                     Err(Error::SnapshotTooOld { .. }) if self.is_latest() && attempt < RENEWALS_MAX => {
                         crate::coverage::mark!("an aggregate restarted at a newer snapshot");
                         state = guarded.call(|reducer| Ok(reducer.identity()))?;
@@ -312,7 +315,8 @@ impl Rows<'_> {
         interval: &Interval,
     ) -> Result<R::State> {
         let (lower, upper) = as_slices(interval);
-        // The keyspace must begin to keep states before the snapshot is opened, so that they are valid for it.
+        // The keyspace must start caching states before the snapshot is opened, so that they are valid for the
+        // snapshot.
         let kept = self.kept_for(mode, interval, true, REDUCTION_UNSORTED_CHANGES_MAX).await?;
         let snapshot = self.open_snapshot()?;
         let reducing = Reducing { rows: self, mode, reducer: Guarded(reducer), snapshot: &snapshot };
@@ -386,7 +390,7 @@ impl Rows<'_> {
             vain_count += usize::from(is_vain);
             cursor.only_reads = vain_count > UNKEPT_STATES_MAX;
         }
-        // The states that were used are valid only if their list of changes was complete.
+        // The cached states that were used are valid only if the list of changes is complete.
         if kept.invalidated() {
             let (lower, upper) = as_slices(interval);
             let identity = reducing.reducer.call(|reducer| Ok(reducer.identity()))?;
@@ -395,7 +399,7 @@ impl Rows<'_> {
         Ok(state)
     }
 
-    /// Returns the first key from `from` (inclusive) to `upper` (exclusive) that the reading transaction itself has
+    /// Returns the first key from `from` (inclusive) to `upper` (exclusive) that the reading transaction has itself
     /// changed.
     fn own_key_from(&self, from: &[u8], upper: Option<&[u8]>) -> Option<Vec<u8>> {
         let own = self.view.and_then(|view| view.own.as_ref())?;
@@ -409,7 +413,7 @@ impl Rows<'_> {
 mod tests {
     use super::head;
 
-    /// Keys of any length compare like their heads, unless the heads are equal.
+    /// Keys of any length are ordered like their heads, unless the heads are equal.
     #[test]
     fn heads_are_in_the_order_of_keys() {
         let parts: [&[u8]; 7] =

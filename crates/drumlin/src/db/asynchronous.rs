@@ -1,18 +1,18 @@
-//! The asynchronous API: every call that can wait, in the form of a future for any executor.
+//! The asynchronous API: a future, for any executor, for every call that can wait.
 //!
 //! Each call runs the same code as the one without `_async`. A task that waits for a page, a row or the log occupies no
 //! thread. Operations that need blocking system calls (evicting pages, growing the file, writing chunks of large
 //! values, creating and dropping keyspaces, checkpoints), or that cannot yield midway (applying a commit of many rows),
 //! run on a few threads of the database. No runtime is needed.
 //!
-//! A task whose pages are all in memory never has to wait, and would keep other tasks from running, so it yields on its
-//! own: after calls have run for about 15 µs on a thread without a wait, the current one wakes its own task and returns
-//! `Pending` once. It makes no difference whether this is one long call or one of many short ones. So even a call that
-//! never waits may return `Pending` at its first poll. It continues at the next poll, or when the call is repeated.
+//! A task whose pages are all in memory never has to wait, and would starve other tasks. So it yields voluntarily:
+//! after calls have run on a thread for about 15 µs without waiting, the current call wakes its own task and returns
+//! `Pending` once. One long call and many short calls are treated alike. Even a call that never waits may therefore
+//! return `Pending` at its first poll. It continues at the next poll, or when the call is repeated.
 //!
 //! A future may be dropped at any time. A commit that is dropped before it has its timestamp leaves no trace; after
-//! that, it completes even without its future. A future that is neither dropped nor polled holds on to its resources:
-//! row locks and, during a commit, memory and log space, for which other calls may wait. A thread that polls futures
+//! that, it completes even if its future is gone. A future that is neither dropped nor polled holds its resources, for
+//! which other calls may be waiting: row locks and, during a commit, memory and log space. A thread that polls futures
 //! must therefore not make blocking calls. Leaking a future (`std::mem::forget`) that owns a transaction or database,
 //! or that is a step of a range, is like leaking a handle: the folder stays locked until the process ends, even after
 //! `close`, which does not wait for the future. The future's share of the memory budget is not released until the
@@ -56,7 +56,9 @@ macro_rules! async_forms {
                 $(#[$note])*
                 ///
                 /// # Errors
-                #[doc = concat!("Those of [`", stringify!($like), "`](", stringify!($handle), "::", stringify!($like), ").")]
+                #[doc = concat!(
+                    "The errors of [`", stringify!($like), "`](", stringify!($handle), "::", stringify!($like), ")."
+                )]
                 pub async fn $name $(<$($generics)+>)? (& $($receiver)+ $(, $argument: $type)*) -> Result<$output> {
                     let $mode = $store.as_task().await;
                     $work.await
@@ -207,14 +209,14 @@ impl Database {
 }
 
 async_forms! { self.store()?;
-/// Reading.
+/// The asynchronous forms of the reading methods.
 impl Keyspace {
     pub async fn get_async(&self, key: impl AsRef<[u8]>) -> Option<Value>
         = get(|mode| self.rows().get(mode, key.as_ref()));
     /// Dropping the future may leave the vector empty, without its capacity.
     pub async fn get_into_async(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> bool
         = get_into(|mode| self.rows().get_into(mode, key.as_ref(), value));
-    /// `look` itself is not asynchronous.
+    /// `look` is an ordinary closure, not an asynchronous one.
     pub async fn get_with_async [R](&self, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R) -> Option<R>
         = get_with(|mode| self.rows().get_with(mode, key.as_ref(), look));
     pub async fn contains_key_async(&self, key: impl AsRef<[u8]>) -> bool
@@ -247,15 +249,15 @@ impl Keyspace {
 }
 
 async_forms! { self.store()?;
-/// Writing.
+/// The asynchronous forms of the writing methods.
 impl Keyspace {
     pub async fn insert_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
         = insert(|mode| self.insert_in(mode, key.as_ref(), value.as_ref(), self.durability));
     pub async fn insert_with_async(
         &self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>, durability: Durability,
     ) -> () = insert_with(|mode| self.insert_in(mode, key.as_ref(), value.as_ref(), durability));
-    /// The reader is asynchronous. The future holds 320 KiB of the share (a thirty-second) of the memory budget that
-    /// such writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is
+    /// The reader is asynchronous. All such writers share a thirty-second of the memory budget, and the future holds
+    /// 320 KiB of it. A leaked future (`std::mem::forget`) occupies its part of the budget until the database is
     /// closed, and the memory itself forever.
     pub async fn insert_from_async(&self, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin) -> u64
         = insert_from(|mode| self.insert_from_in(mode, key.as_ref(), ForTasks(reader)));
@@ -266,7 +268,7 @@ impl Keyspace {
         = replace(|mode| self.replace_in(mode, key.as_ref(), value.as_ref()));
     pub async fn insert_if_absent_async(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> bool
         = insert_if_absent(|mode| self.insert_if_absent_in(mode, key.as_ref(), value.as_ref()));
-    /// `change` itself is not asynchronous.
+    /// `change` is an ordinary closure, not an asynchronous one.
     pub async fn update_async [V: AsRef<[u8]>](
         &self, key: impl AsRef<[u8]>, change: impl FnOnce(Option<&[u8]>) -> Option<V>,
     ) -> Option<V> = update(|mode| self.update_in(mode, key.as_ref(), change));
@@ -274,8 +276,8 @@ impl Keyspace {
         &self, key: impl AsRef<[u8]>, expected: Option<&[u8]>, new: Option<&[u8]>,
     ) -> Result<(), Option<Value>>
         = compare_and_swap(|mode| self.compare_and_swap_in(mode, key.as_ref(), expected, new));
-    /// If the future is dropped, it may already have removed a row, which is then lost without reaching the caller. To
-    /// keep a row until it has been processed, pop it in a [`Transaction`](Transaction::pop_first_in_async).
+    /// If the future is dropped after it has removed a row, the caller never gets that row. To keep a row until it has
+    /// been processed, pop it in a [`Transaction`](Transaction::pop_first_in_async).
     pub async fn pop_first_async(&self) -> Option<(Value, Value)>
         = pop_first(|mode| self.pop_in(mode, bounds::ALL, Direction::Forward, WhenLocked::Wait));
     /// See [`pop_first_async`](Keyspace::pop_first_async).
@@ -287,7 +289,7 @@ impl Keyspace {
     /// See [`pop_first_async`](Keyspace::pop_first_async).
     pub async fn pop_last_in_async(&self, range: impl KeyRange) -> Option<(Value, Value)>
         = pop_last_in(|mode| self.pop_in(mode, bounds::owned(&range), Direction::Backward, WhenLocked::Skip));
-    /// If the future is dropped, the rows that it has not reached yet remain.
+    /// If the future is dropped, the rows that it has not yet reached remain.
     pub async fn clear_async(&self) -> u64 = clear(|mode| self.remove_rows(mode, bounds::ALL));
     /// See [`clear_async`](Keyspace::clear_async).
     pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> u64
@@ -339,7 +341,7 @@ impl Range {
     ) -> Result<ControlFlow<B>> {
         match self.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.show_rows(store.as_task().await, direction, &mut look).await,
-            // A range that could not be opened, or whose database is closed, never waits.
+            // A range never waits if it could not be opened, or if its database is closed.
             None | Some(Err(_)) => ready(self.show_rows(WaitMode::Blocking, direction, &mut look)),
         }
     }
@@ -388,7 +390,7 @@ impl Reader {
     /// Dropping the future may leave the vector empty, without its capacity.
     pub async fn get_into_async(&self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> bool
         = get_into(|mode| self.rows(keyspace)?.get_into(mode, key.as_ref(), value));
-    /// `look` itself is not asynchronous.
+    /// `look` is an ordinary closure, not an asynchronous one.
     pub async fn get_with_async [R](
         &self, keyspace: &Keyspace, key: impl AsRef<[u8]>, look: impl FnOnce(&[u8]) -> R,
     ) -> Option<R> = get_with(|mode| self.rows(keyspace)?.get_with(mode, key.as_ref(), look));
@@ -423,8 +425,7 @@ impl Reader {
 }
 }
 
-// These calls use the keyspace's store, because they fail unless the keyspace belongs to the transaction's own
-// database.
+// These calls run on the keyspace's store: they fail unless the keyspace belongs to the transaction's own database.
 async_forms! { keyspace.store()?;
 impl Transaction {
     pub async fn get_for_update_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Value>
@@ -437,8 +438,8 @@ impl Transaction {
         = try_lock_row(|mode| self.try_lock_row_in(mode, keyspace, key.as_ref(), lock_mode));
     pub async fn insert_async(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> ()
         = insert(|mode| self.insert_in(mode, keyspace, key.as_ref(), value.as_ref()));
-    /// The reader is asynchronous. The future holds 320 KiB of the share (a thirty-second) of the memory budget that
-    /// such writers share. A leaked future (`std::mem::forget`) keeps its part of the budget until the database is
+    /// The reader is asynchronous. All such writers share a thirty-second of the memory budget, and the future holds
+    /// 320 KiB of it. A leaked future (`std::mem::forget`) occupies its part of the budget until the database is
     /// closed, and the memory itself forever.
     pub async fn insert_from_async(
         &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, reader: impl AsyncRead + Unpin,
@@ -453,7 +454,7 @@ impl Transaction {
     pub async fn insert_if_absent_async(
         &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>,
     ) -> bool = insert_if_absent(|mode| self.insert_if_absent_in(mode, keyspace, key.as_ref(), value.as_ref()));
-    /// `change` itself is not asynchronous.
+    /// `change` is an ordinary closure, not an asynchronous one.
     pub async fn update_async [V: AsRef<[u8]>](
         &mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, change: impl FnOnce(Option<&[u8]>) -> Option<V>,
     ) -> Option<V> = update(|mode| self.update_in(mode, keyspace, key.as_ref(), change));
@@ -474,7 +475,7 @@ impl Transaction {
 
 impl Transaction {
     /// Like [`commit`](Transaction::commit). Dropping the future before the transaction has its timestamp aborts the
-    /// transaction; after that, the commit completes without its future.
+    /// transaction; after that, the commit completes even if its future is dropped.
     ///
     /// # Errors
     /// Same as [`commit`](Transaction::commit).
@@ -498,7 +499,7 @@ impl Batch {
 
 impl Batch {
     /// Like [`commit`](Batch::commit). Dropping the future before the batch has its timestamp aborts the batch; after
-    /// that, the commit completes without its future.
+    /// that, the commit completes even if its future is dropped.
     ///
     /// # Errors
     /// Same as [`commit`](Batch::commit).

@@ -1,4 +1,4 @@
-//! Atomic changes to one row that depend on its newest value, each committed on its own.
+//! Atomic changes to single rows that depend on the row's newest value. Each one is a commit of its own.
 //!
 //! Each of these calls locks the row, reads its newest committed value and commits the change before it releases the
 //! lock. Calls for the same row therefore take effect one after another, and never need a retry.
@@ -16,7 +16,7 @@ use crate::txn::values::{self, Blocking, MEDIUM_BYTES_MAX};
 use crate::txn::write_set::Change;
 use std::future::Future;
 
-/// The behaviour of a pop when all rows in its range are locked.
+/// The behaviour of a pop if all rows in its range are locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WhenLocked {
     /// The pop waits for the first locked row.
@@ -66,7 +66,7 @@ impl Keyspace {
         })
     }
 
-    /// Puts the row and returns the value that it had, or `None` if there was no such row. O(log n).
+    /// Puts the row and returns its previous value, or `None` if there was no such row. O(log n).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -97,8 +97,8 @@ impl Keyspace {
         })
     }
 
-    /// Puts the row if there is none with this key. Returns `true` if it was put. O(log n). Does not read a large
-    /// value.
+    /// Puts the row unless there is already one with this key. Returns `true` if it was put. O(log n). Does not read a
+    /// large existing value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -133,12 +133,12 @@ impl Keyspace {
         })
     }
 
-    /// Replaces the row's value with the result of `change`. `None` stands for no row, both before and after. Returns
-    /// what `change` returned. O(log n).
+    /// Replaces the row's value with the result of `change`. `None` means that there is no row, before or after the
+    /// call. Returns the value that `change` returned. O(log n).
     ///
     /// `change` runs once, while the row is locked. Other writers of the row wait for it, so it should be quick. It
-    /// must not write the row itself, which would fail with [`LockTimeout`](crate::Error::LockTimeout). If it panics,
-    /// the row is unchanged. If it returns `None` and there is no row, nothing is committed.
+    /// must not write the same row through the keyspace: that fails with [`LockTimeout`](crate::Error::LockTimeout). If
+    /// it panics, the row is unchanged. If it returns `None` and there is no row, nothing is committed.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -178,10 +178,10 @@ impl Keyspace {
         Ok(after)
     }
 
-    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has a different value,
-    /// the inner result is `Err(found)` with that value, and nothing is committed. O(log n).
+    /// Changes the row to `new` if its value is `expected`. `None` means that there is no row. If the row has a
+    /// different value, the inner result is `Err(found)` with that value, and nothing is committed. O(log n).
     ///
-    /// With `None` as both `expected` and `new`, it only checks that the row does not exist.
+    /// If `expected` and `new` are both `None`, the call only checks that the row does not exist.
     /// [`update`](Keyspace::update) avoids the loop that callers of this method usually need.
     ///
     /// ```
@@ -227,11 +227,11 @@ impl Keyspace {
     /// Removes and returns the first row in key order that no other caller has locked, or returns `None` if there are
     /// no rows. O(log n), plus a step of a scan for each row that is skipped.
     ///
-    /// Concurrent callers get different rows, and no row is lost. A row that another caller or a transaction has locked
-    /// is skipped, and is the first row for later calls once it is unlocked. So consumers of a queue do not wait for
-    /// each other, and their commits share syncs. If every row is locked, the call waits for the first one: `None`
-    /// means that there were no rows at some moment during the call. If a row with a lower key is inserted during the
-    /// call, the call may still pop the later row.
+    /// Concurrent callers get different rows, and no row is lost. The call skips a row that another caller or a
+    /// transaction has locked; once it is unlocked, later calls pop it first. So consumers of a queue do not wait for
+    /// each other, and their commits share syncs. If every row is locked, the call waits for the first one. So `None`
+    /// means that the keyspace was empty at some moment during the call. If a row with a lower key is inserted during
+    /// the call, the call may still pop the later row.
     ///
     /// Use [`pop_first_in`](Keyspace::pop_first_in) for a queue whose consumers should skip rows that transactions have
     /// locked, or whose rows become visible at a later time. To keep a job until it is done, pop it with
@@ -267,25 +267,25 @@ impl Keyspace {
     /// `None` if there are no rows in the range or all of them are locked. Otherwise like
     /// [`pop_first`](Keyspace::pop_first).
     ///
-    /// This is SQL's `SKIP LOCKED`. While a transaction has a row locked, this call skips the row, and the first call
-    /// after the lock is released pops it: every call begins at the front of the range, so no row is skipped forever. A
+    /// This is SQL's `SKIP LOCKED`: the call skips a row while a transaction has it locked. No row is skipped forever,
+    /// because every call begins at the front of the range: the first call after the lock is released pops the row. A
     /// queue that does not choose its next row by key order can lock rows in a transaction that does not wait: see the
     /// example at [`LockHolder`](crate::LockHolder).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
     /// # let jobs = db.keyspace("jobs")?;
-    /// // A job becomes visible at a time, the first eight bytes of its key.
+    /// // The first eight bytes of a job's key are the time at which the job becomes visible.
     /// let key = |time: u64, number: u64| [time.to_be_bytes(), number.to_be_bytes()].concat();
     /// jobs.insert(key(100, 1), "wash")?;
     /// jobs.insert(key(100, 2), "dry")?;
     /// jobs.insert(key(200, 3), "iron")?;
     /// let mut worker = db.begin()?;
-    /// worker.get_for_update(&jobs, key(100, 1))?; // works on it
+    /// worker.get_for_update(&jobs, key(100, 1))?; // works on the job
     /// let now = 150;
     /// let (_, job) = jobs.pop_first_in(..=key(now, u64::MAX))?.expect("the second is free");
     /// assert_eq!(job, "dry");
-    /// assert!(jobs.pop_first_in(..=key(now, u64::MAX))?.is_none()); // one is locked, one not visible yet
+    /// assert!(jobs.pop_first_in(..=key(now, u64::MAX))?.is_none()); // one job is locked, the other not visible yet
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
@@ -343,7 +343,7 @@ impl Keyspace {
                         has_passed_removed = true;
                         continue;
                     };
-                    // Drop the scan and its snapshot before the commit waits.
+                    // Drop the scan and its snapshot before waiting for the commit.
                     drop((keys, view));
                     row.commit(mode, Change::Remove, self.durability).await?;
                     return Ok(Some((key, value)));
@@ -384,7 +384,7 @@ impl Keyspace {
         })
     }
 
-    /// Commits the locked row's new value, or its removal if `new` is `None`. If there was no row to remove, only
+    /// Commits the locked row's new value, or its removal if `new` is `None`. If there is no row to remove, only
     /// releases the lock.
     #[inline(never)]
     fn change_locked(
@@ -419,7 +419,7 @@ impl Keyspace {
         let tree = &self.open.tree;
         let (value_id, reclaim) = (store.new_value(), &store.engine.reclaim);
         let value = values::write_large(mode, tree, value_id, Blocking(value), memory, reclaim).await?;
-        // If this call fails or is dropped before the value is applied, the value's space is released.
+        // Until the commit is applied, `value` owns its space: if this call fails or is dropped, the space is released.
         row.commit(mode, Change::PutLarge(&value), self.durability).await
     }
 }

@@ -13,11 +13,12 @@ use crate::txn::values::Source;
 /// Writes to any number of keyspaces that are committed together or not at all. Created by
 /// [`Database::batch`](crate::Database::batch); discarded on drop.
 ///
-/// A batch does not read, so it has no snapshot, keeps no versions in memory, and never conflicts with other commits.
-/// It locks its rows only when it is committed, in a fixed order, so an open batch blocks no writer, and one batch may
-/// wait for another, but batches never deadlock with each other. If a batch writes a row twice, the later write wins.
+/// A batch does not read. So it needs no snapshot, retains no old versions in memory, and never conflicts with other
+/// commits. It locks its rows only at the commit, so an open batch blocks no writer. It locks them in a fixed order:
+/// one batch may wait for another, but batches never deadlock with each other. If a batch writes a row twice, the later
+/// write wins.
 ///
-/// A batch takes as much memory as a transaction with the same writes, and has the same limit. A write beyond the limit
+/// A batch uses as much memory as a transaction with the same writes, and has the same limit. A write beyond the limit
 /// fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge), and the batch can still be committed without
 /// that write.
 ///
@@ -43,8 +44,8 @@ impl std::fmt::Debug for Batch {
 }
 
 impl Batch {
-    /// Puts a row, replacing any row with the same key. O(log n) in the batch's rows. A value over 64 KiB is written to
-    /// disk before the commit.
+    /// Puts a row, replacing any row with the same key. O(log n), where n is the number of rows in the batch. A value
+    /// over 64 KiB is written to disk before the commit.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
@@ -125,10 +126,10 @@ impl Batch {
     /// Returns the commit's timestamp. A batch without writes commits nothing.
     ///
     /// # Errors
-    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction keeps one of the rows locked for 10 seconds;
+    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction holds the lock of one of the rows for 10 seconds;
     /// [`DiskFull`](crate::Error::DiskFull), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
-    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed). After any of these errors, none of the
-    /// batch's writes remain. [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed). After any of these errors, the batch has
+    /// changed nothing. [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell
     /// whether the batch was committed.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.transaction.commit_in(WaitMode::Blocking))

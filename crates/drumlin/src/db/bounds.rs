@@ -1,4 +1,4 @@
-//! Key ranges, as arguments of calls.
+//! Key ranges as arguments.
 
 use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
@@ -6,7 +6,7 @@ use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, 
 /// anything that has bytes (`AsRef<[u8]>`). Both ends of a range have the same type, so write `&b"a"[..]..b"abc"` for
 /// byte strings of different lengths. A range whose end is before its start is empty.
 ///
-/// This trait takes the place of [`RangeBounds`], with which the compiler could not infer the key type of the `..` in
+/// The engine has its own trait because with [`RangeBounds`], the compiler could not infer the key type of the `..` in
 /// `range(..)`.
 ///
 /// ```
@@ -29,7 +29,7 @@ use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull, RangeInclusive, 
     note = "for numbers, give their bytes: `1u64.to_be_bytes()..`"
 )]
 pub trait KeyRange {
-    /// Returns the bounds at the start and the end.
+    /// Returns the start bound and the end bound.
     fn key_bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>);
 }
 

@@ -10,23 +10,23 @@ use crate::load::{Loader, write_large};
 use crate::task::ready;
 use crate::txn::values::{Blocking, MEDIUM_BYTES_MAX};
 
-/// The number of bytes of keys and values that an asynchronous load buffers before it hands them to a thread that can
-/// block.
+/// An asynchronous load buffers this many bytes of keys and values before it hands them to a thread that may block.
 const PENDING_BYTES_MAX: usize = 64 << 10;
 
 /// Loads many rows into a keyspace, much faster than transactions. Created by
 /// [`Database::bulk_load`](crate::Database::bulk_load).
 ///
-/// Rows may come in any order, but loading is fastest in key order. They are packed into a separate tree, which is
+/// Rows may be added in any order, but loading is fastest in key order. They are packed into a separate tree, which is
 /// written as the rows arrive: each byte once, and nothing to the log. Starting with the first key that is out of
 /// order, rows are sorted in memory and, if they do not fit, in runs that are written to the data file and merged by
 /// [`finish`](BulkLoad::finish). Each byte is then written twice.
 ///
 /// [`finish`](BulkLoad::finish) attaches the tree to the keyspace in one commit. **Either all rows become visible
-/// together, or none of them do:** before the commit no reader sees any of them, and a load that is dropped, or whose
-/// process or machine dies, leaves nothing behind. A load that fails or is dropped returns its space to the file system
-/// before the call ends, which may take a few checkpoints; after a crash, the space is free at the next opening.
-/// Readers and writers of the keyspace continue during the load. Snapshots from before the commit do not see its rows.
+/// together, or none of them do:** before the commit, no reader sees any of the rows. A load leaves nothing behind if
+/// it is dropped, or if its process or machine crashes. A load that fails or is dropped returns its space to the file
+/// system before the call ends, which may take a few checkpoints; after a crash, the space is free at the next opening.
+/// Readers and writers of the keyspace continue during the load. Snapshots that were opened before the commit do not
+/// see the rows.
 ///
 /// The keyspace must be empty when the load begins and when it is finished, and must not be in use: a load into a
 /// keyspace with rows fails with [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty), as described at
@@ -34,9 +34,9 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// removed counts as empty.
 ///
 /// A load takes memory from the pages' part of the budget: two write buffers (256 KiB each; with a small budget or
-/// during other loads, as little as 64 KiB or two pages each), six pages, 160 KiB or ten pages for sorting, and 8 bytes
-/// for each page that it writes, like every page of the database. Sorting takes up to a quarter of the pages' part, as
-/// far as other loads leave memory. The more memory it has, the longer its runs are.
+/// during other loads, as little as 64 KiB or two pages each), six pages, and 160 KiB or ten pages for sorting. Like
+/// any page of the database, each page that it writes needs another 8 bytes. Sorting uses up to a quarter of the pages'
+/// part, if other loads leave that much. With more memory, it writes longer runs.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -44,20 +44,20 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// for number in 0..10_000u64 {
 ///     load.insert(number.to_be_bytes(), (number * number).to_be_bytes())?;
 /// }
-/// let report = load.finish()?; // durable, and visible, from here on
+/// let report = load.finish()?; // the rows are durable and visible now
 /// assert_eq!(report.rows, 10_000);
 /// assert_eq!(db.keyspace("squares")?.count(..)?, 10_000);
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub struct BulkLoad {
     keyspace: Keyspace,
-    /// `None` after a call failed or its future was dropped.
+    /// `None` after a call has failed or its future has been dropped.
     loader: Option<Box<Loader>>,
     /// Rows that asynchronous calls have added but not yet passed to the loader.
     pending: PendingRows,
 }
 
-/// Encoded rows. Each consists of the lengths of key and value, the key, and the value.
+/// Encoded rows. Each row consists of the lengths of key and value, the key, and the value.
 #[derive(Debug, Default)]
 struct PendingRows(Vec<u8>);
 
@@ -116,9 +116,9 @@ impl BulkLoad {
         self.loader.as_deref_mut().ok_or_else(ended)
     }
 
-    /// Adds a row. Among rows with the same key, the latest wins. While keys ascend, this costs amortised O(bytes)
-    /// without a search, otherwise O(bytes + log rows). An occasional call also writes a buffer of 256 KiB, or the
-    /// sorted rows when their memory is full. A value over 64 KiB is written before the call returns.
+    /// Adds a row. If several rows have the same key, the last one wins. While keys ascend, this takes amortised
+    /// O(bytes) without a search, otherwise O(bytes + log rows). An occasional call also writes a buffer of 256 KiB, or
+    /// the sorted rows when their memory is full. A value over 64 KiB is written before the call returns.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong): the load can continue without the row. Any other error ends the load
@@ -131,8 +131,8 @@ impl BulkLoad {
     }
 
     /// Like [`insert`](BulkLoad::insert), but reads the value from `source`. Returns its length in bytes. A value over
-    /// 64 KiB is written as it is read, in the memory of one chunk. The row is added only when the source has reached
-    /// its end, so a source that fails leaves no row.
+    /// 64 KiB is written while it is read, with memory for one chunk. The row is added only after the source has
+    /// reached its end, so a source that fails leaves no row.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -168,7 +168,7 @@ impl BulkLoad {
         self.end_by(added)
     }
 
-    /// Ends the load if `result` is an error after which the load cannot continue.
+    /// Ends the load if `result` is an error that the load can't survive.
     fn end_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if !matches!(result, Ok(_) | Err(Error::KeyTooLong { .. } | Error::Source { .. })) {
             self.give_up();
@@ -180,7 +180,7 @@ impl BulkLoad {
         let pending = std::mem::take(&mut self.pending);
         for (key, value) in pending.rows() {
             if let Err(error) = self.add(key, value) {
-                // The buffered rows after this one are lost, so end the load.
+                // The buffered rows after this one are lost. End the load.
                 self.give_up();
                 return Err(error);
             }
@@ -189,8 +189,7 @@ impl BulkLoad {
     }
 
     /// Like [`insert`](BulkLoad::insert). Rows are buffered up to 64 KiB and then handed to a thread of the database.
-    /// An error may therefore belong to an earlier row, and always ends the load. Dropping the future also ends the
-    /// load.
+    /// An error may therefore concern an earlier row, and always ends the load. Dropping the future also ends the load.
     ///
     /// # Errors
     /// Same as [`insert`](BulkLoad::insert).
@@ -209,7 +208,7 @@ impl BulkLoad {
         Ok(())
     }
 
-    /// Adds a row with a large value, which is written chunk by chunk from the caller's buffer.
+    /// Adds a row with a large value, written chunk by chunk from the caller's buffer.
     async fn insert_large_async(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let taken = self.take()?;
         let handle = Arc::clone(&self.keyspace.handle);
@@ -236,7 +235,7 @@ impl BulkLoad {
         handle.store()?.as_task().await.run(move || body(&mut self).map(|()| self)).await
     }
 
-    /// Moves the whole load out of this handle, which cannot be used afterwards.
+    /// Moves the whole load out of this handle, which can't be used afterwards.
     fn take(&mut self) -> Result<BulkLoad> {
         let loader = Some(self.loader.take().ok_or_else(ended)?);
         Ok(BulkLoad { keyspace: self.keyspace.clone(), loader, pending: std::mem::take(&mut self.pending) })
@@ -247,14 +246,14 @@ impl BulkLoad {
     ///
     /// # Errors
     /// [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace received rows during the load, had rows
-    /// that an open snapshot still sees, or has a row locked by a transaction. Repeat the load once this has changed,
-    /// or insert the rows with transactions.
+    /// that an open snapshot still sees, or has a row locked by a transaction. Remove the cause and repeat the load, or
+    /// insert the rows with transactions.
     ///
     /// [`DiskFull`](crate::Error::DiskFull); [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed);
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
-    /// names the load's pages, 20 bytes for each 1,024 of them. After any of these errors, none of the load's rows
-    /// remain.
+    /// names the load's pages, 20 bytes for each 1,024 of them. After any of these errors, the keyspace has none of the
+    /// load's rows.
     ///
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell whether the load was
     /// committed.
@@ -306,7 +305,7 @@ impl<S: Read> Read for Counted<S> {
     }
 }
 
-/// Returns the error of a load that cannot continue.
+/// Returns the error for a call to a load that has ended.
 fn ended() -> Error {
     Error::Invalid("the load has ended: a call of it failed, or its future was dropped".into())
 }

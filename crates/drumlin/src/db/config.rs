@@ -13,15 +13,14 @@ use crate::txn::spilled::{SpillLimit, VersionOverflow};
 
 /// The minimum size of a log segment: 1 MiB, or less in simulations.
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
-/// The maximum size of a log segment. Its index, which takes a 4096th of the segment, is allocated before the first
-/// append.
+/// The maximum size of a log segment. The segment's index, a 4096th of its size, is allocated before the first append.
 const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
-/// The maximum memory budget. Address space for all of it is reserved for each page size, whose frames have 29-bit
-/// numbers.
+/// The maximum memory budget. Frames have 29-bit numbers, and each page size reserves address space for the whole
+/// budget.
 const MEMORY_BYTES_MAX: u64 = 1 << 40;
 
-/// The settings for opening a database. There are few options. Each has a default that was chosen by measurement or
-/// that hardly matters.
+/// The settings for opening a database. There are few options. Each has a default, which either was chosen by
+/// measurement or hardly matters.
 ///
 /// ```
 /// use drumlin::Config;
@@ -74,13 +73,14 @@ impl Config {
         Config { settings: Settings { in_memory: true, ..settings } }
     }
 
-    /// Sets the memory budget in bytes, for everything that the database keeps: pages and their headers, page tables,
-    /// log and I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1 TiB.
+    /// Sets the memory budget in bytes, for everything that the database holds in memory: pages and their headers, page
+    /// tables, log and I/O buffers, versions, locks, read and write sets. Default 256 MiB, at least 8 MiB, at most 1
+    /// TiB.
     ///
-    /// Free memory that the allocator retains is not included, and grows with the number of threads. With glibc's
-    /// allocator, two processors and a budget of 64 MiB, resident memory reached 38 MiB with rows of 100 bytes, 44 MiB
-    /// with rows of 1 KiB, 47 MiB with values of 300 KiB from 4 threads, and 111 MiB with a mixed load from 64 threads,
-    /// including their stacks and values. With `MALLOC_ARENA_MAX=2` it reached 38, 44, 58 and 88 MiB.
+    /// The budget does not include free memory that the allocator retains, which grows with the number of threads. With
+    /// glibc's allocator, two processors and a budget of 64 MiB, resident memory reached 38 MiB with rows of 100 bytes,
+    /// 44 MiB with rows of 1 KiB, 47 MiB with values of 300 KiB from 4 threads, and 111 MiB with a mixed load from 64
+    /// threads, including their stacks and values. With `MALLOC_ARENA_MAX=2` it reached 38, 44, 58 and 88 MiB.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Config {
         self.settings.memory_bytes = bytes;
@@ -88,12 +88,13 @@ impl Config {
     }
 
     /// Sets the number of parallel log streams, which can be changed at each opening. Default 1, at most 64. Multiple
-    /// streams help only if a single device queue cannot sustain the write rate. The streams beyond the first share a
-    /// sixteenth of the memory, at least 32 KiB each; records too long for them go to the first.
+    /// streams help only if a single device queue cannot sustain the write rate. The streams other than the first share
+    /// a sixteenth of the memory, but have at least 32 KiB each. Records that are too long for them are written to the
+    /// first stream.
     ///
     /// A stream may have its own device: while the database is closed, create a folder `log/N` in its folder, or a link
-    /// `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. Stream N, counted from 0, will create
-    /// its segments there, and the database will not open without the folder.
+    /// `log/N` to a folder elsewhere, and move the segments `log/N-*.seg` there. From then on, stream N, counted from
+    /// 0, creates its segments there, and the database does not open without the folder.
     #[must_use]
     pub fn log_streams(mut self, count: u16) -> Config {
         self.settings.log_stream_count = count;
@@ -113,8 +114,8 @@ impl Config {
     }
 
     /// Sets a function that is called before each wait for a row lock, on the thread that will wait, or that polls the
-    /// waiting task. Its argument says which transaction waits and which ones hold the lock. The function must be
-    /// quick, and must not call the database. Default: no function.
+    /// waiting task. Its argument says which transaction waits, and which transactions hold the lock. The function must
+    /// be quick, and must not call the database. Default: no function.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -139,7 +140,7 @@ impl Config {
         self
     }
 
-    /// Chooses who gives way when old versions reach [`version_disk_bytes`](Self::version_disk_bytes): readers or
+    /// Chooses who loses out when old versions reach [`version_disk_bytes`](Self::version_disk_bytes): readers or
     /// writers. Default: [`VersionOverflow::EndSnapshots`].
     #[must_use]
     pub fn version_overflow(mut self, choice: VersionOverflow) -> Config {
@@ -148,7 +149,7 @@ impl Config {
     }
 
     /// Sets the page size of keyspaces that are created without a page size of their own: a power of two from 4 to 64
-    /// KiB (down to 512 bytes in tests). Default 4 KiB, with which a random read of a row transfers the least.
+    /// KiB (down to 512 bytes in tests). Default 4 KiB, which transfers the fewest bytes for a random read of a row.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Config {
         self.settings.page_bytes = bytes;
@@ -163,14 +164,14 @@ impl Config {
     }
 
     /// Sets the size of a log segment file: a multiple of 4 KiB from 1 MiB to 1 GiB. Default 16 MiB; on a file system
-    /// of less than 1 GiB, a sixty-fourth of it, rounded down to a power of two, but at least 1 MiB.
+    /// of less than 1 GiB, a sixty-fourth of its size. This is rounded down to a power of two, but is at least 1 MiB.
     #[must_use]
     pub fn log_segment_bytes(mut self, bytes: u64) -> Config {
         self.settings.log_segment_bytes = Some(bytes);
         self
     }
 
-    /// Sets the number of bytes of log after which a checkpoint is made, and so the maximum that recovery has to read.
+    /// Sets the number of bytes of log after which a checkpoint is made. Recovery never reads more log than this.
     /// Default 256 MiB, which takes a second or two to recover.
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
@@ -248,13 +249,13 @@ impl Config {
     }
 
     /// Opens the readable part of a corrupted database that does not open otherwise, for [reading
-    /// only](Self::read_only). Corrupted parts are left out, and the database is as of the newest checkpoint, because
-    /// the log is ignored. [`Opening::skipped`](crate::Opening::skipped) lists the missing parts. Default no.
+    /// only](Self::read_only). Corrupted parts are left out. The log is ignored, so the rows are those of the newest
+    /// checkpoint. [`Opening::skipped`](crate::Opening::skipped) lists the missing parts. Default no.
     ///
     /// Read the rows with [`Range::salvage`](crate::Range::salvage). A keyspace whose page table is corrupted has gaps,
-    /// or no rows; other keyspaces are complete. If a summary of page-table changes is corrupted, rows may also be
-    /// missing from the result, or be older than the checkpoint. If both superblocks or the catalogue are corrupted,
-    /// nothing can be read, and the call fails with [`Error::Corrupted`].
+    /// or no rows; other keyspaces are complete. If a summary of page-table changes is corrupted, some rows may also be
+    /// missing or older than the checkpoint. If both superblocks or the catalogue are corrupted, nothing can be read,
+    /// and the call fails with [`Error::Corrupted`].
     ///
     /// ```
     /// use drumlin::{Config, Database, Salvaged};
@@ -290,14 +291,14 @@ impl Config {
     /// Sets whether opening the database starts to reread, in the background, the pages that were in memory when it was
     /// last closed. Default `true`.
     ///
-    /// A list of these pages, 20 bytes for each, is kept in the file `resident`. Closing writes the list, and so do
-    /// occasional checkpoints, in case the process is killed. The file is not synced; if it is corrupted or missing,
-    /// the only loss is the warm start. A thread reads the pages in disk order while there is free memory, and slowly
-    /// while other reads wait for the device. This has no effect on a database that is opened for [reading
-    /// only](Config::read_only). [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
+    /// The file `resident` lists these pages, with 20 bytes for each. Closing writes it, and so do occasional
+    /// checkpoints, in case the process is killed. The file is not synced; if it is corrupted or missing, only the warm
+    /// start is lost. A thread reads the pages in disk order while there is free memory, and slows down while other
+    /// reads wait for the device. A database that is opened for [reading only](Config::read_only) does no warm start.
+    /// [`Stats::pages_warmed`](crate::Stats::pages_warmed) counts the pages.
     ///
-    /// With `false` the file is neither read nor written. The row counts that
-    /// [`Keyspace::count`](crate::Keyspace::count) keeps are restored even then.
+    /// With `false`, the file is neither read nor written. The row counts of
+    /// [`Keyspace::count`](crate::Keyspace::count) are restored all the same.
     ///
     /// ```
     /// use drumlin::Config;
@@ -322,7 +323,7 @@ impl Config {
     /// value and the log, and lists all corruption. It recovers nothing and writes nothing, so it works on read-only
     /// media. The database must not be open elsewhere. O(data).
     ///
-    /// Meant for a database that is too corrupted to open. If the database opens,
+    /// Intended for a database that is too corrupted to open. If the database opens,
     /// [`Database::check`](crate::Database::check) verifies more, because it also descends every tree.
     ///
     /// # Errors

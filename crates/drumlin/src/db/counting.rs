@@ -1,7 +1,7 @@
-//! Counting rows and finding them by position. Each operation is written once, for all handles and both wait modes.
+//! Counts rows, and finds them by position. Each operation is written once, for all handles and both wait modes.
 //!
-//! The result comes from the counts that the keyspace keeps (`counts/mod.rs`). If the keyspace keeps no counts, the
-//! range is small, or the snapshot is older than the counts, the leaves are walked instead.
+//! The result comes from the counts that the keyspace maintains (`counts/mod.rs`). If it has no counts, if the range is
+//! small, or if the snapshot is older than the counts, the leaves are walked instead.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -21,8 +21,8 @@ use crate::tree::Direction;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
-/// The maximum number of attempts to use the counts, each of which fails if changes are folded meanwhile. After the
-/// last, the leaves are walked.
+/// The maximum number of attempts to use the counts. An attempt fails if changes are folded in the meantime. After the
+/// last attempt, the leaves are walked.
 const ATTEMPTS_MAX: usize = 16;
 
 /// A half-open range of keys: its inclusive start, and its exclusive end unless it is unbounded.
@@ -105,7 +105,7 @@ impl Rows<'_> {
         row_count: usize,
     ) -> Result<Vec<(Value, Value)>> {
         let store = self.store()?;
-        // This call may start the keyspace's counts, which must start before the snapshot is opened.
+        // This call may start the keyspace's counts. The snapshot must be opened after that.
         self.count_at(mode, bounds.clone(), None).await?;
         let snapshot = self.open_snapshot()?;
         let total = self.count_at(mode, bounds.clone(), Some(&snapshot)).await?;
@@ -135,14 +135,14 @@ impl Rows<'_> {
         {
             return Ok(count);
         }
-        // Pass the snapshot explicitly: if it is ended, a read-committed transaction's scan would otherwise continue at
-        // a newer one. A count must be as of one commit, so the caller starts it over instead.
+        // Pass the snapshot explicitly. Otherwise, if it is ended, the scan of a read-committed transaction would
+        // continue at a newer snapshot. A count must be as of one commit, so the caller starts over instead.
         let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
 
-    /// Returns the counts to use for a range, with reductions if requested. Folds the list of changes first if more
-    /// than `unsorted_max` of them are unsorted. Returns `None` if there are no counts yet and the range is too small
+    /// Returns the counts to use for a range, with reductions if requested. First folds the list of changes if more
+    /// than `unsorted_max` changes are unsorted. Returns `None` if there are no counts yet and the range is too small
     /// to start them, or if there is no memory for counts.
     pub(super) async fn kept_for(
         &self,
@@ -181,7 +181,7 @@ impl Rows<'_> {
             if !self.tree.count_on(mode, kept, &mut cursor, None).await? {
                 continue;
             }
-            // Open the snapshot last: it must not be older than counts that were started during this call.
+            // Open the snapshot last: it must not be older than counts that this call may have started.
             let snapshot = match at {
                 Some(at) => Arc::clone(at),
                 None => self.open_snapshot()?,
@@ -208,8 +208,8 @@ impl Rows<'_> {
         Ok(None)
     }
 
-    /// Calls `visit`, in key order, with each row of a range that the reading transaction itself has inserted (passing
-    /// 1) or removed (passing -1).
+    /// Calls `visit`, in key order, with each row of a range that the reading transaction itself has inserted or
+    /// removed, and 1 for an inserted row or -1 for a removed one.
     pub(super) async fn own_changes(
         &self,
         mode: WaitMode<'_>,
@@ -284,9 +284,9 @@ impl Rows<'_> {
         super::range::Steps::next_in(&mut rows, mode, Direction::Forward).await.transpose()
     }
 
-    /// Finds the leaf of the row at position `index` of the range. Returns the leaf's first key in the range and the
-    /// row's position from there; `Some(None)` if the range has no such row; `None` if the counts are not valid for the
-    /// snapshot.
+    /// Finds the leaf of the row at position `index` of the range. Returns the leaf's first key in the range, and the
+    /// row's position counted from that key. Returns `Some(None)` if the range has no such row, and `None` if the
+    /// counts are not valid for the snapshot.
     async fn seek_kept(
         &self,
         mode: WaitMode<'_>,
@@ -328,7 +328,8 @@ impl Rows<'_> {
                 Err(NoAnswer::Never) => return Ok(None),
             }
             snapshot.check()?;
-            // The counts have covered all keys up to this one. The scan of the remaining keys records its own reads.
+            // The counts have covered all keys up to the one found. The scan of the remaining keys records its own
+            // reads.
             self.record_interval(lower, seek.found.as_deref().or(upper))?;
             return Ok(Some(seek.found.map(|from| (from, seek.remaining))));
         }

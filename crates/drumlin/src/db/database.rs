@@ -54,12 +54,12 @@ impl std::fmt::Debug for Database {
 }
 
 impl Config {
-    /// Opens the database in the folder `path` (`.` is the current one; `~` has no meaning of its own). Creates it, and
-    /// the folders above it, if it does not exist, and recovers it if it was not closed.
+    /// Opens the database in the folder `path` (`.` is the current one; `~` is not expanded). Creates the database, and
+    /// the folders above it, if it does not exist. Recovers it if it was not closed.
     ///
-    /// Takes a few milliseconds if the database was closed. Otherwise recovery reads the log since the last checkpoint
-    /// and each page that it changes: about half a second for 8 MB of log with 65,000 random updates in a keyspace of
-    /// four million rows, none of which is in memory.
+    /// Takes a few milliseconds if the database was closed. Otherwise, recovery reads the log since the last checkpoint
+    /// and each page that the log changes: about half a second for 8 MB of log with 65,000 random updates in a keyspace
+    /// of four million rows, none of which is in memory.
     ///
     /// # Errors
     /// [`Error::NotADatabase`], [`Error::NewerFormat`], [`Error::OlderFormat`], [`Error::Locked`],
@@ -94,8 +94,8 @@ impl Database {
         self.handle.store()
     }
 
-    /// Returns the keyspace with this name, creating it with the default page size if it does not exist. The keyspace's
-    /// creation is durable when this returns, even if it was another thread that created it.
+    /// Returns the keyspace with this name, creating it with the default page size if it does not exist. When this
+    /// returns, the keyspace's creation is durable, even if another thread created it.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a name that is empty or over 255 bytes; the errors of a commit if the keyspace is
@@ -158,7 +158,7 @@ impl Database {
     }
 
     /// Waits until all commits that have returned are durable. Only [`Relaxed`](crate::Durability::Relaxed) commits can
-    /// be pending. Makes at most one sync, and returns immediately if none is needed.
+    /// be pending. Syncs at most once, and returns immediately if no sync is needed.
     ///
     /// ```
     /// use drumlin::Durability;
@@ -167,7 +167,7 @@ impl Database {
     /// # let k = db.keyspace("k")?;
     /// k.insert_with("a", "1", Durability::Relaxed)?;
     /// k.insert_with("b", "2", Durability::Relaxed)?;
-    /// db.sync()?; // neither is lost from here on
+    /// db.sync()?; // no power cut can lose these rows now
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///
@@ -185,7 +185,7 @@ impl Database {
         })
     }
 
-    /// Returns the absolute path of the database's folder. For an in-memory database, it is the name of no real folder.
+    /// Returns the absolute path of the database's folder. The path of an in-memory database names no real folder.
     ///
     /// ```
     /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-path-{}", std::process::id()));
@@ -250,9 +250,9 @@ impl Database {
         store.checkpoint()
     }
 
-    /// Packs the data file as tightly as possible, and returns the free space at its end, and spare log segments, to
-    /// the file system. Reads and commits continue meanwhile. Afterwards the file is no longer than before, except for
-    /// one segment that the last checkpoint may occupy. O(data).
+    /// Packs the data file as tightly as possible. Returns the free space at its end, and spare log segments, to the
+    /// file system. Reads and commits continue in the meantime. Afterwards, the file is no longer than before, except
+    /// for one segment that the last checkpoint may occupy. O(data).
     ///
     /// # Errors
     /// [`Error::DiskFull`], [`Error::Closed`], [`Error::Failed`].
@@ -280,7 +280,7 @@ impl Database {
         self.store()?.check(&mut progress)
     }
 
-    /// Returns counters and sizes since the database was opened.
+    /// Returns current sizes, and counters since the database was opened.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.handle.store_in_process().map(|store| store.stats()).unwrap_or_default()
@@ -308,11 +308,11 @@ impl Database {
     /// Makes a checkpoint and closes the database. Dropping the last handle does the same, but can only log errors.
     ///
     /// When it returns, the folder can be opened again, even if other handles of this database still exist. Their calls
-    /// fail with [`Error::Closed`]. An iterator or stream ends with this error after the rows that it has already
-    /// copied, and a value reader after the piece that it holds; [`stats`](Database::stats) still works. Closing does
-    /// not wait for calls in flight in other threads or tasks. Such a call either completes or fails with `Closed`: a
-    /// commit that returns `Ok` is in the closed database, and one that returns `Closed` is not. The pages' memory is
-    /// freed when the last handle is dropped.
+    /// fail with [`Error::Closed`]. An iterator or stream first returns the rows that it has already copied, and a
+    /// value reader the bytes that it has in memory; then they fail with this error. [`stats`](Database::stats) still
+    /// works. Closing does not wait for calls in flight in other threads or tasks. Such a call either completes or
+    /// fails with `Closed`: if a commit returns `Ok`, the closed database contains it; if it returns `Closed`, the
+    /// database does not. The pages' memory is freed when the last handle is dropped.
     ///
     /// A second close waits for the first and returns its result.
     ///
@@ -322,7 +322,7 @@ impl Database {
     /// use drumlin::{Database, Error};
     ///
     /// let db = Database::open(&path)?;
-    /// let orders = db.keyspace("orders")?; // a different part of the program keeps this
+    /// let orders = db.keyspace("orders")?; // another part of the program holds this
     /// orders.insert("1", "three apples")?;
     /// db.close()?;
     /// assert!(matches!(orders.get("1"), Err(Error::Closed)));
@@ -336,8 +336,8 @@ impl Database {
     ///
     /// # Errors
     /// The errors of [`checkpoint`](Database::checkpoint); [`Error::Failed`] with the first failure if the database had
-    /// stopped accepting commits. The database is closed even after an error, and no durable commit is lost, because
-    /// the log contains it. `Relaxed` commits that were not durable yet may be lost if the log failed.
+    /// stopped accepting commits. The database is closed even after an error. No durable commit is lost, because the
+    /// log contains it. `Relaxed` commits that were not durable yet may be lost if the log failed.
     pub fn close(self) -> Result<()> {
         self.handle.close()
     }

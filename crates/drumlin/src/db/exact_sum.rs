@@ -4,16 +4,16 @@
 const DIGIT_BITS: i32 = 32;
 
 /// The exact sum of any number of floats. It is a number in two's complement, whose digits can range from the least
-/// significant bit of any float to beyond the most significant one. The sum is therefore the same in whatever order,
-/// and from whatever parts, it is computed. After Kulisch ("Computer Arithmetic and Validity", 2008), but with only the
-/// digits that are needed: most sums have three or four.
+/// significant bit of any float to beyond the most significant one. So the sum does not depend on the order of the
+/// floats, or on how they are divided into partial sums. After Kulisch ("Computer Arithmetic and Validity", 2008), but
+/// with only the digits that are needed: most sums have three or four.
 ///
-/// The number is Σ `digits[i]` · 2^(32 · (`lowest` + i)). The last digit carries the sign.
+/// The number is Σ `digits[i]` · 2^(32 · (`lowest` + i)). The last digit determines the sign.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExactSum {
     lowest: i32,
     digits: Vec<u32>,
-    /// The sum of NaNs and infinities, if any were summed.
+    /// The sum of all NaNs and infinities, if there were any.
     special: Option<f64>,
 }
 
@@ -42,7 +42,7 @@ impl ExactSum {
         ExactSum { lowest, digits, special: None }.trimmed()
     }
 
-    /// Drops digits that do not affect the number: zeros at the low end, and sign extension at the high end.
+    /// Drops digits that do not affect the number: zeros at the low end, and copies of the sign at the high end.
     fn trimmed(mut self) -> ExactSum {
         while let [.., before, last] = self.digits[..] {
             let says_nothing = last == 0 && before >> 31 == 0 || last == u32::MAX && before >> 31 == 1;
@@ -122,7 +122,7 @@ impl ExactSum {
         if is_negative { -rounded } else { rounded }
     }
 
-    /// Appends the position of the lowest digit, the digits, and the special sum if there is one.
+    /// Appends the position of the lowest digit, the digits, and the special sum, if any.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         // This fits, because digits have positions from -34 to 33.
         bytes.push(self.lowest as i8 as u8);
@@ -131,7 +131,7 @@ impl ExactSum {
         self.special.iter().for_each(|special| bytes.extend(special.to_be_bytes()));
     }
 
-    /// Decodes a sum. Returns `None` if the bytes do not encode one.
+    /// Decodes a sum. Returns `None` if the bytes do not encode a sum.
     pub(super) fn decode(bytes: &[u8]) -> Option<ExactSum> {
         let [lowest, count, rest @ ..] = bytes else { return None };
         let (digits, special) = rest.split_at_checked(usize::from(*count) * 4)?;
@@ -144,7 +144,7 @@ impl ExactSum {
     }
 }
 
-/// Returns `mantissa` · 2^`exponent`, which a float can represent unless it is too large.
+/// Returns `mantissa` · 2^`exponent`. A float can represent this number unless it is too large.
 fn scaled(mantissa: u64, exponent: i32) -> f64 {
     debug_assert!(mantissa <= 1 << 53 && exponent >= -1074);
     // Scale in two steps, because 2^exponent alone may be too small or too large for a float.
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(sum(&integers).rounded(), expected as f64);
     }
 
-    /// The result does not depend on the order of the numbers or on how they are divided into parts.
+    /// The result does not depend on the order of the numbers or on how they are divided into partial sums.
     #[test]
     fn parts_do_not_matter() {
         let mut random = Random(2);

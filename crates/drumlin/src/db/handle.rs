@@ -11,8 +11,8 @@ use crate::store::Store;
 use crate::task::{Rooted, WaitMode};
 use crate::txn::snapshots::SnapshotHandle;
 
-/// Keeps a database open. All public handles of an opening share one of these, and dropping the last reference closes
-/// the database.
+/// Keeps a database open. All public handles of an opening share one `Handle`. The database is closed when the last
+/// reference to it is dropped.
 pub(crate) struct Handle {
     store: Arc<Store>,
     /// The process that opened the database.
@@ -36,7 +36,7 @@ impl Handle {
         &self.store
     }
 
-    /// The number of this opening, unique within the process.
+    /// Returns the number of this opening, unique within the process.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
@@ -74,8 +74,8 @@ impl Handle {
     }
 
     /// Returns the store, closed or not. Fails with [`Error::Forked`] in a fork of the process that opened the
-    /// database: its files, rings and locks belong to the parent, and the in-memory locks of other threads were copied
-    /// in whatever state they had.
+    /// database: its files, rings and locks belong to the parent, and the fork has copies of in-memory locks that other
+    /// threads may have held.
     pub(super) fn store_in_process(&self) -> Result<&Arc<Store>> {
         if self.process.is_here() { Ok(&self.store) } else { Err(Error::Forked { path: self.store.path.clone() }) }
     }
@@ -83,7 +83,7 @@ impl Handle {
     /// Closes the database and releases its folder.
     pub(super) fn close(&self) -> Result<()> {
         let result = self.store_in_process()?.close();
-        // Do this before the folder is released, after which another opening may change the files.
+        // Do this before releasing the folder: after that, another opening may change the files.
         self.open_in.close();
         self.store.release();
         result

@@ -13,9 +13,9 @@ use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 
 /// Changes to rows that depend on their value. Each call locks its row, like
-/// [`get_for_update`](Transaction::get_for_update), and uses the value that the transaction sees, so no other
-/// transaction can change that value before the commit. [`Keyspace`] has the same calls, each of which is a transaction
-/// of its own.
+/// [`get_for_update`](Transaction::get_for_update), and uses the value that the transaction sees. No other transaction
+/// can change that value before the commit. [`Keyspace`] has the same calls, but each of them is a transaction of its
+/// own.
 impl Transaction {
     /// Removes the row and returns its value, or `None` if there is no such row.
     ///
@@ -53,7 +53,7 @@ impl Transaction {
         })
     }
 
-    /// Puts the row and returns the value that it had, or `None` if there was no such row.
+    /// Puts the row and returns its previous value, or `None` if there was no such row.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -90,7 +90,8 @@ impl Transaction {
         })
     }
 
-    /// Puts the row if there is none with this key. Returns `true` if it was put. Does not read a large value.
+    /// Puts the row unless there is already one with this key. Returns `true` if it was put. Does not read a large
+    /// existing value.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -129,8 +130,8 @@ impl Transaction {
         })
     }
 
-    /// Replaces the row's value with the result of `change`. `None` stands for no row, both before and after. Returns
-    /// what `change` returned.
+    /// Replaces the row's value with the result of `change`. `None` means that there is no row, before or after the
+    /// call. Returns the value that `change` returned.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -172,8 +173,8 @@ impl Transaction {
         Ok(after)
     }
 
-    /// Changes the row to `new` if its value is `expected`. `None` stands for no row. If the row has a different value,
-    /// the inner result is `Err(found)` with that value, and the row is unchanged.
+    /// Changes the row to `new` if its value is `expected`. `None` means that there is no row. If the row has a
+    /// different value, the inner result is `Err(found)` with that value, and the row is unchanged.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -224,7 +225,7 @@ impl Transaction {
     ///
     /// If two transactions want the same row, the second waits for the first to end. If the first has removed the row,
     /// the second has a conflict, or, with [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), gets the next
-    /// row. In contrast, [`pop_first_in`](Transaction::pop_first_in) skips a locked row without waiting.
+    /// row. By contrast, [`pop_first_in`](Transaction::pop_first_in) skips a locked row without waiting.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -256,8 +257,8 @@ impl Transaction {
     /// began. Never waits for a row and never conflicts: returns `None` if there is no such row. O(log n), plus a step
     /// of a scan for each row that is skipped.
     ///
-    /// Locked rows are skipped, as with [`Keyspace::pop_first_in`], and are found by later calls once they are
-    /// unlocked. Many workers can thus each take a job and keep it until they commit. With
+    /// Like [`Keyspace::pop_first_in`], this skips locked rows. Later calls find them once they are unlocked. So many
+    /// workers can each take a job and hold it until they commit. With
     /// [`Isolation::Serializable`](crate::Isolation::Serializable), a skipped row counts as read: if the owner of its
     /// lock changes it, this transaction has a conflict. With
     /// [`Isolation::ReadCommitted`](crate::Isolation::ReadCommitted), the call also finds jobs that were inserted after
@@ -274,7 +275,7 @@ impl Transaction {
     /// let (_, job) = other.pop_first_in(&jobs, ..)?.expect("one is free");
     /// assert_eq!(job, "dry");
     /// other.commit()?; // its job is done
-    /// drop(one); // its job comes back
+    /// drop(one); // its job returns to the queue
     /// assert_eq!(jobs.first()?.expect("it is there").1, "wash");
     /// # Ok::<(), drumlin::Error>(())
     /// ```
@@ -306,8 +307,8 @@ impl Transaction {
         Rooted::new(async move {
             loop {
                 let mut keys = self.rows(keyspace)?.scan((lower.clone(), upper.clone())).one_at_first().keys();
-                // The removal would have to copy the write set if the scan were still open, so the scan ends as soon as
-                // a row is locked.
+                // While the scan is open, a removal has to copy the write set. So end the scan as soon as a row is
+                // locked.
                 let key = loop {
                     let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
                     if self.lock_if_free(mode, keyspace, &key).await? {
@@ -318,7 +319,7 @@ impl Transaction {
                 if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                     return Ok(Some((key, value)));
                 }
-                // Another transaction has removed the row since the scan read it. This happens only with read
+                // Another transaction has removed the row since the scan read it. This is possible only under read
                 // committed.
                 match direction {
                     Direction::Forward => lower = Bound::Excluded(key.to_vec()),
@@ -339,12 +340,12 @@ impl Transaction {
             loop {
                 let mut keys = self.rows(keyspace)?.scan(bounds::ALL).one_at_first().keys();
                 let Some(key) = keys.next_in(mode, direction).await.transpose()? else { return Ok(None) };
-                // Drop the scan first: while it is open, the removal would have to copy the write set.
+                // Drop the scan first: while it is open, a removal has to copy the write set.
                 drop(keys);
                 if let Some(value) = self.take_in(mode, keyspace, &key).await? {
                     return Ok(Some((key, value)));
                 }
-                // Another transaction has removed the row since the scan read it. This happens only with read
+                // Another transaction has removed the row since the scan read it. This is possible only under read
                 // committed.
             }
         })

@@ -19,15 +19,16 @@ use crate::store::{OpenKeyspace, Store};
 use crate::task::{Rooted, WaitMode, ready};
 use crate::tree::Direction;
 use crate::txn::commit::{Durability, Row};
+use crate::txn::engine::ReadAt;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::Change;
 
 /// A keyspace: rows ordered by the bytes of their keys. Cheap to clone.
 ///
-/// Each call outside of a transaction is a transaction of its own. It commits with the durability of the handle, which
-/// is that of [`Config::durability`](crate::Config::durability) (`Full` by default) unless the handle comes from
-/// [`with_durability`](Keyspace::with_durability). The words *durable when it returns* in a call's documentation apply
-/// to handles with `Full` durability.
+/// Each call outside of a transaction is a transaction of its own. It commits with the durability of the handle: the
+/// one set by [`with_durability`](Keyspace::with_durability), or otherwise by
+/// [`Config::durability`](crate::Config::durability) (`Full` by default). The words *durable when it returns* in a
+/// call's documentation apply to handles with `Full` durability.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -90,7 +91,7 @@ impl KeyspaceOptions {
     }
 }
 
-/// A description of a keyspace that is available without reading it.
+/// A description of a keyspace. Obtaining it reads nothing from disk.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -106,7 +107,7 @@ impl KeyspaceOptions {
 pub struct KeyspaceInfo {
     /// The name of the keyspace.
     pub name: String,
-    /// The number of the keyspace.
+    /// The id of the keyspace.
     pub id: KeyspaceId,
     /// The page size in bytes.
     pub page_bytes: usize,
@@ -120,7 +121,7 @@ impl Keyspace {
     }
 
     /// Returns the open keyspace, for callers that work on the database of `handle`. Fails with `Invalid` if the
-    /// keyspace belongs to a different database. `user` names the caller in the error.
+    /// keyspace belongs to a different database. The error calls the caller `user`.
     pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
         handle.store()?;
         if Arc::ptr_eq(&self.handle, handle) {
@@ -142,7 +143,7 @@ impl Keyspace {
         self.handle.store()
     }
 
-    /// Returns the keyspace's rows as calls outside of transactions see them.
+    /// Returns the keyspace's rows as seen by calls outside of transactions.
     pub(super) fn rows(&self) -> Rows<'_> {
         Rows { handle: &self.handle, tree: &self.open.tree, view: None }
     }
@@ -153,7 +154,7 @@ impl Keyspace {
         self.open.name().to_string()
     }
 
-    /// Returns a second handle to the keyspace, whose calls commit with the given durability.
+    /// Returns another handle to the keyspace, whose calls commit with the given durability.
     ///
     /// ```
     /// use drumlin::Durability;
@@ -175,9 +176,9 @@ impl Keyspace {
         self.open.tree.key_bytes_max()
     }
 
-    /// Returns the number of bytes that the keyspace's pages take in the data file, including those of large values.
-    /// Each page counts with its compressed size when it was last written; changes that are still only in memory and in
-    /// the log do not count. O(pages).
+    /// Returns the number of bytes that the keyspace's pages occupy in the data file, including those of large values.
+    /// A page counts with the compressed size that it had when it was last written. Changes that are still only in
+    /// memory and in the log do not count. O(pages).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -195,8 +196,8 @@ impl Keyspace {
     }
 }
 
-/// Reading. Each call sees the newest commit that a power cut can no longer undo. A call that reads several rows sees
-/// all of them as of one commit, except for [`get_many`](Keyspace::get_many).
+/// The reading methods. Each call sees the newest commit that a power cut can no longer undo. A call that reads several
+/// rows sees all of them as of one commit, except for [`get_many`](Keyspace::get_many).
 impl Keyspace {
     /// Returns the row's value. O(log n); reads the device at most once if the inner nodes are in memory.
     ///
@@ -209,7 +210,7 @@ impl Keyspace {
     // This part is not generic, so it is compiled only once for all key types.
     #[inline(never)]
     fn get_owned(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.store()?.engine.get(&self.open.tree, key, Store::LATEST)
+        self.store()?.engine.get(&self.open.tree, key, ReadAt::Visible)
     }
 
     /// Replaces the content of `value` with the row's value and returns `true`. If there is no row, empties `value` and
@@ -237,12 +238,12 @@ impl Keyspace {
 
     #[inline(never)]
     fn copy_into(&self, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
-        self.store()?.engine.get_into(&self.open.tree, key, Store::LATEST, value)
+        self.store()?.engine.get_into(&self.open.tree, key, ReadAt::Visible, value)
     }
 
     /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n).
     ///
-    /// `look` gets a copy, and no lock or latch is held while it runs: it can take its time, panic, or call the
+    /// `look` receives a copy, and no lock or latch is held while it runs. So it may be slow, panic, or call the
     /// database. The thread reuses the copy's vector for its next call unless the vector is longer than 64 KiB.
     ///
     /// ```
@@ -271,7 +272,7 @@ impl Keyspace {
 
     #[inline(never)]
     fn contains(&self, key: &[u8]) -> Result<bool> {
-        Ok(self.store()?.engine.find(&self.open.tree, key, Store::LATEST, |_| ())?.is_some())
+        Ok(self.store()?.engine.find(&self.open.tree, key, ReadAt::Visible, |_| ())?.is_some())
     }
 
     /// Checks for each key whether its row exists, with many device reads in flight, like
@@ -315,8 +316,8 @@ impl Keyspace {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the
-    /// memory for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
+    /// The errors of [`get`](Keyspace::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans use up the memory
+    /// for scans; [`SnapshotTooOld`](crate::Error::SnapshotTooOld).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         ready(self.rows().end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
     }
@@ -345,13 +346,13 @@ impl Keyspace {
 
     /// Counts the rows of a range. O(log n), plus O(rows inserted and removed since the last count).
     ///
-    /// The first count of a large range visits its leaves. The keyspace then keeps their counts, eight bytes per page,
-    /// and commits begin to record the keys of the rows that they insert and remove. Counts and recorded keys together
-    /// take at most an eighth of the memory for pages. A [bulk load](crate::BulkLoad) and a
+    /// The first count of a large range visits its leaves. From then on, the keyspace maintains their counts, eight
+    /// bytes per page, and commits record the keys of the rows that they insert and remove. Counts and recorded keys
+    /// together use at most an eighth of the memory for pages. A [bulk load](crate::BulkLoad) and a
     /// [check](crate::Database::check) also produce counts. Checkpoints and closing write the counts to a file, so even
-    /// the first count after reopening does not have to visit the leaves. If the memory fills up and nothing has been
-    /// counted since, the counts are dropped. A count has to visit the leaves of its range if there is no memory for
-    /// counts, or if its snapshot is older than them. The answer is always exact.
+    /// the first count after reopening does not have to visit the leaves. If this memory fills up before the next
+    /// count, the counts are dropped. A count has to visit the leaves of its range if there is no memory for counts, or
+    /// if its snapshot is older than them. The answer is always exact.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -414,8 +415,8 @@ impl Keyspace {
         self.count(..)
     }
 
-    /// Counts the rows whose keys are below this key, which is the position that the key has, or would have, in key
-    /// order. See [`count`](Keyspace::count).
+    /// Counts the rows whose keys are below this key. This is the key's position in key order, whether its row exists
+    /// or not. See [`count`](Keyspace::count).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -436,20 +437,20 @@ impl Keyspace {
     /// Reduces the rows of a range to their sum, their least or greatest number, or whatever else a [`Reducer`]
     /// computes. O(log n), plus O(leaves changed since the last aggregate).
     ///
-    /// A reducer's first aggregate of a large range reads the rows. The keyspace then keeps a state for each page, in
-    /// addition to the [counts](Keyspace::count), and commits begin to record the keys of the rows that they change.
-    /// States are kept for the 32 most recently used reducers, identified by type and name. If a snapshot is older than
+    /// A reducer's first aggregate of a large range reads the rows. The keyspace then caches a state for each page, in
+    /// addition to the [counts](Keyspace::count), and commits begin to record the keys of the rows that they change. It
+    /// caches states for the 32 most recently used reducers, identified by type and name. If a snapshot is older than
     /// the states, the rows are read. The answer is always exact. The states are lost when the database is closed.
     ///
-    /// For each leaf (a page of rows), a reducer takes 14 bytes and its encoded state. This memory is limited to
+    /// For each leaf (a page of rows), a reducer needs 14 bytes and its encoded state. This memory is limited to
     /// [`state_bytes`](crate::Limits::state_bytes), up to a quarter of the memory for pages;
     /// [`Stats::memory`](crate::Stats::memory) shows how much of it is in use. For example, 5 million rows of 48 bytes
-    /// fill 64,000 leaves of 4 KiB, whose states of 32 bytes take 2.8 MiB. If the memory does not suffice, reducers
-    /// share it: the states of all inner pages are kept, but some leaves have none. An aggregate then reads the rows of
-    /// such leaves at the two ends of its range, up to a few hundred leaves at each.
+    /// fill 64,000 leaves of 4 KiB, whose states of 32 bytes occupy 2.8 MiB. If there is not enough memory, reducers
+    /// share it: the states of all inner pages are cached, but some leaves have no cached state. An aggregate then
+    /// reads the rows of such leaves at the two ends of its range, up to a few hundred leaves at each end.
     ///
-    /// An aggregate that must read many rows takes long. If its snapshot is ended meanwhile, it starts over at a newer
-    /// one, where it finds the states that it has computed so far.
+    /// An aggregate that has to read many rows takes a long time. If its snapshot is ended before it has finished, it
+    /// starts over at a newer snapshot and reuses the states that it has already computed.
     ///
     /// ```
     /// use drumlin::{Field, Sum};
@@ -474,7 +475,7 @@ impl Keyspace {
     }
 
     /// Returns the row at position `index` of a range, counted from 0. O(log n), like [`count`](Keyspace::count);
-    /// O(`index`) if the keyspace keeps no counts.
+    /// O(`index`) if the keyspace has no counts.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -515,7 +516,8 @@ impl Keyspace {
         ready(self.rows().sample(WaitMode::Blocking, bounds::owned(&range), row_count))
     }
 
-    /// Returns the rows of a range of keys as of this call, without later changes. See [`Range`] and [`KeyRange`].
+    /// Returns the rows of a range of keys as of this call. Later changes are not visible. See [`Range`] and
+    /// [`KeyRange`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -578,7 +580,8 @@ impl Keyspace {
         self.iter().values()
     }
 
-    /// Opens a value, as of this call, as a stream with `Read` and `Seek`. Meant for values too large for memory.
+    /// Opens a value, as of this call, as a stream with `Read` and `Seek`. Intended for values that do not fit into
+    /// memory.
     ///
     /// # Errors
     /// Same as [`get`](Keyspace::get).
@@ -596,18 +599,18 @@ impl IntoIterator for &Keyspace {
     }
 }
 
-/// Writing. Each call is a transaction of its own.
+/// The writing methods. Each call is a transaction of its own.
 impl Keyspace {
     /// Puts a row, replacing any row with the same key. Durable when it returns. O(log n). Does not read the old value;
     /// use [`replace`](Keyspace::replace) to get it.
     ///
     /// # Errors
     /// [`KeyTooLong`](crate::Error::KeyTooLong), [`DiskFull`](crate::Error::DiskFull),
-    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction keeps the row locked for 10 seconds,
+    /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction holds the row's lock for 10 seconds,
     /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed),
-    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown). [`MemoryInUse`](crate::Error::MemoryInUse) if the write must
-    /// wait for its row or for memory, and open transactions and other waiting writes leave no memory for its lock for
-    /// 10 seconds. A value over 64 KiB can also fail with [`MemoryInUse`](crate::Error::MemoryInUse) like
+    /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown). [`MemoryInUse`](crate::Error::MemoryInUse) if the write has to
+    /// wait for its row or for memory, and for 10 seconds open transactions and other waiting writes leave no memory
+    /// for its lock. A value over 64 KiB can also fail with [`MemoryInUse`](crate::Error::MemoryInUse) like
     /// [`insert_from`](Keyspace::insert_from).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.insert_with(key, value, self.durability)
@@ -654,7 +657,7 @@ impl Keyspace {
         store.engine.check_failure()?;
         let tree = &self.open.tree;
         let value = values::write_large(mode, tree, store.new_value(), source, memory, &store.engine.reclaim).await?;
-        // If this call fails or is dropped before the value is applied, the value's space is released.
+        // Until the commit is applied, `value` owns its space: if this call fails or is dropped, the space is released.
         self.insert_written(mode, key, &value, durability).await?;
         Ok(value.length)
     }
@@ -674,12 +677,12 @@ impl Keyspace {
     }
 
     /// Stores everything that `reader` yields, of any length, as the row's value, using 320 KiB of memory. The row
-    /// changes only after the reader has reached its end. Returns the value's length. If other writers of large values
-    /// have used up their memory, a thirty-second of the budget, the call waits for them before it reads anything.
+    /// changes only after the reader has reached its end. Returns the value's length. Writers of large values share a
+    /// thirty-second of the memory budget. If it is used up, the call waits for other writers before it reads anything.
     ///
     /// # Errors
     /// [`Source`](crate::Error::Source) if the reader fails, in which case the row is unchanged.
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if there was no memory for 10 seconds, in which case nothing was
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if no memory became free within 10 seconds, in which case nothing was
     /// read. Otherwise the errors of [`insert`](Keyspace::insert).
     pub fn insert_from(&self, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
         self.insert_read(key.as_ref(), &mut reader)
@@ -694,7 +697,7 @@ impl Keyspace {
         let memory = self.store()?.source_memory(mode).await?;
         let head = read_head(&mut source).await?;
         if head.len() <= MEDIUM_BYTES_MAX {
-            // Release the memory now, because another transaction may keep the row locked for a long time.
+            // Release the memory now: the next call may wait for a long time for another transaction's row lock.
             drop(memory);
             self.insert_in(mode, key, &head, self.durability).await?;
             return Ok(head.len() as u64);

@@ -1,8 +1,8 @@
-//! Copies of a leaf's rows as a scan's snapshot sees them.
+//! Copies a leaf's rows as a scan's snapshot sees them.
 //!
-//! A copy takes as many rows as fit into memory, beginning at the scan's current end of the leaf. It merges three
-//! sources by key: the leaf, old versions of its rows, and the changes of the scan's own transaction. Each source may
-//! end early for lack of memory; the one that ends first decides where the copy stops.
+//! A copy holds as many rows as fit into memory, starting where the scan enters the leaf. It merges three sources by
+//! key: the leaf, old versions of its rows, and the changes of the scan's own transaction. For lack of memory, each
+//! source may end early. The copy stops where the first of them ends.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow, Range as Span, RangeBounds};
@@ -24,24 +24,24 @@ use crate::txn::write_set::{Change, WriteSet};
 const ROW_BYTES: usize = size_of::<CopiedRow>();
 /// The minimum size of a copy, unless a single row is larger.
 const BATCH_BYTES_MIN: u64 = 1 << 10;
-/// The maximum size of a new scan's first copy if no other scan holds memory; each further leaf raises the limit by
+/// The maximum size of a new scan's first copy if no other scan holds memory. Each further leaf raises the limit by
 /// this amount. Pages of up to 8 KiB are copied whole.
 const BATCH_BYTES_FIRST: u64 = 16 << 10;
-/// The buffer of copied bytes grows in steps of this size, so the next leaf rarely needs a larger one.
+/// The buffer of copied bytes grows in steps of this size, so that it rarely has to grow for the next leaf.
 const BYTES_STEP: usize = 1 << 10;
 /// The number of rows by which the list of copied rows grows.
 const ROWS_STEP: usize = 16;
-/// The maximum size of the transaction's own changes that one copy merges, and also of the old versions.
+/// The maximum size of the transaction's own changes that one copy merges. The same limit applies to old versions.
 pub(super) const CHANGES_BYTES_MAX: usize = 64 << 10;
 
-/// Rows that a scan has copied but not returned yet, from either end. The next copy reuses their memory, unless a
-/// [`Value`] still refers to it.
+/// Rows that a scan has copied but not returned yet. The scan can take them from either end. The next copy reuses their
+/// memory, unless a [`Value`] still refers to it.
 #[derive(Default)]
 pub(super) struct CopiedRows {
     /// `None` before the first copy.
     bytes: Option<Arc<Vec<u8>>>,
     rows: Vec<CopiedRow>,
-    /// The indexes of the remaining rows.
+    /// The indexes of the rows that have not been returned yet.
     left: Span<usize>,
 }
 
@@ -109,7 +109,7 @@ impl CopiedRows {
         Value::part_of(Arc::clone(self.bytes()), span)
     }
 
-    /// Takes the next row, if there is one whose value was copied.
+    /// Takes the next row, if there is one and its value was copied.
     #[inline]
     pub(super) fn take(&mut self, direction: Direction) -> Option<(Value, Value)> {
         if self.is_empty() {
@@ -167,8 +167,8 @@ impl CopiedRows {
 pub(super) enum Fetched {
     Inline(Span<u32>),
     Large(LargeRef),
-    /// A large value that the scanning transaction has put. It is in extents already, but no page table refers to them
-    /// before the commit.
+    /// A large value that the scanning transaction has put. Its extents are already written, but no page table refers
+    /// to them before the commit.
     Own(Arc<LargeValue>),
 }
 
@@ -183,14 +183,15 @@ impl Fetched {
     }
 }
 
-/// The rows that a scan wants from a leaf.
+/// The rows that a scan needs from a leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Want {
     #[default]
     All,
     /// At most one row.
     One,
-    /// Only the number of rows. They are copied only if old versions or own changes must be merged.
+    /// Only the number of rows. They are copied only if old versions or the transaction's own changes have to be
+    /// merged.
     Count,
 }
 
@@ -198,7 +199,7 @@ pub(super) enum Want {
 pub(super) struct Copied {
     /// The number of rows, including those that were counted but not copied.
     pub(super) count: usize,
-    /// The memory that the copied rows take.
+    /// The memory that the copied rows use.
     pub(super) bytes: u64,
     /// The last copied key, if the leaf has more rows.
     pub(super) stop: Option<Vec<u8>>,
@@ -221,8 +222,8 @@ pub(super) struct Copier<'s> {
 }
 
 impl Copier<'_> {
-    /// Copies the rows of a latched leaf into `into`, replacing its rows. Takes as many rows as fit into `memory` in
-    /// addition to `kept_bytes`.
+    /// Copies the rows of a latched leaf into `into`, replacing the rows there. Copies as many rows as fit into
+    /// `memory` in addition to `kept_bytes`.
     pub(super) fn copy(
         &self,
         leaf: &Leaf<'_>,
@@ -243,8 +244,8 @@ impl Copier<'_> {
             [is_newer, self.own.is_some()].map(|are_there| if are_there { CHANGES_BYTES_MAX } else { 0 });
         let mut available_bytes = reserve(memory, kept_bytes, bytes_of_all + changes_bytes[0] + changes_bytes[1])?;
         if self.want == Want::One {
-            // A copy always takes its first row, whatever the row's size, so the minimum suffices; 2, because it is
-            // halved below and must stay positive.
+            // A copy always includes the first row, whatever its size, so the minimum suffices. The minimum is 2,
+            // because it is halved below and must stay positive.
             available_bytes = 2;
         }
 
@@ -272,8 +273,8 @@ impl Copier<'_> {
             true => batch.copy(&part),
             false => batch.merge(&part, old, own),
         }
-        // The vectors' capacity may exceed the available memory: some may be left from earlier rows, and vectors that
-        // grew row by row have excess capacity.
+        // The vectors may have more capacity than the available memory: they may have been allocated for earlier rows,
+        // and vectors that grow row by row have excess capacity.
         if bytes_of_all > available_bytes || !is_plain || batch.memory_bytes() > available_bytes as u64 {
             batch.shrink();
         }
@@ -283,8 +284,8 @@ impl Copier<'_> {
         Ok(Copied { count: into.len(), bytes, stop: part.stop })
     }
 
-    /// Returns up to `bytes_max` bytes of old versions of the leaf's rows, from memory and from `spilled`. Ends the
-    /// part where they end for lack of space.
+    /// Returns up to `bytes_max` bytes of old versions of the leaf's rows, from memory and from `spilled`. If there is
+    /// no space for all of them, ends the part where the returned versions end.
     fn old_versions(
         &self,
         page: PageId,
@@ -299,8 +300,8 @@ impl Copier<'_> {
         found.rows
     }
 
-    /// Returns up to about `bytes_max` bytes of the transaction's own changes between the leaf's fences. Ends the part
-    /// where they end for lack of space.
+    /// Returns up to about `bytes_max` bytes of the transaction's own changes between the leaf's fences. If there is no
+    /// space for all of them, ends the part where the returned changes end.
     fn own_changes<'w>(
         &self,
         writes: &'w WriteSet,
@@ -334,18 +335,18 @@ impl Copier<'_> {
     }
 }
 
-/// The rows of a leaf that a copy takes: those within the scan's bounds, up to the key where the copy stops.
+/// The rows of a leaf that are copied: those within the scan's bounds, up to the key where the copy stops.
 struct LeafPart<'a> {
     leaf: &'a Leaf<'a>,
     lower: Bound<&'a [u8]>,
     upper: Bound<&'a [u8]>,
     direction: Direction,
-    /// The last key of the part, if it ends before the leaf does for lack of memory.
+    /// The part's last key, if lack of memory ends the part before the end of the leaf.
     stop: Option<Vec<u8>>,
     /// The indexes of the part's rows in the leaf.
     rows: Span<usize>,
-    /// The total length of the keys that must be assembled from prefix and suffix if the leaf's heap is copied in one
-    /// piece; 0 if there is no prefix.
+    /// If the leaf's heap is copied in one piece, keys must be assembled from prefix and suffix. This is their total
+    /// length, or 0 if the leaf has no prefix.
     keys_bytes: usize,
 }
 
@@ -364,7 +365,7 @@ impl<'a> LeafPart<'a> {
         self.stop.is_none() && 2 * self.rows.len() > self.leaf.len()
     }
 
-    /// Returns the scan's bounds, cut off where the part stops.
+    /// Returns the scan's bounds, shortened to the end of the part.
     fn bounds(&self) -> Bounds<'_> {
         match (&self.stop, self.direction) {
             (None, _) => (self.lower, self.upper),
@@ -373,7 +374,7 @@ impl<'a> LeafPart<'a> {
         }
     }
 
-    /// Returns an upper bound for the memory that a copy of the part's rows takes.
+    /// Returns an upper bound for the memory that a copy of the part's rows needs.
     fn memory_bytes(&self) -> usize {
         let (heap_bytes, prefixes_bytes) = (self.leaf.heap().len(), self.rows.len() * self.leaf.prefix().len());
         (heap_bytes + self.keys_bytes.max(prefixes_bytes)).next_multiple_of(BYTES_STEP)
@@ -428,7 +429,7 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     };
     let start = match lower {
         Bound::Unbounded => 0,
-        // Skip the search if the scan comes from the previous leaf, because it then begins at the fence.
+        // If the scan enters from the previous leaf, it starts at the fence and needs no search.
         Bound::Included(key) if leaf.lower_fence().is_some_and(|fence| key <= fence) => 0,
         Bound::Included(key) => leaf.lower_bound(key),
         Bound::Excluded(key) => above(key),
@@ -441,7 +442,7 @@ fn rows_within(leaf: &Leaf<'_>, (lower, upper): Bounds<'_>) -> Span<usize> {
     start..end.max(start)
 }
 
-/// Returns `true` if a range that ends at `fence` ends before one that ends at `upper`.
+/// Returns `true` unless the upper bound `fence` is above the upper bound `upper`.
 fn is_below(fence: &[u8], upper: Bound<&[u8]>) -> bool {
     match upper {
         Bound::Unbounded => true,
@@ -449,7 +450,7 @@ fn is_below(fence: &[u8], upper: Bound<&[u8]>) -> bool {
     }
 }
 
-/// Returns `true` if a range that begins at `fence` begins after one that begins at `lower`.
+/// Returns `true` if the lower bound `fence` is above the lower bound `lower`.
 fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
     match lower {
         Bound::Unbounded => true,
@@ -458,9 +459,9 @@ fn is_above(fence: &[u8], lower: Bound<&[u8]>) -> bool {
 }
 
 /// Reserves memory for a copy of up to `wanted` bytes in addition to `kept_bytes`. Returns the number of bytes that the
-/// copy may take.
+/// copy may use.
 pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Result<usize> {
-    // A dropped call may have released the memory of the kept rows, so make sure it is reserved.
+    // If a call was dropped, it may have released the memory of the kept rows. Make sure that their memory is reserved.
     if !memory.cover(kept_bytes) {
         return Err(Error::copies_in_memory(memory.limit_bytes()));
     }
@@ -476,15 +477,15 @@ pub(super) fn reserve(memory: &mut Grant, kept_bytes: u64, wanted: usize) -> Res
     }
 }
 
-/// Releases the memory beyond `needed` bytes if it is more than half of `needed`. Smaller excess is kept, because all
-/// scans share the account and this runs for each leaf.
+/// Releases the memory beyond `needed` bytes if it is more than half of `needed`. A smaller excess is retained: all
+/// scans share the account, and this runs for each leaf.
 fn fit(memory: &mut Grant, needed: u64) -> Result<()> {
     let is_much = memory.bytes() > needed + needed / 2;
     let fits = if is_much { memory.resize(needed) } else { memory.cover(needed) };
     if fits { Ok(()) } else { Err(Error::copies_in_memory(memory.limit_bytes())) }
 }
 
-/// The memory that rows of a leaf are copied into.
+/// The memory into which rows of a leaf are copied.
 struct CopyTarget<'c> {
     bytes: &'c mut Vec<u8>,
     rows: &'c mut Vec<CopiedRow>,
@@ -535,7 +536,7 @@ impl CopyTarget<'_> {
             self.bytes.reserve_exact(leaf.heap().len() + part.rows.len() * prefix.len());
         }
         for index in part.rows.clone() {
-            // Copy the row in one piece, including the length of the value.
+            // Copy the row in one piece, including the length of its value.
             let (row, suffix_bytes, value) = leaf.row(index);
             let start = self.bytes.len() as u32;
             if !prefix.is_empty() {
@@ -552,7 +553,7 @@ impl CopyTarget<'_> {
         }
     }
 
-    /// Copies the rows of a part of a leaf, their old versions, and the transaction's changes, merged by key.
+    /// Copies the rows of a part of a leaf. Merges their old versions and the transaction's changes by key.
     fn merge(
         &mut self,
         part: &LeafPart<'_>,

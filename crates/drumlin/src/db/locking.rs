@@ -1,4 +1,4 @@
-//! Locking rows within a transaction.
+//! Locks rows within a transaction.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -30,14 +30,14 @@ impl Transaction {
 
     /// Like [`get`](Reader::get), but also takes a shared lock on the row: until this transaction ends, no other
     /// transaction can change the row, but others can share the lock. A transaction that holds a shared lock can write
-    /// the row once the other holders have released theirs; its write waits for them. If two holders write, one of them
+    /// the row; the write waits until the other holders have released their locks. If two holders write, one of them
     /// fails with [`Error::Conflict`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
     /// let (customers, orders) = (db.keyspace("customers")?, db.keyspace("orders")?);
     /// customers.insert("ann", "")?;
-    /// // The customer can't be removed before the order is committed, and other orders can be placed meanwhile.
+    /// // The customer can't be removed before the order is committed, but other orders can be placed.
     /// db.transact(|tx| match tx.get_for_share(&customers, "ann")? {
     ///     Some(_) => tx.insert(&orders, "1", "ann"),
     ///     None => Ok(()),
@@ -72,7 +72,7 @@ impl Transaction {
         self.lock_as(mode, open, key, lock_mode).await
     }
 
-    /// Locks a row like [`lock_row`](Transaction::lock_row) and returns `true`. If that would mean waiting for another
+    /// Locks a row like [`lock_row`](Transaction::lock_row) and returns `true`. If it would have to wait for another
     /// transaction, returns `false` immediately.
     ///
     /// ```
@@ -124,7 +124,7 @@ impl Transaction {
         self.id.0
     }
 
-    /// Returns a handle with which other threads can end this transaction's waits for row locks.
+    /// Returns a handle that other threads can use to end this transaction's waits for row locks.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -145,13 +145,13 @@ impl Transaction {
         Interrupter { interrupt: Arc::clone(self.interrupt.get_or_insert_default()) }
     }
 
-    /// Takes a new snapshot of the newest commits, and keeps the transaction's changes, locks and savepoints. Later
-    /// reads see that snapshot, and later writes conflict only if another transaction has changed the row since it was
-    /// taken. Open ranges and value readers keep the old snapshot. A transaction at
+    /// Takes a new snapshot of the newest commits. The transaction retains its changes, locks and savepoints. Later
+    /// reads see the new snapshot. Later writes conflict only if another transaction has changed the row since then.
+    /// Open ranges and value readers stay on the old snapshot. A transaction at
     /// [`Snapshot`](crate::Isolation::Snapshot) isolation that takes a new snapshot before each statement behaves like
     /// SQL `READ COMMITTED` with consistent statements.
     ///
-    /// At [`ReadCommitted`](crate::Isolation::ReadCommitted) each read sees the newest commits anyway, and this call
+    /// At [`ReadCommitted`](crate::Isolation::ReadCommitted), each read already sees the newest commits, and this call
     /// does nothing.
     ///
     /// ```
@@ -195,7 +195,7 @@ impl Transaction {
     ) -> Rooted<impl Future<Output = Result<Option<Value>>>> {
         Rooted::new(async move {
             self.lock_row_in(mode, keyspace, key, lock_mode).await?;
-            // The commit does not have to validate this read, because no one can change the row while it is locked.
+            // The row can't change while it is locked, so the commit does not have to validate this read.
             self.reader.rows(keyspace)?.get_unrecorded(mode, key).await
         })
     }
@@ -205,8 +205,8 @@ impl Transaction {
         self.lock_as(mode, open, key, LockMode::Exclusive).await
     }
 
-    /// Locks a row, and fails with a conflict if another transaction has changed it since this one's snapshot. The
-    /// conflict is recorded, because it ends the transaction.
+    /// Locks a row. If another transaction has changed the row since this one's snapshot, fails with a conflict and
+    /// records it, because a conflict ends the transaction.
     async fn lock_as(
         &mut self,
         mode: WaitMode<'_>,
@@ -224,7 +224,7 @@ impl Transaction {
         self.remember(result).map(|is_locked| debug_assert!(is_locked, "it waited"))
     }
 
-    /// Records a conflict, which ends the transaction, or a shortage of memory.
+    /// If the result is a conflict, which ends the transaction, or a shortage of memory, records it.
     fn remember<T>(&mut self, result: Result<T>) -> Result<T> {
         let result = self.reader.store()?.contention.noting(result);
         if let Err(Error::Conflict { reason }) = result {
@@ -233,8 +233,8 @@ impl Transaction {
         self.reader.view.shortage.noting(result)
     }
 
-    /// Locks a row, waiting up to `timeout`. If `timeout` is `None`, returns `false` instead of waiting when another
-    /// transaction has locked the row.
+    /// Locks a row, waiting up to `timeout`. If `timeout` is `None` and another transaction has locked the row, returns
+    /// `false` instead of waiting.
     async fn try_lock(
         &mut self,
         mode: WaitMode<'_>,
@@ -243,7 +243,7 @@ impl Transaction {
         lock_mode: LockMode,
         timeout: Option<Duration>,
     ) -> Result<bool> {
-        // Nothing here may clone a database handle: a leaked future would keep the database open forever.
+        // Never clone a database handle here: a leaked future would keep the database open forever.
         let Transaction { reader, id, locks, interrupt, .. } = self;
         let store = reader.store()?;
         store.check_write(open, key)?;
@@ -268,12 +268,13 @@ impl Transaction {
             store.lock_row(mode, &request, timeout.unwrap_or_default(), interrupt.as_deref()).await?;
         }
         if is_upgrade {
-            // The row was checked when the shared lock was taken, and that lock has kept it unchanged since.
+            // The row was checked when the shared lock was acquired, and has been unchanged since, because the lock
+            // protects it.
             locks.pending = None;
             return Ok(true);
         }
-        // Until the check below has passed, drop the lock on failure. If it were kept, the next call would find it held
-        // and skip the check.
+        // If the check below fails, the lock must be dropped. Otherwise, the next call would find the lock held and
+        // skip the check.
         let lock = RowLock::of_held(&store.engine.locks, &request);
         if let Some(snapshot) = snapshot.filter(|snapshot| may_have_changed(snapshot)) {
             let changed = store.engine.changed_since(mode, tree, key, snapshot.timestamp).await?;
@@ -299,8 +300,8 @@ impl Transaction {
         }
     }
 
-    /// Takes the locks of a batch in the order of its rows. After a deadlock the batch releases its locks and starts
-    /// over, which is safe because it has read nothing.
+    /// Acquires the locks of a batch in the order of its rows. After a deadlock, the batch releases its locks and
+    /// starts over. This is safe, because a batch has read nothing.
     pub(super) async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
         let Some(planned) = self.locks.planned.take() else { return Ok(()) };
         let store = Arc::clone(self.store()?);

@@ -1,4 +1,4 @@
-//! The public view of a database's row locks: the transactions that hold them and those that wait.
+//! The public view of a database's row locks: the transactions that hold them and the transactions that wait for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct LockedRow {
     /// The [numbers](crate::Transaction::number) of the transactions that hold the lock. A write outside of a
     /// transaction has such a number too.
     pub holders: Vec<u64>,
-    /// The transactions that wait for the lock, in the order in which they will get it.
+    /// The transactions that wait for the lock, in the order in which they will acquire it.
     pub waiters: Vec<LockWaiter>,
 }
 
@@ -75,17 +75,17 @@ pub struct Interrupter {
 }
 
 impl Interrupter {
-    /// Makes the transaction's current wait for a row lock fail with [`Interrupted`](crate::Error::Interrupted), or its
-    /// next one if it is not waiting now. Each call ends at most one wait. After the transaction has ended, a call does
-    /// nothing.
+    /// Makes the transaction's current wait for a row lock fail with [`Interrupted`](crate::Error::Interrupted). If it
+    /// is not waiting now, its next wait fails. Each call ends at most one wait. After the transaction has ended, a
+    /// call does nothing.
     pub fn interrupt(&self) {
         self.interrupt.request();
     }
 }
 
 impl Database {
-    /// Returns the locked rows, ordered by keyspace and key, with the transactions that hold and await each lock.
-    /// Writers continue during the call, so the entries may be from slightly different moments. O(locks).
+    /// Returns the locked rows, ordered by keyspace and key, with the transactions that hold or wait for each lock.
+    /// Writers continue during the call, so the entries may be from slightly different points in time. O(locks).
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

@@ -1,4 +1,4 @@
-//! The rows, keys and values of a range: iterators over a scan, forwards and backwards.
+//! Iterators over the rows, keys and values of a range, forwards and backwards.
 
 use std::future::Future;
 use std::ops::ControlFlow;
@@ -24,13 +24,13 @@ use crate::txn::write_set::SharedWrites;
 /// A double-ended iterator over the rows of a range in key order, as of one snapshot.
 ///
 /// Each step costs O(1), plus O(log n) at the end of a leaf; [`for_each_row`](Range::for_each_row) costs less. A scan
-/// copies up to a leaf's rows at a time. The first copies are limited to 16 KiB, and all copies are smaller while many
-/// scans share their sixteenth of the memory budget. If no memory is left in that share, a step fails with
-/// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields are outside of the budget, and each of them
-/// keeps all rows in memory that were copied with it. The iterator ends after its first error;
+/// copies at most the rows of one leaf at a time. The first copies are limited to 16 KiB, and all copies are smaller
+/// while many scans share their sixteenth of the memory budget. If no memory is left in that share, a step fails with
+/// [`MemoryInUse`](Error::MemoryInUse). The [`Value`]s that the scan yields do not count towards the budget, and each
+/// of them keeps all rows in memory that were copied together with it. The iterator ends after its first error;
 /// [`salvage`](Range::salvage) continues past rows that can't be read. Until the iterator is dropped, it keeps the
-/// database open, as any handle does, and retains the versions that its snapshot needs. A range of a read-committed
-/// transaction continues at a newer snapshot if its own is ended.
+/// database open, like any handle, and retains the versions that its snapshot needs. If the snapshot of a
+/// read-committed transaction's range is ended, the range continues at a newer one.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -80,8 +80,8 @@ impl Range {
         Range(ScanState::Scanning(Box::new(scan)))
     }
 
-    /// Lets the scan continue at a newer snapshot if its own is ended. It records the newest commit that it has seen in
-    /// `latest`.
+    /// Lets the scan continue at a newer snapshot if its own is ended. The scan records the newest commit that it has
+    /// seen in `latest`.
     pub(super) fn of_latest(mut self, latest: Option<Arc<AtomicU64>>) -> Range {
         if let ScanState::Scanning(scan) = &mut self.0 {
             scan.latest = latest;
@@ -94,7 +94,7 @@ impl Range {
         Range(ScanState::Refused(Some(error)))
     }
 
-    /// Limits the first copy to one row, for callers that need only one.
+    /// Limits the first copy to one row, for callers that need only a single row.
     pub(super) fn one_at_first(mut self) -> Range {
         if let ScanState::Scanning(scan) = &mut self.0 {
             scan.want = Want::One;
@@ -179,13 +179,13 @@ impl Range {
         Salvage(self)
     }
 
-    /// Calls `look` with each remaining row in key order until `look` returns `Break`, whose value it returns. The next
-    /// call, or the iterator, continues after that row.
+    /// Calls `look` with each remaining row in key order. If `look` returns `Break`, stops and returns its value. The
+    /// next call, or the iterator, continues after that row.
     ///
     /// This is the fastest way to read many rows: the slices point into the scan's own copies, so a row costs no
-    /// allocation, no reference count and no [`Value`]. Values outside of their leaf are all read into the same vector.
-    /// O(rows), plus O(log n) at the end of each leaf. No latch is held while `look` runs: it can write, wait, or call
-    /// the database. The scan still sees its own snapshot.
+    /// allocation, no reference count and no [`Value`]. Values that are stored outside of their leaf are all read into
+    /// the same vector. O(rows), plus O(log n) at the end of each leaf. No latch is held while `look` runs: it can
+    /// write, wait, or call the database. The scan still sees its own snapshot.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -229,7 +229,7 @@ impl Range {
         ready(self.show_rows(WaitMode::Blocking, Direction::Backward, &mut look))
     }
 
-    /// Calls `look` with each remaining row until it returns `Break`.
+    /// Calls `look` with each remaining row until `look` returns `Break`.
     pub(super) async fn show_rows<B>(
         &mut self,
         mode: WaitMode<'_>,
@@ -281,16 +281,16 @@ impl Range {
 
 /// A scan of rows, keys or values. Its blocking and asynchronous steps and its stream are all built on this trait.
 pub(super) trait Steps {
-    /// The item that a step yields: a row, or a part of it.
+    /// The item that a step yields: a row, its key, or its value.
     type Item;
 
-    /// Returns the handle of the database, or `None` for a range that could not be opened, which never waits.
+    /// Returns the handle of the database. Returns `None` for a range that could not be opened; its steps never wait.
     fn handle(&self) -> Option<Arc<Handle>>;
 
-    /// Returns the next item if it has already been copied, so no wait is needed.
+    /// Returns the next item if it has already been copied, so that the caller does not have to wait.
     fn next_copied(&mut self, direction: Direction) -> Option<Self::Item>;
 
-    /// Returns the next item, waiting as `mode` says. If the future is dropped, no row is lost.
+    /// Returns the next item, waiting in the given mode. If the future is dropped, no row is lost.
     fn next_in(
         &mut self,
         mode: WaitMode<'_>,
@@ -330,7 +330,7 @@ macro_rules! iterate_scans {
 
 iterate_scans!(Range: (Value, Value), Keys: Value, Values: Value, Readers: (Value, ValueReader));
 
-/// Implements `Debug` for these iterators, naming the range that each is a part of.
+/// Implements `Debug` for these iterators. The output names the range behind each iterator.
 macro_rules! debug_as_parts {
     ($($part:ident),+) => {$(
         impl std::fmt::Debug for $part {
@@ -350,7 +350,7 @@ pub(super) async fn step<S: Steps>(scan: &mut S, direction: Direction) -> Option
     }
     match scan.handle().as_ref().map(|handle| handle.store()) {
         Some(Ok(store)) => scan.next_in(store.as_task().await, direction).await,
-        // A range that could not be opened, or whose database is closed, never waits.
+        // A range never waits if it could not be opened, or if its database is closed.
         None | Some(Err(_)) => ready(scan.next_in(WaitMode::Blocking, direction)),
     }
 }
@@ -503,12 +503,12 @@ impl Steps for Readers {
     }
 }
 
-/// An iterator over the readable rows of a range in key order and the gaps between them, for recovering the intact part
-/// of a corrupted database. Created by [`Range::salvage`].
+/// An iterator over the readable rows of a range in key order and the gaps between them. Use it to recover the intact
+/// part of a corrupted database. Created by [`Range::salvage`].
 ///
-/// A corrupted leaf is one gap, a corrupted inner node is one gap for all leaves beneath it, and a corrupted large
-/// value is one gap for its row. Iterating costs as much as with the range, plus O(log n) for each gap. Unreadable
-/// pages are reported as gaps, not errors; the iterator ends after its first error.
+/// Each corrupted leaf is a gap. A corrupted inner node is a single gap for all leaves beneath it. A corrupted large
+/// value is a gap for its row. Iterating costs as much as with the range, plus O(log n) for each gap. Unreadable pages
+/// are reported as gaps, not errors. The iterator ends after its first error.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -534,7 +534,7 @@ impl Salvage {
     pub async fn next_async(&mut self) -> Option<Result<Salvaged>> {
         match self.0.handle().as_ref().map(|handle| handle.store()) {
             Some(Ok(store)) => self.0.salvage_in(store.as_task().await).await,
-            // A range that could not be opened, or whose database is closed, never waits.
+            // A range never waits if it could not be opened, or if its database is closed.
             None | Some(Err(_)) => ready(self.0.salvage_in(WaitMode::Blocking)),
         }
     }

@@ -22,9 +22,9 @@ use crate::tree::Direction;
 /// [`Isolation`](crate::Isolation) lets it see, plus its own changes.
 ///
 /// All methods fail with [`Invalid`](crate::Error::Invalid) for a keyspace of a different database; a range then yields
-/// only this error. In a serializable transaction they record their reads. They fail with
-/// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the transaction's records take too much memory, or
-/// with [`MemoryInUse`](crate::Error::MemoryInUse) if those of all transactions together do.
+/// only this error. In a serializable transaction, they record their reads. They fail with
+/// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the transaction's records need too much memory, or
+/// with [`MemoryInUse`](crate::Error::MemoryInUse) if the records of all transactions together do.
 ///
 /// ```
 /// use drumlin::{Keyspace, Reader, Result};
@@ -102,8 +102,8 @@ impl Reader {
         ready(self.rows(keyspace)?.get_into(WaitMode::Blocking, key.as_ref(), value))
     }
 
-    /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n). `look` gets a
-    /// copy, and can take its time, panic, or call the database; see [`Keyspace::get_with`].
+    /// Calls `look` with the row's value and returns its result, or `None` if there is no row. O(log n). `look`
+    /// receives a copy, and may be slow, panic, or call the database; see [`Keyspace::get_with`].
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -192,7 +192,7 @@ impl Reader {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans take all the memory
+    /// The errors of [`get`](Reader::get); [`MemoryInUse`](crate::Error::MemoryInUse) if open scans use up the memory
     /// for scans.
     pub fn first(&self, keyspace: &Keyspace) -> Result<Option<(Value, Value)>> {
         ready(self.rows(keyspace)?.end(WaitMode::Blocking, bounds::ALL, Direction::Forward))
@@ -283,7 +283,7 @@ impl Reader {
     }
 
     /// Returns the row at position `index` of a range, counted from 0. O(log n), like [`count`](Reader::count);
-    /// O(`index`) if the keyspace keeps no counts.
+    /// O(`index`) if the keyspace has no counts.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -321,13 +321,13 @@ impl Reader {
     /// Returns the rows of a range as the reader sees them now, including a transaction's own changes. See [`Range`]
     /// and [`KeyRange`].
     ///
-    /// The first write made while a range of the transaction is open copies the transaction's changes so far. The copy
-    /// counts towards the memory of open transactions, an eighth of the budget, which has room for the largest possible
-    /// transaction and one copy of it. A write to such a transaction therefore fails with
-    /// [`MemoryInUse`](crate::Error::MemoryInUse) if open ranges already need two copies, or need one while other
-    /// transactions use the rest of the memory; the ranges themselves continue. A range stays usable after its
-    /// transaction has ended, except that it fails with [`Invalid`](crate::Error::Invalid) after the commit of a
-    /// serializable transaction.
+    /// The first write that a transaction makes while one of its ranges is open copies the changes that it has made so
+    /// far. The copy counts towards the memory of open transactions, an eighth of the budget, which has room for the
+    /// largest possible transaction and one copy of it. A write to such a transaction therefore fails with
+    /// [`MemoryInUse`](crate::Error::MemoryInUse) if open ranges already need two copies, or if they need one and other
+    /// transactions use the rest of the memory. The ranges themselves continue. A range stays usable after its
+    /// transaction has ended. The exception is a serializable transaction: after its commit, its ranges fail with
+    /// [`Invalid`](crate::Error::Invalid).
     pub fn range(&self, keyspace: &Keyspace, range: impl KeyRange) -> Range {
         self.scan(keyspace, bounds::owned(&range))
     }
@@ -378,8 +378,8 @@ impl Reader {
         self.iter(keyspace).values()
     }
 
-    /// Opens a value as a stream, as the reader sees it now. The stream stays readable after the transaction has ended,
-    /// whether by commit or roll-back.
+    /// Opens a value as a stream, as the reader sees it now. The stream stays readable after the transaction has been
+    /// committed or rolled back.
     ///
     /// # Errors
     /// Same as [`get`](Reader::get).

@@ -1,5 +1,5 @@
-//! Reducers: functions of many rows. [`Keyspace::aggregate`](super::Keyspace::aggregate) keeps their states for parts
-//! of a keyspace.
+//! Reducers: functions of many rows. [`Keyspace::aggregate`](super::Keyspace::aggregate) caches their states for the
+//! pages of a keyspace.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -19,16 +19,16 @@ use std::fmt::Debug;
 /// ```
 pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A function of many rows that can be composed from parts: `combine`, applied to the states of two adjacent ranges,
-/// returns the state of both together. [`Keyspace::aggregate`](crate::Keyspace::aggregate) computes it for any range in
-/// O(log n), because the keyspace keeps the states of its parts.
+/// A function of many rows that can be composed from parts: given the states of two adjacent ranges, `combine` returns
+/// the state of both together. [`Keyspace::aggregate`](crate::Keyspace::aggregate) computes the function for any range
+/// in O(log n), because the keyspace caches the states of its pages.
 ///
 /// [`Sum`], [`Min`] and [`Max`] are built in; implement this trait for other functions. A reducer must be
 /// - deterministic: the same rows always have the same state, in any process;
 /// - associative: `combine(combine(a, b), c)` equals `combine(a, combine(b, c))`, and combining with `identity` changes
 ///   nothing. It need not be commutative: the rows of `left` always precede those of `right`.
 ///
-/// Its functions run without any lock held. If one of them fails or panics, the call fails with
+/// Its functions run while no lock is held. If one of them fails or panics, the call fails with
 /// [`Error::Reducer`](crate::Error::Reducer) and has no other effect.
 ///
 /// ```
@@ -80,14 +80,15 @@ pub type ReduceError = Box<dyn std::error::Error + Send + Sync>;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 pub trait Reducer: Send + Sync + 'static {
-    /// The summary of some rows, from which the summary of more rows can be combined.
+    /// A summary of some rows. The summaries of adjacent rows can be combined.
     type State: Send;
     /// The result of a reduction.
     type Output;
 
-    /// Returns a name for what the reducer computes, of up to 1,024 bytes. All reducers of the same type and name that
-    /// are used on a keyspace must compute the same function, because they share the states that the keyspace keeps. A
-    /// keyspace keeps the states of the 32 names used most recently, or of fewer with a budget below 32 MiB.
+    /// Returns a name for the function that the reducer computes, of up to 1,024 bytes. All reducers of the same type
+    /// and name that are used on a keyspace must compute the same function, because they share the states that the
+    /// keyspace caches. A keyspace caches the states of the 32 most recently used names, or of fewer with a budget
+    /// below 32 MiB.
     fn name(&self) -> Cow<'_, str>;
 
     /// Returns the state of no rows.
@@ -100,12 +101,12 @@ pub trait Reducer: Send + Sync + 'static {
     fn row(&self, key: &[u8], value: &[u8]) -> Result<Self::State, ReduceError>;
 
     /// Returns the length of the longest prefix of a value that [`row`](Reducer::row) needs. By default this is the
-    /// whole value. [`row`](Reducer::row) gets no more bytes than that, and no more are read of a value outside of its
-    /// leaf.
+    /// whole value. [`row`](Reducer::row) receives no more bytes than this. If a value is stored outside of its leaf,
+    /// no more of it is read.
     ///
     /// The memory for reading such values is part of the memory budget: aggregates and writers of values over 64 KiB
-    /// share a thirty-second of it, and wait for each other. Values longer than that share are read one at a time, and
-    /// the excess is outside of the budget, like a value that `get` returns.
+    /// share a thirty-second of it, and wait for each other. Values that are longer than this share are read one at a
+    /// time. Their excess does not count towards the budget, like a value that `get` returns.
     fn prefix_bytes(&self) -> usize {
         usize::MAX
     }
@@ -113,10 +114,10 @@ pub trait Reducer: Send + Sync + 'static {
     /// Combines the states of two ranges of rows. The rows of `left` precede those of `right`.
     ///
     /// # Errors
-    /// Fails if there is no such state, for example because a number overflows.
+    /// Fails if the combined state does not exist, for example because a number overflows.
     fn combine(&self, left: Self::State, right: Self::State) -> Result<Self::State, ReduceError>;
 
-    /// Appends the encoded state to `bytes`. The encoding should take only a few bytes, because a state is kept for
+    /// Appends the encoded state to `bytes`. The encoding should have only a few bytes, because a state is cached for
     /// each page of the keyspace.
     fn encode(&self, state: &Self::State, bytes: &mut Vec<u8>);
 
@@ -135,7 +136,7 @@ pub trait Reducer: Send + Sync + 'static {
 /// ```
 /// use drumlin::{Field, Keyspace, Max, Min, Number, Result};
 ///
-/// /// The least and the greatest number of a field.
+/// /// The smallest and the largest number of a field.
 /// fn extremes<T: Number>(keyspace: &Keyspace, field: Field<T>) -> Result<Option<(T, T)>> {
 ///     let least = keyspace.aggregate(&Min::of(field), ..)?;
 ///     Ok(least.zip(keyspace.aggregate(&Max::of(field), ..)?))
@@ -174,7 +175,7 @@ pub(super) mod sealed {
         fn total(sum: Self::Running) -> Self::Total;
     }
 
-    /// Implements the functions that are the same for all number types.
+    /// Implements the functions that are identical for all number types.
     macro_rules! bytes_of {
         ($number:ident) => {
             const NAME: &'static str = stringify!($number);
@@ -263,7 +264,7 @@ pub(super) mod sealed {
     floats!(f32 f64);
 }
 
-/// The source of a field's number in a row.
+/// The way to obtain a field's number from a row.
 #[derive(Clone, Copy)]
 enum Source<T> {
     BigEndian(usize),
@@ -271,13 +272,13 @@ enum Source<T> {
     Function(&'static str, fn(&[u8], &[u8]) -> Option<T>),
 }
 
-/// A number in each row, at a fixed position in the value or computed from key and value by a function. Rows without
-/// such a number, for example because the value is too short, are ignored.
+/// A number in each row, either at a fixed position in the value or computed by a function from key and value. Rows
+/// without such a number are ignored, for example if the value is too short.
 ///
 /// ```
 /// use drumlin::{Field, Max, Sum};
 ///
-/// /// Values are 4 bytes of customer, 8 bytes of cents.
+/// /// Values have 4 bytes for the customer and 8 bytes for the cents.
 /// const CENTS: Field<u64> = Field::big_endian(4);
 /// const LENGTH: Field<u32> = Field::of("length", |_key, value| u32::try_from(value.len()).ok());
 ///
@@ -351,8 +352,8 @@ impl<T: Number> Field<T> {
 /// The sum of a field.
 ///
 /// Integers are summed in 128 bits, which cannot overflow. Floats are summed exactly and rounded once, to the nearest
-/// `f64`, so the sum does not depend on the parts from which it was computed. The sum is infinite only if an infinity
-/// was added or the exact sum exceeds `f64::MAX`. The sum of a NaN, or of both infinities, is NaN.
+/// `f64`, so the sum does not depend on the order of the additions. The sum is infinite only if an infinity was added
+/// or the exact sum exceeds `f64::MAX`. The sum of a NaN, or of both infinities, is NaN.
 ///
 /// ```
 /// use drumlin::{Field, Sum};
@@ -413,7 +414,7 @@ impl<T: Number> Reducer for Sum<T> {
     }
 }
 
-/// The smallest number of a field, or `None` if no row has the field. Floats are compared by their total order
+/// The smallest number of a field, or `None` if no row has the field. Floats are compared in total order
 /// ([`f64::total_cmp`]).
 ///
 /// ```
@@ -431,7 +432,7 @@ impl<T: Number> Reducer for Sum<T> {
 #[derive(Clone, Copy, Debug)]
 pub struct Min<T>(Field<T>);
 
-/// The greatest number of a field, or `None` if no row has the field. Floats are compared by their total order
+/// The largest number of a field, or `None` if no row has the field. Floats are compared in total order
 /// ([`f64::total_cmp`]).
 ///
 /// ```
@@ -447,7 +448,7 @@ pub struct Min<T>(Field<T>);
 #[derive(Clone, Copy, Debug)]
 pub struct Max<T>(Field<T>);
 
-/// Implements a reducer that keeps one number of a field. Given two numbers, it keeps the right one if `is_right`
+/// Implements a reducer that selects one number of a field. Of two numbers, it selects the right one if `is_right`
 /// returns `true`.
 macro_rules! one_of_two {
     ($reducer:ident, $is_right:expr) => {

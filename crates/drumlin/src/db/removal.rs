@@ -1,4 +1,4 @@
-//! Removing many rows in parts, each of which is a transaction.
+//! Removes many rows in parts. Each part is a transaction.
 
 use std::future::Future;
 use std::ops::Bound;
@@ -18,17 +18,17 @@ const PART_ROWS_MAX: usize = 512;
 /// A part ends once its keys total this many bytes.
 const PART_KEY_BYTES_MAX: usize = 32 << 10;
 
-/// The attempts to remove one part. This is a type and not a retry closure, because the compiler can't prove that a
-/// future that borrows a closure is `Send`.
+/// The attempts to remove one part. A retry closure would not do: if a future borrows a closure, the compiler can't
+/// prove that the future is `Send`.
 struct Attempts {
     began: Duration,
     count: u32,
 }
 
-/// Removing many rows. They are removed in key order, in parts of up to 512. **Each part is atomic, but the whole is
-/// not**: readers may see some parts removed and others not yet, and after an error or a power cut only the first parts
-/// may be removed. Repeating the call removes the rest. This way any number of rows can be removed in little memory
-/// while other writers continue. A row that another writer inserts during the call may or may not be removed.
+/// Removal of many rows, in key order and in parts of up to 512. **Each part is atomic, but the whole is not**: readers
+/// may see that some parts have been removed and others have not, and an error or a power cut may leave only the first
+/// parts removed. Repeating the call removes the rest. So any number of rows can be removed with little memory, while
+/// other writers continue. A row that another writer inserts during the call may or may not be removed.
 ///
 /// To remove a few rows atomically, remove them in a transaction. To remove a keyspace with all its rows atomically,
 /// use [`drop_keyspace`](crate::Database::drop_keyspace).
@@ -111,8 +111,8 @@ impl Keyspace {
                 let count = loop {
                     match self.remove_part(mode, &keys).await {
                         Ok(count) => break Some(count),
-                        // The old values of these rows need too much memory, which their keys do not show. Retry with
-                        // half as many rows.
+                        // The old values of these rows need too much memory, which could not be known from their keys.
+                        // Retry with half as many rows.
                         Err(Error::TransactionTooLarge { .. }) if keys.len() > 1 => break None,
                         Err(error) => self.pause_after(mode, error, &mut attempts).await?,
                     }
@@ -122,7 +122,7 @@ impl Keyspace {
                     continue;
                 };
                 removed += count;
-                // Return after the last part without a further read, which could fail.
+                // Return after the last part instead of reading once more, which could fail.
                 if is_last {
                     return Ok(removed);
                 }
@@ -131,7 +131,7 @@ impl Keyspace {
         })
     }
 
-    /// Returns the first keys of a range, and `true` if these are all of its keys.
+    /// Returns the first keys of a range, and `true` if the range has no other keys.
     async fn keys_of_part(
         &self,
         mode: WaitMode<'_>,
@@ -148,11 +148,11 @@ impl Keyspace {
         Ok((keys, false))
     }
 
-    /// Pauses before a part is retried, if the error was a conflict or a snapshot that was ended because old versions
-    /// took too much space. Returns any other error.
+    /// Pauses before a part is retried if the error was a conflict, or if the snapshot was ended because old versions
+    /// used too much space. Returns any other error.
     async fn pause_after(&self, mode: WaitMode<'_>, error: Error, attempts: &mut Attempts) -> Result<()> {
-        // A retry after a deadlock can succeed immediately, but a row that another transaction has locked has already
-        // been waited for.
+        // After a deadlock, an immediate retry can succeed. If another transaction has locked a row, the failed attempt
+        // has already waited for it.
         let is_over = self.store()?.now() - attempts.began >= LOCK_TIMEOUT;
         if error.recourse() != Recourse::Retry || is_over {
             return Err(error);
@@ -162,7 +162,7 @@ impl Keyspace {
         Ok(())
     }
 
-    /// Removes those of the rows that still exist, in one transaction. Returns their number.
+    /// Removes the rows with these keys, if they still exist, in one transaction. Returns the number of rows removed.
     async fn remove_part(&self, mode: WaitMode<'_>, keys: &[Value]) -> Result<u64> {
         let (isolation, durability) = (Isolation::ReadCommitted, self.durability);
         let options = TxOptions { isolation, durability, ..TxOptions::default() };

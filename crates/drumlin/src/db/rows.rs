@@ -1,4 +1,5 @@
-//! Reading. Each operation is written once, for plain calls, snapshots and transactions, and for both wait modes.
+//! The reading operations. Each operation is written once, for plain calls, snapshots and transactions, and for both
+//! wait modes.
 //!
 //! [`Rows`] are the rows of one keyspace as one reader sees them. The methods of the public handles check that the
 //! keyspace belongs to their database, choose the wait mode, and call the operation of the same name here.
@@ -26,16 +27,17 @@ use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The commits that a reader sees.
+/// The commits that are visible to a reader.
 pub(super) enum Horizon {
     /// The commits up to one snapshot.
     Fixed(Arc<SnapshotHandle>),
-    /// The newest commits at each read. The timestamp is that of the newest commit that any read may have seen; the
-    /// reader's ranges share it.
-    Latest(Arc<AtomicU64>),
+    /// The newest commits at each read. The timestamp is that of the newest commit that any read may have seen. The
+    /// reader's ranges share this timestamp.
+    Published(Arc<AtomicU64>),
 }
 
-/// The maximum number of snapshots that a read of the newest commits tries if each is ended during the read.
+/// A read of the newest commits starts over if its snapshot is ended during the read. This is the maximum number of
+/// snapshots that it tries.
 pub(super) const RENEWALS_MAX: usize = 16;
 
 /// The view of the database that a snapshot or transaction reads from.
@@ -53,7 +55,7 @@ impl Horizon {
     pub(super) fn open_snapshot(&self, store: &Store) -> Arc<SnapshotHandle> {
         match self {
             Horizon::Fixed(snapshot) => Arc::clone(snapshot),
-            Horizon::Latest(seen) => store.open_latest(seen),
+            Horizon::Published(seen) => store.open_published(seen),
         }
     }
 
@@ -61,26 +63,26 @@ impl Horizon {
     pub(super) fn seen(&self) -> Timestamp {
         match self {
             Horizon::Fixed(snapshot) => snapshot.timestamp,
-            Horizon::Latest(seen) => Timestamp(seen.load(Ordering::Relaxed)),
+            Horizon::Published(seen) => Timestamp(seen.load(Ordering::Relaxed)),
         }
     }
 
-    /// Returns the fixed snapshot; `None` if each read sees the newest commits.
+    /// Returns the fixed snapshot, or `None` if each read sees the newest commits.
     pub(super) fn snapshot(&self) -> Option<&Arc<SnapshotHandle>> {
         match self {
             Horizon::Fixed(snapshot) => Some(snapshot),
-            Horizon::Latest(_) => None,
+            Horizon::Published(_) => None,
         }
     }
 
-    /// Fails if the fixed snapshot was ended.
+    /// Fails if the fixed snapshot has been ended.
     pub(super) fn check(&self) -> Result<()> {
         self.snapshot().map_or(Ok(()), |snapshot| snapshot.check())
     }
 
     /// Records that a read may have seen the newest published commit.
-    fn set_latest(&self, store: &Store) {
-        if let Horizon::Latest(seen) = self {
+    fn see_published(&self, store: &Store) {
+        if let Horizon::Published(seen) = self {
             seen.fetch_max(store.engine.clock.published().0, Ordering::Relaxed);
         }
     }
@@ -88,7 +90,7 @@ impl Horizon {
     fn read_at(&self) -> ReadAt {
         match self {
             Horizon::Fixed(snapshot) => ReadAt::Timestamp(snapshot.timestamp),
-            Horizon::Latest(_) => ReadAt::Published,
+            Horizon::Published(_) => ReadAt::Published,
         }
     }
 }
@@ -97,7 +99,7 @@ impl Horizon {
 pub(super) struct Rows<'r> {
     pub(super) handle: &'r Arc<Handle>,
     pub(super) tree: &'r CountedTree,
-    /// The view that is read; `None` for the newest visible commit at each call.
+    /// The view to read from; `None` to read the newest visible commit at each call.
     pub(super) view: Option<&'r ReadView>,
 }
 
@@ -148,8 +150,8 @@ impl Rows<'_> {
         })
     }
 
-    /// Like [`get`](Self::get), but without recording the read, for a transaction that has locked the row against
-    /// changes.
+    /// Like [`get`](Self::get), but does not record the read. For a transaction that has locked the row, so that it
+    /// can't change.
     #[inline(never)]
     pub(super) fn get_unrecorded(
         &self,
@@ -219,11 +221,11 @@ impl Rows<'_> {
         }
         let (store, tree) = (self.store()?, self.tree);
         let Some(ReadView { horizon, .. }) = self.view else {
-            return store.engine.get_in(mode, tree, key, Store::LATEST, to).await;
+            return store.engine.get_in(mode, tree, key, ReadAt::Visible, to).await;
         };
         let Horizon::Fixed(snapshot) = horizon else {
             let found = store.engine.get_in(mode, tree, key, ReadAt::Published, to).await?;
-            horizon.set_latest(store);
+            horizon.see_published(store);
             return Ok(found);
         };
         match self.find_committed(mode, key, |value| to.copy(value)).await? {
@@ -247,11 +249,11 @@ impl Rows<'_> {
     ) -> Result<Option<Found<T>>> {
         let store = self.store()?;
         let Some(ReadView { horizon, .. }) = self.view else {
-            return store.engine.find_in(mode, self.tree, key, Store::LATEST, take).await;
+            return store.engine.find_in(mode, self.tree, key, ReadAt::Visible, take).await;
         };
         let found = self.noting(store.engine.find_in(mode, self.tree, key, horizon.read_at(), take).await)?;
         horizon.check()?;
-        horizon.set_latest(store);
+        horizon.see_published(store);
         Ok(found)
     }
 
@@ -265,7 +267,7 @@ impl Rows<'_> {
         })
     }
 
-    /// Like [`contains_key`](Self::contains_key), but without recording the read, for a transaction that has locked the
+    /// Like [`contains_key`](Self::contains_key), but does not record the read. For a transaction that has locked the
     /// row.
     pub(super) async fn contains_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
         if let Some(change) = self.own_change(key) {
@@ -283,7 +285,7 @@ impl Rows<'_> {
         Rooted::new(async move {
             let engine = &self.store()?.engine;
             let Some(ReadView { horizon, .. }) = self.view else {
-                return engine.get_many(mode, self.tree, keys, Store::LATEST).await;
+                return engine.get_many(mode, self.tree, keys, ReadAt::Visible).await;
             };
             let mut values = vec![None; keys.len()];
             let (mut others, mut other_keys) = (Vec::new(), Vec::new());
@@ -297,13 +299,13 @@ impl Rows<'_> {
                 }
             }
             let found = self.noting(engine.get_many(mode, self.tree, &other_keys, horizon.read_at()).await);
-            // If the snapshot was ended, a value that it needed may have been freed and its pages reused for a
-            // different value.
+            // If the snapshot has been ended, a value that it needed may have been freed, and the value's pages may
+            // have been reused.
             horizon.check()?;
             for (value, found) in others.into_iter().zip(found?) {
                 *value = found;
             }
-            horizon.set_latest(self.store()?);
+            horizon.see_published(self.store()?);
             Ok(values)
         })
     }
@@ -319,11 +321,11 @@ impl Rows<'_> {
             for key in keys.iter().filter(|key| self.own_change(key).is_none()) {
                 self.record(key)?;
             }
-            let read_at = self.view.as_ref().map_or(Store::LATEST, |view| view.horizon.read_at());
+            let read_at = self.view.as_ref().map_or(ReadAt::Visible, |view| view.horizon.read_at());
             let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
             if let Some(ReadView { horizon, .. }) = self.view {
                 horizon.check()?;
-                horizon.set_latest(store);
+                horizon.see_published(store);
             }
             let is_there = |(key, found): (&&[u8], Option<Found<()>>)| match self.own_change(key) {
                 Some(change) => !matches!(change, Change::Remove),
@@ -357,14 +359,14 @@ impl Rows<'_> {
         self.scan_at(bounds, None)
     }
 
-    /// Like [`scan`](Self::scan), but at the snapshot `at`, if it is set, which the reader has opened.
+    /// Like [`scan`](Self::scan). If `at` is set, scans at that snapshot, which the reader has opened.
     pub(super) fn scan_at(&self, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Range {
         let snapshot = match at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at))) {
             Ok(snapshot) => snapshot,
             Err(error) => return Range::refused(error),
         };
         let latest = match self.view.map(|view| &view.horizon) {
-            Some(Horizon::Latest(seen)) if at.is_none() => Some(Arc::clone(seen)),
+            Some(Horizon::Published(seen)) if at.is_none() => Some(Arc::clone(seen)),
             _ => None,
         };
         let own = self.own_within((bounds.0.as_ref().map(|key| &key[..]), bounds.1.as_ref().map(|key| &key[..])));
@@ -406,7 +408,7 @@ impl Rows<'_> {
                 snapshot.check()?;
                 let read_at = ReadAt::Timestamp(snapshot.timestamp);
                 let found = store.engine.find_in(mode, tree, key, read_at, <[u8]>::to_vec).await?;
-                // If the snapshot was ended during the read, the version that it sees may have been discarded.
+                // If the snapshot was ended during the read, the version that it should see may have been discarded.
                 snapshot.check()?;
                 match found {
                     None => return Ok(None),

@@ -26,7 +26,7 @@ pub enum Salvaged {
     Gap(Gap),
 }
 
-/// A range of keys whose rows cannot be read. The number of these rows is unknown.
+/// A range of keys whose rows cannot be read. It is unknown how many rows there are.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;

@@ -1,8 +1,8 @@
-//! Scans: copying the rows of a leaf, reading their values, and continuing at the next leaf.
+//! Scans copy the rows of a leaf, read their values, and continue at the next leaf.
 //!
-//! A scan copies the rows of one leaf at a time and holds no latch between leaves. It therefore never blocks a writer
-//! while its caller uses the rows, and splits and merges do not disturb it. It finds the next leaf by the fence of the
-//! last one.
+//! A scan copies the rows of one leaf at a time and holds no latch between leaves. So it never blocks a writer while
+//! its caller uses the rows, and splits and merges do not disturb it. It uses the fence of each leaf to find the next
+//! one.
 
 use std::future::Future;
 use std::ops::{Bound, ControlFlow};
@@ -36,15 +36,15 @@ pub(super) struct Scan {
     pub(super) handle: Arc<Handle>,
     tree: CountedTree,
     pub(super) snapshot: Arc<SnapshotHandle>,
-    /// The newest commit that the reader has seen, if it reads the newest commits. Such a scan continues at a newer
-    /// snapshot when its own is ended.
+    /// The newest commit that the reader has seen, if it reads the newest commits. If such a scan's snapshot is ended,
+    /// the scan continues at a newer one.
     pub(super) latest: Option<Arc<AtomicU64>>,
     /// The bounds of the keys that have not been fetched yet.
     pub(super) lower: Bound<Vec<u8>>,
     pub(super) upper: Bound<Vec<u8>>,
     fetched_all: bool,
-    /// The rows copied at either end. Once all rows are fetched, each end can also consume the rows copied at the
-    /// other.
+    /// The rows that were copied at either end. Once all rows have been copied, each end may also consume the rows that
+    /// the opposite end has copied.
     front: CopiedRows,
     back: CopiedRows,
     /// The scanning transaction's own changes, if it has any within the bounds.
@@ -56,11 +56,11 @@ pub(super) struct Scan {
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
     upcoming: UpcomingValues,
-    /// The rows that the next copy takes from its leaf.
+    /// The rows that the next copy needs from its leaf.
     pub(super) want: Want,
     /// The maximum number of bytes of each value to read, if the rows are shown to a reducer.
     pub(super) reduced_bytes_max: Option<u64>,
-    /// Memory for `front` and `back`, of which `front_bytes` and `back_bytes` are in use.
+    /// Memory for `front` and `back`. They use `front_bytes` and `back_bytes` of it.
     memory: Grant,
     front_bytes: u64,
     back_bytes: u64,
@@ -70,8 +70,8 @@ fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(|key| &key[..])
 }
 
-/// Turns a lower bound into the upper bound of the keys below it, and an upper bound into the lower bound of those
-/// above.
+/// Turns a lower bound into the upper bound of all keys below it, and an upper bound into the lower bound of all keys
+/// above it.
 fn complement(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     match bound {
         Bound::Unbounded => Bound::Unbounded,
@@ -91,15 +91,15 @@ fn first_leaf<'b>(direction: Direction, lower: &'b Bound<Vec<u8>>, upper: &'b Bo
     }
 }
 
-/// The state of copying one leaf's rows, kept across retries.
+/// The state of copying one leaf's rows. It is retained across retries.
 struct Copying {
     direction: Direction,
     want: Want,
     memory: Grant,
-    /// The memory in use by the rows copied at the other end.
+    /// The memory used by the rows that were copied at the opposite end.
     kept_bytes: u64,
     rows: CopiedRows,
-    /// The spilled versions of the leaf's rows, once they are fetched.
+    /// The spilled versions of the leaf's rows, once they have been fetched.
     fetched: Option<FetchedRows>,
 }
 
@@ -114,20 +114,20 @@ struct CopyMade {
 /// The outcome of one attempt to copy a leaf's rows.
 enum Step {
     Copied(CopyMade),
-    /// Versions of rows between these fences may have been spilled and must be fetched first.
+    /// Versions of rows between these fences may have been spilled. They must be fetched first.
     Fetch(Option<Vec<u8>>, Option<Vec<u8>>),
-    /// Versions were spilled during the copy, which must be repeated.
+    /// Versions were spilled during the copy, so it must be repeated.
     Again,
 }
 
-/// Returns `true` if the error is a storage error, after which other rows may still be readable.
+/// Returns `true` for a storage error. Other rows may still be readable after it.
 fn is_of_medium(error: &Error) -> bool {
     matches!(error, Error::Corrupted { .. } | Error::Io { .. })
 }
 
 impl Scan {
-    /// Begins a scan of a snapshot between bounds. `own` holds the scanning transaction's changes, and `reads` its read
-    /// set if it is serializable.
+    /// Begins a scan of a snapshot between bounds. `own` contains the scanning transaction's changes. `reads` is its
+    /// read set if it is serializable.
     pub(super) fn new(
         handle: Arc<Handle>,
         tree: CountedTree,
@@ -181,7 +181,7 @@ impl Scan {
         reads.lock().add_interval(&self.tree, &first, end.as_deref())
     }
 
-    /// Returns a copier for the rows that have not been fetched yet.
+    /// Returns a copier for the rows that have not been copied yet.
     fn copier(&self, direction: Direction, want: Want) -> Copier<'_> {
         Copier {
             want,
@@ -194,14 +194,13 @@ impl Scan {
         }
     }
 
-    /// Returns the leaf as the scan's snapshot sees it: an empty one if a bulk load filled the keyspace after the
-    /// snapshot.
+    /// Returns the leaf as the scan's snapshot sees it. If a bulk load has filled the keyspace since the snapshot, this
+    /// is an empty leaf.
     fn leaf_seen<'l>(&self, read: &'l [u8]) -> Leaf<'l> {
         Leaf::new(if self.tree.pages.load_gate.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
     }
 
-    /// Copies rows of the next leaf, as many as `want` says, replacing the copied rows at that end. Returns their
-    /// number.
+    /// Copies the wanted rows of the next leaf. They replace the rows copied earlier at that end. Returns their number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         mode.work(turn::LEAF_UNITS).await;
         let want = std::mem::take(&mut self.want);
@@ -306,8 +305,8 @@ impl Scan {
         })
     }
 
-    /// Like [`copy_leaf`](Self::copy_leaf), but if the snapshot was ended and the scan may use a newer one, retries
-    /// there.
+    /// Like [`copy_leaf`](Self::copy_leaf), but if the snapshot has been ended and the scan may use a newer one,
+    /// retries at a newer snapshot.
     async fn copy_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         loop {
             match self.copy_leaf(mode, direction).await {
@@ -321,13 +320,13 @@ impl Scan {
     fn renew(&mut self) -> Result<bool> {
         let Some(seen) = &self.latest else { return Ok(false) };
         crate::coverage::mark!("a scan continued at a newer snapshot");
-        self.snapshot = self.handle.store()?.open_latest(seen);
+        self.snapshot = self.handle.store()?.open_published(seen);
         Ok(true)
     }
 
     /// Opens a newer snapshot and discards the rows that were copied but not returned, because their large values may
-    /// have been freed; the scan will fetch them at the new snapshot. Returns `false` if the scan must stay at its
-    /// first snapshot.
+    /// have been freed. The scan will fetch these rows at the new snapshot. Returns `false` if the scan must stay at
+    /// its first snapshot.
     fn renew_rows(&mut self, direction: Direction) -> Result<bool> {
         if !self.renew()? {
             return Ok(false);
@@ -352,7 +351,7 @@ impl Scan {
     }
 
     /// Moves the scan's bound to `bound`, and records that the keys before it were read. `None` means that all keys
-    /// were.
+    /// were read.
     fn go_on_from(&mut self, direction: Direction, bound: Option<Bound<Vec<u8>>>) -> Result<()> {
         let Some(bound) = bound else {
             self.fetched_all = true;
@@ -373,8 +372,8 @@ impl Scan {
         self.record(lower, upper)
     }
 
-    /// Takes the grant for the duration of a copy; it is returned together with the copied rows. If the copy fails, an
-    /// empty grant is left behind.
+    /// Takes the grant for the duration of a copy and leaves an empty grant in its place. The grant is returned
+    /// together with the copied rows. If the copy fails, the empty grant remains.
     fn take_memory(&mut self) -> Grant {
         let nothing = self.memory.another();
         std::mem::replace(&mut self.memory, nothing)
@@ -439,7 +438,7 @@ impl Scan {
     }
 
     /// Reads the value to show for the next row, replacing the content of `value`. For a reducer, reads only the prefix
-    /// that it needs, and returns the memory reserved for that prefix.
+    /// that the reducer needs, and returns the memory reserved for it.
     #[inline(never)]
     fn read_shown(
         &mut self,
@@ -478,8 +477,8 @@ impl Scan {
         })
     }
 
-    /// Returns the next row, which must exist. The row is passed only after its value was read, so dropping the call
-    /// loses no row.
+    /// Returns the next row, which must exist. The scan advances past the row only after its value has been read, so
+    /// dropping the call loses no row.
     async fn take_next(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<(Value, Value)> {
         let rows = self.side(direction);
         let key = rows.key(direction);
@@ -626,7 +625,7 @@ impl Scan {
         Some(self.ended_by(row))
     }
 
-    /// Returns the result of a step unchanged, but ends the scan at both ends if it is an error.
+    /// Returns the result of a step unchanged. If it is an error, ends the scan at both ends.
     pub(super) fn ended_by<T>(&mut self, result: Result<T>) -> Result<T> {
         if result.is_err() {
             self.fetched_all = true;

@@ -40,7 +40,7 @@ impl Snapshot {
         Snapshot { reader: Reader { handle: Arc::clone(handle), view, kind: "snapshot" } }
     }
 
-    /// Returns the timestamp of the newest commit that the snapshot shows.
+    /// Returns the timestamp of the newest commit that is visible in the snapshot.
     #[must_use]
     pub fn timestamp(&self) -> Timestamp {
         self.reader.view.horizon.seen()

@@ -16,7 +16,7 @@ use crate::tree::Direction;
 /// A range, or its keys or values, as a [`Stream`] for any executor. Created by [`Range::into_stream`].
 ///
 /// A row that has already been copied costs no more than with the iterator, but each leaf costs an allocation. The
-/// stream ends after its first error. Dropping it ends the scan, even while the scan waits.
+/// stream ends after its first error. Dropping the stream ends the scan, even if the scan is waiting.
 ///
 /// ```
 /// use futures_util::TryStreamExt;

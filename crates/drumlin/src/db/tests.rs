@@ -1,5 +1,5 @@
-//! White-box tests of values with extents of their own (their last readers, the memory that they are read into, and how
-//! they are moved), of memory limits, and of waiting.
+//! White-box tests of values with extents of their own (their last readers, the memory into which they are read, and
+//! how they are moved), of memory limits, and of waiting.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -28,7 +28,7 @@ use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
 use crate::{Config, Durability};
 
-/// The number of a value's bytes in each chunk but the last, with the segment size of these tests.
+/// The number of bytes of a value in each chunk except the last, given the segment size of these tests.
 const CHUNK_BYTES: usize = (64 << 10) - 48;
 
 /// Returns incompressible bytes that depend only on the seed.
@@ -54,7 +54,7 @@ fn reference(db: &Database, keyspace: &Keyspace, key: &[u8]) -> LargeRef {
     }
 }
 
-/// Makes gaps in every segment and compacts the file, which moves everything that is left.
+/// Makes gaps in every segment and compacts the file, which moves all remaining extents.
 fn move_everything(db: &Database, keyspace: &Keyspace) {
     for key in 0..12u8 {
         keyspace.remove([b'f', key]).unwrap();
@@ -70,8 +70,8 @@ fn fill(keyspace: &Keyspace, some: std::ops::Range<u8>) {
     }
 }
 
-/// A reader of a transaction's own value can read it to its end, however the transaction ends, even if the value is
-/// then overwritten or removed and free space is reused.
+/// A reader of a transaction's own value can read the value to its end, however the transaction ends. This holds even
+/// if the value is then overwritten or removed and free space is reused.
 #[test]
 fn a_transactions_own_value_stays_while_it_is_read() {
     type End = fn(Transaction, &Keyspace, Savepoint);
@@ -102,7 +102,7 @@ fn a_transactions_own_value_stays_while_it_is_read() {
         fill(&keyspace, 6..12);
         end(tx, &keyspace, before);
         for key in 0..24u8 {
-            // Free space is reused immediately, and once more after live extents were moved.
+            // Free space is reused immediately, and once more after live extents have been moved.
             if key == 12 {
                 move_everything(&db, &keyspace);
             }
@@ -116,8 +116,8 @@ fn a_transactions_own_value_stays_while_it_is_read() {
     }
 }
 
-/// A source ends where it first reports its end, even if it would yield more bytes later, which readers could not find
-/// in the value.
+/// A source ends where it first reports its end, even if it could yield more bytes later. Readers of the value would
+/// not find such bytes.
 #[test]
 fn a_source_ends_once() {
     struct ShortReads(Vec<Vec<u8>>);
@@ -140,7 +140,7 @@ fn a_source_ends_once() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == first);
 }
 
-/// The space of an uncommitted value is freed when its last reader is dropped, and not before.
+/// The space of an uncommitted value is freed as soon as its last reader is dropped, but not before.
 #[test]
 fn a_value_without_a_commit_leaves_with_its_last_reader() {
     let (db, keyspace) = stage();
@@ -156,9 +156,9 @@ fn a_value_without_a_commit_leaves_with_its_last_reader() {
     assert_eq!(db.stats().live_bytes, before);
 }
 
-/// A request with an outdated page number, which belonged to a leaf or a different value before, does not read a large
-/// value's chunk into memory. No reader would look for the chunk there, and the reclaimer would rewrite it as a page of
-/// the wrong kind.
+/// A request with an outdated page number does not read a large value's chunk into memory. The number may have belonged
+/// to a leaf or a different value before. No reader would look for the chunk under this number, and the reclaimer would
+/// rewrite it as a page of the wrong kind.
 #[test]
 fn an_outdated_number_brings_no_chunk_into_memory() {
     let backend = crate::io::in_memory();
@@ -170,7 +170,7 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     let film = reference(&db, &keyspace, b"film");
     let last = PageId(film.first_page.0 + film.chunk_count - 1);
     let (pool, pages) = (&db.store().unwrap().engine.pool, &keyspace.tree().pages);
-    // Each of these requests must return an error or nothing, and leave the value where it was.
+    // Each of these requests must return an error or nothing, and must leave the value in place.
     let wanted = crate::pool::Wanted::node(pages, last);
     let _ = pool.fault(pages, wanted);
     let _ = pool.fault_many(pages, &[wanted, wanted]);
@@ -192,8 +192,8 @@ fn an_outdated_number_brings_no_chunk_into_memory() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
 
-/// Emptying a segment moves its values byte for byte, whether they are in memory or not. Afterwards they use as many
-/// bytes as before, and no removed value has been rewritten.
+/// Emptying a segment moves its values byte for byte, whether they are in memory or not. Afterwards, they occupy as
+/// many bytes as before, and no removed value has been rewritten.
 #[test]
 fn values_in_memory_are_moved_as_they_lie_on_disk() {
     const COUNT: u32 = 100;
@@ -244,8 +244,8 @@ fn values_in_memory_are_moved_as_they_lie_on_disk() {
     assert!(with < without + (32 << 10), "{without} bytes live without, {with} with values in memory");
 }
 
-/// A well-formed reference to no value, or to the wrong one, causes an error when it is read, and has no effect when it
-/// is freed.
+/// A well-formed reference to a value that does not exist, or to the wrong value, causes an error when it is read, and
+/// has no effect when it is freed.
 #[test]
 fn a_reference_that_misleads_is_an_error() {
     let (db, keyspace) = stage();
@@ -283,7 +283,7 @@ fn a_reference_that_misleads_is_an_error() {
     assert!(keyspace.get(b"film").unwrap().unwrap() == value);
 }
 
-/// The evicting thread gives up if it finds nothing to evict.
+/// The evicting thread gives up if there is nothing to evict.
 #[test]
 fn evicting_in_vain_ends() {
     const PAGE_BYTES: usize = 64 << 10;
@@ -297,8 +297,8 @@ fn evicting_in_vain_ends() {
     assert_eq!(pool.keep_free(PAGE_BYTES), 0);
 }
 
-/// After a commit without changes, all readers see what its transaction saw, even if the log reported those commits
-/// durable before they were published.
+/// After a commit without changes, all readers see everything that its transaction saw, even if the log had reported
+/// those commits durable before they were published.
 #[test]
 fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     let (db, keyspace) = stage();
@@ -316,8 +316,8 @@ fn what_a_transaction_saw_is_visible_when_it_has_ended() {
     assert_eq!(engine.clock.visible(), logged.timestamp);
 }
 
-/// Reads detect a stale extent that a lost write left in place, even if it holds the same page from any earlier use of
-/// the segment. They also detect an extent of a different database.
+/// Reads detect a stale extent that a lost write left in place, even if it contains the same page from an earlier use
+/// of the segment. They also detect an extent of a different database.
 #[test]
 fn an_extent_of_another_origin_is_damage() {
     let backend = crate::io::in_memory();
@@ -372,8 +372,8 @@ fn an_extent_of_another_origin_is_damage() {
     );
 }
 
-/// If a lost write leaves behind an extent of the same page from this many checkpoints ago, reads notice it: the
-/// numbers that distinguish extents do not wrap around.
+/// A lost write may leave behind an extent of the same page from this many checkpoints ago. Reads detect it, because
+/// the numbers that distinguish extents do not wrap around.
 #[test]
 fn an_extent_from_long_before_is_damage() {
     for checkpoint_count in [1, 126, 127, 128, 129] {
@@ -413,7 +413,7 @@ fn an_extent_from_long_before_is_damage() {
     }
 }
 
-/// If page numbers or keyspace numbers are used up, the call fails before anything is committed, and other calls
+/// If no more page numbers or keyspace ids are left, the call fails before it commits anything, and other calls
 /// continue to work.
 #[test]
 fn numbers_run_out_before_a_commit() {
@@ -448,8 +448,8 @@ fn numbers_run_out_before_a_commit() {
     assert_eq!(keyspace.count(..).unwrap(), u64::from(count) - 1);
 }
 
-/// If page tables grow between two checkpoints, because of rows or new keyspaces, the next commit takes the memory for
-/// them from page frames.
+/// If rows or new keyspaces make page tables grow between two checkpoints, the next commit takes the memory for them
+/// from page frames.
 #[test]
 fn frames_give_up_what_page_tables_take() {
     const ROWS: u64 = 40_000;
@@ -488,8 +488,8 @@ fn frames_give_up_what_page_tables_take() {
     check(&db, "opened again");
 }
 
-/// A scan returns the same rows whether a leaf is copied whole or row by row: keys with and without a common prefix,
-/// values of any length, leaves with gaps, bounds anywhere in a leaf.
+/// A scan returns the same rows whether a leaf is copied whole or row by row. This holds for keys with and without a
+/// common prefix, values of any length, leaves with gaps, and bounds anywhere in a leaf.
 #[test]
 fn leaves_are_copied_whole_and_in_part() {
     for beginning in ["", "what all keys begin with/"] {
@@ -519,8 +519,8 @@ fn leaves_are_copied_whole_and_in_part() {
     }
 }
 
-/// A scan that goes from leaves in memory to leaves on disk prefetches several of the latter at a time, which arrive
-/// while the scan pauses.
+/// A scan that passes from leaves in memory to leaves on disk prefetches several leaves at a time. They arrive while
+/// the scan pauses.
 #[test]
 fn a_scan_prefetches_after_leaves_in_memory() {
     const ROWS: u64 = 40_000;
@@ -542,7 +542,7 @@ fn a_scan_prefetches_after_leaves_in_memory() {
     }
     let before = db.stats();
     let mut rows = keyspace.iter();
-    // The scan has passed about twenty leaves that were on disk, so its read-ahead now requests many more at a time.
+    // The scan has passed about twenty leaves that were on disk, so it now prefetches many more at a time.
     assert!(rows.nth(ROWS as usize / 4 + 500).unwrap().is_ok());
     let end = Instant::now() + Duration::from_secs(20);
     let (pages, reads) = loop {
@@ -567,7 +567,7 @@ fn epoch_change_count(db: &Database) -> u64 {
 }
 
 /// If page-table changes fill their memory, blocking and asynchronous commits wait for a checkpoint and then continue.
-/// A waiting commit holds nothing that a checkpoint needs.
+/// A waiting commit holds no resource that a checkpoint needs.
 #[test]
 fn commits_wait_where_changes_fill_their_memory() {
     const COMMITS: u64 = 600;
@@ -609,8 +609,8 @@ fn commits_wait_where_changes_fill_their_memory() {
     assert!(db.stats().checkpoints > 2);
 }
 
-/// Between two checkpoints, cleaning moves only as many pages as there is memory for their page-table changes. In the
-/// end, all pages are moved.
+/// Between two checkpoints, cleaning moves only as many pages as the memory for page-table changes allows. In the end,
+/// it has moved all pages.
 #[test]
 fn cleaning_stays_within_the_memory_for_changes() {
     const ROWS: u64 = 60_000;
@@ -645,8 +645,8 @@ fn cleaning_stays_within_the_memory_for_changes() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// When removed large values lose their last reader, each epoch frees only as many as there is memory for the
-/// page-table changes. In the end, all are freed.
+/// When removed large values lose their last reader, each epoch frees only as many of them as the memory for page-table
+/// changes allows. In the end, all of them are freed.
 #[test]
 fn values_are_freed_within_the_memory_for_changes() {
     const VALUES: u64 = 3_000;
@@ -676,7 +676,7 @@ fn values_are_freed_within_the_memory_for_changes() {
     let unfreed_pages = space.unfreed_pages();
     assert!(unfreed_pages > VALUES / 8, "{unfreed_pages} pages wait to be freed");
     assert_eq!(engine.versions.orphans().len() as u64, unfreed_pages);
-    // If more pages wait to be freed than an epoch has memory for, commits wait, too.
+    // If more pages are waiting to be freed than an epoch has memory for, commits wait, too.
     engine.versions.set_unfreed_pages(changes_max + 1);
     let begun = db.stats().checkpoints;
     let (sender, ended) = std::sync::mpsc::channel();
@@ -720,15 +720,15 @@ fn an_idle_database_gives_its_space_back() {
     let usage = || store.engine.space.segments.usage();
     let before = usage();
     assert!(before.free_count > before.segment_count / 3, "{before:?}");
-    // Packing yields to requests, so first wait for the requests of the commits above.
+    // Packing yields to requests. First wait until the requests of the commits above have been served.
     while store.maintenance.state.lock().is_wanted() {
         std::thread::yield_now();
     }
     let rounds = (0..20).take_while(|_| store.reclaim(&[Goal::ShortenIdleFile]).unwrap().is_shorter).count();
     let after = usage();
     assert!(rounds > 0 && rounds < 20, "{rounds} rounds: {before:?}, then {after:?}");
-    // Some segments are kept free for the next checkpoints. The number that was free before depends on the checkpoints
-    // made, because cleaning after one of them may have returned some.
+    // Some segments stay free for the next checkpoints. The number of free segments before depends on the checkpoints
+    // that were made: after one of them, cleaning may have returned some segments.
     let kept_count = store.engine.space.state().kept_segments();
     assert!(after.free_count <= kept_count, "{kept_count} are kept: {before:?}, then {after:?}");
     assert!(after.segment_count < before.segment_count, "{before:?}, then {after:?}");
@@ -741,7 +741,8 @@ fn an_idle_database_gives_its_space_back() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// A transaction with more keyspaces than fit into 16 bits keeps each row in its own keyspace, even after a roll-back.
+/// A transaction that changes more keyspaces than fit into 16 bits writes each row to the right keyspace, even after a
+/// roll-back.
 #[test]
 fn any_number_of_keyspaces() {
     const COUNT: u32 = (1 << 16) + 40;
@@ -798,8 +799,8 @@ fn a_second_close_waits_for_the_first() {
     });
 }
 
-/// While another thread creates or drops a keyspace, a lookup waits until that is durable before it finds the keyspace,
-/// or reports it missing.
+/// While another thread creates or drops a keyspace, a lookup waits until the change is durable. Only then does it find
+/// the keyspace, or report it missing.
 #[test]
 fn a_keyspace_is_found_when_its_creation_is_durable() {
     let disk = FaultyBackend::new(crate::io::in_memory());
@@ -842,8 +843,8 @@ fn a_keyspace_is_found_when_its_creation_is_durable() {
     }
 }
 
-/// Commits that change pages which a checkpoint has not written yet first append images of these pages. If the buffers
-/// for the images are full, commits wait, as threads and as tasks.
+/// A commit that changes pages which a running checkpoint has not written yet first appends images of these pages. If
+/// the buffers for the images are full, commits wait, both on threads and in tasks.
 #[test]
 fn images_for_a_checkpoint_stay_within_their_buffers() {
     for waits_as_task in [false, true] {
@@ -898,7 +899,8 @@ fn reads_in_front_of_a_failed_write_lose_no_buffer() {
     assert_eq!(engine.pool.read_buffer_bytes(), 0, "a buffer is counted that nobody has");
 }
 
-/// A thread that finds all frames in use waits for one, however long their holders take. Here the holders read pages.
+/// If all frames are in use, a thread waits for one, however long the other threads hold them. Here, the other threads
+/// read pages.
 #[test]
 fn a_frame_is_waited_for() {
     let (db, keyspace) = stage();
@@ -956,8 +958,8 @@ fn reads_of_many_rows_wait_without_latches() {
     });
 }
 
-/// Commits on the fast path and commits on the path that can wait leave the same rows at every snapshot, the same bytes
-/// in every leaf, the same counts and log, and the same rows after the next opening.
+/// The fast commit path and the path that can wait have the same effects: the same rows at every snapshot, the same
+/// bytes in every leaf, the same counts and log, and the same rows after reopening.
 #[test]
 fn both_ways_of_committing_leave_the_same() {
     for seed in 0..8 {
@@ -973,7 +975,7 @@ fn both_ways_of_committing_leave_the_same() {
                 snapshots.swap_remove(random.below(snapshots.len() as u64) as usize);
             }
             if step % 700 == 0 {
-                // Once the rows have been counted, commits keep row counts.
+                // Once the rows have been counted, commits update row counts.
                 assert_eq!(opened[0].1.len().unwrap(), opened[1].1.len().unwrap());
             }
             let row_count = if random.below(3) == 0 { 2 + random.below(6) } else { 1 };
@@ -1024,7 +1026,7 @@ fn both_ways_of_committing_leave_the_same() {
     }
 }
 
-/// Returns the bytes of all leaves in the order of their keys.
+/// Returns the bytes of all leaves in key order.
 fn leaves_of(db: &Database, keyspace: &Keyspace) -> Vec<Vec<u8>> {
     let _reclaim_guard = db.store().unwrap().engine.pool.reclaim_guard();
     let (mut leaves, mut lower) = (Vec::new(), Some(Vec::new()));

@@ -1,4 +1,4 @@
-//! Running a transaction, and retrying it after conflicts with other transactions.
+//! Runs transactions, and retries them after conflicts with other transactions.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -17,8 +17,8 @@ use crate::txn::running::BodyOf;
 /// of memory.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// The maximum number of runs of a transaction if its snapshot is ended during each. More are unlikely to help, because
-/// each run probably takes as long as the first.
+/// The maximum number of runs of a transaction if its snapshot is ended during each run. More runs are unlikely to
+/// help, because each one probably takes as long as the first.
 const TOO_OLD_ATTEMPTS_MAX: u32 = 3;
 
 /// One run of the body of [`Database::transact_async`]: `Box::pin(async move { … })`. The box tells the compiler that
@@ -39,17 +39,17 @@ const TOO_OLD_ATTEMPTS_MAX: u32 = 3;
 pub type Attempt<'t, T, E = Error> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 't>>;
 
 impl Database {
-    /// Runs `body` in a transaction and commits it. Retries after a conflict, or if other calls use the memory that it
-    /// needs: up to 100 runs, with pauses that double from 50 µs to 50 ms. If its [snapshot was
-    /// ended](Error::SnapshotTooOld), there are at most three runs, because each is likely to take as long. There is no
-    /// retry after [`Error::LockTimeout`], because the run has already waited [`TxOptions::lock_timeout`] for a row,
-    /// nor after [`TxOptions::retry_timeout`].
+    /// Runs `body` in a transaction and commits it. Retries after a conflict, or if other calls use up the memory that
+    /// it needs: up to 100 runs, with pauses that double from 50 µs to 50 ms. If the [snapshot was
+    /// ended](Error::SnapshotTooOld), there are at most three runs, because each is likely to take as long as the
+    /// first. Does not retry after [`Error::LockTimeout`], because the run has already waited
+    /// [`TxOptions::lock_timeout`] for a row, nor after [`TxOptions::retry_timeout`] has passed.
     ///
     /// Any other error ends the transaction and discards its changes. [`Transaction::conflict`] requests a retry. For a
     /// body with its own error type, use [`try_transact`](Database::try_transact).
     ///
     /// ```
-    /// // The caller may have any error type: the body has Drumlin's.
+    /// // The caller may use any error type, because the body returns Drumlin's own.
     /// fn count_visit(db: &drumlin::Database) -> Result<u8, Box<dyn std::error::Error>> {
     ///     let k = db.keyspace("k")?;
     ///     let visits = db.transact(|tx| {
@@ -74,7 +74,7 @@ impl Database {
         self.transact_with(self.tx_options(), body)
     }
 
-    /// Like [`transact`](Database::transact), for a body with its own error type, which can be any type that a Drumlin
+    /// Like [`transact`](Database::transact), for a body with its own error type. This may be any type that a Drumlin
     /// [`Error`] converts into, such as `anyhow::Error`. The body is retried even if it wraps or replaces the Drumlin
     /// error, because the transaction itself records that it had a conflict.
     ///
@@ -240,8 +240,8 @@ impl Database {
 
     /// Like [`transact_async`](Database::transact_async), with an async closure, which may borrow what it uses. Its
     /// future is not `Send`: it can be awaited in `main`, in `block_on` and in tasks that stay on one thread, but
-    /// cannot be spawned on a multi-threaded executor. There the compiler says that an *implementation of `Send` is not
-    /// general enough*; use `transact_async` instead.
+    /// cannot be spawned on a multi-threaded executor. If the compiler says that an *implementation of `Send` is not
+    /// general enough*, use `transact_async` instead.
     ///
     /// ```
     /// # smol::block_on(async {
@@ -320,7 +320,7 @@ async fn run<F: Future>(body_of: BodyOf, body: impl FnOnce() -> F) -> F::Output 
     .await
 }
 
-/// Returns `true` if a retry may succeed. After a lock timeout, a retry would only wait for the same row again.
+/// Returns `true` if a retry may succeed. After a lock timeout, a retry would only wait for the same row once more.
 fn may_run_again(error: &Error) -> bool {
     error.recourse() == Recourse::Retry && !matches!(error, Error::LockTimeout { .. })
 }
@@ -333,7 +333,7 @@ struct Attempts<'h> {
     too_old_count: u32,
     /// The time at which the first run began.
     begun: Duration,
-    /// The time since `begun` after which no run begins.
+    /// The time limit, counted from `begun`. No run begins after it.
     timeout: Duration,
 }
 
@@ -350,8 +350,8 @@ impl<'h> Attempts<'h> {
             && self.handle.store_here().now().saturating_sub(self.begun) < self.timeout
     }
 
-    /// Commits a transaction whose body has returned `Ok`, or drops it. Breaks with the result, or pauses before a
-    /// retry.
+    /// Commits a transaction whose body has returned `Ok`, or drops it. Breaks with the result, or pauses if there will
+    /// be a retry.
     async fn end<T, E: From<Error> + 'static>(
         &mut self,
         mode: WaitMode<'_>,

@@ -31,9 +31,9 @@ use crate::txn::running::BodyOf;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
 use crate::txn::write_set::{Change, SharedWrites};
 
-/// The maximum number of rows in a commit that a task applies itself, which takes about 300 µs. Larger commits are
-/// handed to another thread; the round trip costs about 60 µs. The simulation uses a lower limit because its commits
-/// are smaller.
+/// The maximum number of rows in a commit that a task applies itself. Applying this many rows takes about 300 µs.
+/// Larger commits are handed to another thread, with a round trip of about 60 µs. The simulation uses a lower limit
+/// because its commits are smaller.
 /// Measured: decision 034.
 const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
 /// The maximum log record size of a commit that a task applies itself.
@@ -60,7 +60,7 @@ const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } els
 #[non_exhaustive]
 pub enum Isolation {
     /// Reads see the database as of the transaction's beginning, plus its own changes. If two transactions change the
-    /// same row, the second gets [`Error::Conflict`].
+    /// same row, the second one fails with [`Error::Conflict`].
     ///
     /// This prevents lost updates and phantoms. Write skew is possible: two transactions can read the same rows and
     /// each change a different one.
@@ -68,19 +68,19 @@ pub enum Isolation {
     Snapshot,
     /// Behaves as if transactions ran one after another. As with [`Snapshot`](Isolation::Snapshot), reads see the
     /// database as of the transaction's beginning, plus its own changes. A commit with changes fails with
-    /// [`Error::Conflict`] if another transaction has since changed a row that this one read, or inserted one where it
-    /// found none.
+    /// [`Error::Conflict`] if another transaction has since changed a row that this one has read, or inserted a row
+    /// where this one found none.
     ///
     /// Adds no cost to other transactions. Reads are recorded (scans and counts by their bounds), and the records count
     /// towards the transaction's size. The commit revisits every leaf that was read, including all leaves between the
-    /// bounds of a scan or count, so its cost grows with their number. These leaves may be nearly a quarter of the
-    /// pages that fit into the memory budget; with more, the transaction fails with [`Error::TransactionTooLarge`]. A
-    /// transaction without changes validates nothing, and may read any number of rows. Rows locked by
-    /// [`get_for_update`](Transaction::get_for_update) need no validation.
+    /// bounds of a scan or count, so its cost grows with their number. The leaves may amount to nearly a quarter of the
+    /// pages that fit into the memory budget. If there are more, the transaction fails with
+    /// [`Error::TransactionTooLarge`]. A transaction without changes validates nothing, and may read any number of
+    /// rows. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
     /// Each read sees the newest committed state and the transaction's own changes. A scan or value reader sees the
     /// database as of its own beginning. Writes wait for each other and never conflict. Between its reads, the
-    /// transaction keeps no old versions in memory.
+    /// transaction retains no old versions in memory.
     ReadCommitted,
 }
 
@@ -109,12 +109,12 @@ pub struct TxOptions {
     /// [`Database::tx_options`](crate::Database::tx_options) returns the database's own default instead.
     pub durability: Durability,
     /// The time that a write waits for a row that another transaction has locked before it fails with
-    /// [`Error::LockTimeout`]. Default 10 seconds. With zero the write fails without waiting, and the transaction can
-    /// go on to other rows, so it can [skip locked rows](crate::LockHolder). A queue does not need this:
-    /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows whatever the timeout is.
+    /// [`Error::LockTimeout`]. Default 10 seconds. With zero, the write fails without waiting, and the transaction can
+    /// try other rows. In this way, it can [skip locked rows](crate::LockHolder). A queue does not need this:
+    /// [`pop_first_in`](Transaction::pop_first_in) skips locked rows with any timeout.
     ///
-    /// A write outside of transactions waits for up to 10 seconds, even if the row was locked by its own thread,
-    /// because another thread may end that transaction.
+    /// A write outside of transactions waits for up to 10 seconds. It waits even if its own thread has locked the row
+    /// in a transaction, because another thread may end that transaction.
     pub lock_timeout: Duration,
     /// The time after which [`transact`](crate::Database::transact) and its variants stop retrying. Default:
     /// [`Duration::MAX`], no limit.
@@ -145,7 +145,7 @@ impl Default for TxOptions {
 /// tx.insert(&log, "1", "ann was given 5")?;
 /// assert_eq!(tx.get(&accounts, "ann")?.unwrap(), "5"); // its own changes
 /// assert!(accounts.get("ann")?.is_none()); // other callers do not see them yet
-/// tx.commit()?; // Error::Conflict if another was first; then Database::transact would retry
+/// tx.commit()?; // Error::Conflict if another transaction was first; Database::transact would retry
 /// assert_eq!(accounts.get("ann")?.unwrap(), "5");
 /// # Ok::<(), drumlin::Error>(())
 /// ```
@@ -159,7 +159,8 @@ pub struct Transaction {
     roll_backs: RollBacks,
     /// The reason for the conflict that has ended the transaction.
     pub(super) conflict: Option<&'static str>,
-    /// Set once [`interrupter`](Transaction::interrupter) has let other threads end the transaction's waits.
+    /// Present once [`interrupter`](Transaction::interrupter) has been called, so that other threads can end the
+    /// transaction's waits.
     pub(super) interrupt: Option<Arc<Interrupt>>,
 }
 
@@ -185,7 +186,7 @@ impl std::fmt::Debug for Transaction {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Savepoint {
-    /// The number of the database's opening, because each opening numbers its transactions from the start.
+    /// The number of the opening. Each opening numbers its transactions from the start.
     opening: u64,
     transaction: TransactionId,
     position: usize,
@@ -193,7 +194,7 @@ pub struct Savepoint {
     roll_backs: u64,
 }
 
-/// The roll-backs that can invalidate a savepoint, as pairs of number and position, both ascending.
+/// The roll-backs that can invalidate a savepoint, as pairs of roll-back number and position. Both ascend.
 #[derive(Default)]
 struct RollBacks {
     count: u64,
@@ -209,7 +210,7 @@ impl RollBacks {
         self.lowest.push((self.count, position));
     }
 
-    /// Returns `true` if a roll-back to a position before the savepoint has happened since.
+    /// Returns `true` if there has since been a roll-back to a position before the savepoint.
     fn have_passed(&self, savepoint: &Savepoint) -> bool {
         let since = self.lowest.partition_point(|(number, _)| *number <= savepoint.roll_backs);
         self.lowest.get(since).is_some_and(|(_, position)| *position < savepoint.position)
@@ -217,7 +218,7 @@ impl RollBacks {
 }
 
 impl Transaction {
-    /// Begins a transaction that locks its rows only when it commits. Such a transaction must not read.
+    /// Begins a transaction that locks its rows only when it commits, and never reads.
     pub(super) fn begin_batch(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
         let mut transaction = Transaction::begin(handle, options)?;
         transaction.locks.planned = Some(Planned::default());
@@ -238,7 +239,7 @@ impl Transaction {
             Isolation::Snapshot | Isolation::Serializable => {
                 Horizon::Fixed(store.open_snapshot(|| store.engine.clock.published()))
             }
-            Isolation::ReadCommitted => Horizon::Latest(Arc::new(AtomicU64::new(store.engine.clock.visible().0))),
+            Isolation::ReadCommitted => Horizon::Published(Arc::new(AtomicU64::new(store.engine.clock.visible().0))),
         };
         let reads = (options.isolation == Isolation::Serializable).then(|| Arc::new(Mutex::new(ReadSet::new(budget))));
         let own = Some(SharedWrites::new(budget.grant(Account::Transactions)));
@@ -328,7 +329,7 @@ impl Transaction {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
         let writes = &self.writes().set;
         let write_bytes = writes.memory_bytes_with(key, value_bytes.unwrap_or(0));
-        // A lock taken without a write may be a shared one.
+        // A lock without a write may be a shared one.
         let sharer_bytes = if value_bytes.is_none() { SHARER_BYTES } else { 0 };
         let lock_bytes = self.locks.memory_bytes_with(key) + sharer_bytes;
         let bytes = write_bytes + lock_bytes;
@@ -365,7 +366,7 @@ impl Transaction {
     ///
     /// # Errors
     /// [`Error::Conflict`] if another transaction has changed the row since this one began, or if waiting for its lock
-    /// would cause a deadlock; [`Error::LockTimeout`] if another transaction keeps the row locked for too long;
+    /// would cause a deadlock; [`Error::LockTimeout`] if another transaction holds the row's lock for too long;
     /// [`Error::KeyTooLong`], [`Error::TransactionTooLarge`], [`Error::MemoryInUse`], [`Error::Invalid`] for a keyspace
     /// of a different database. The transaction stays usable after any of these errors except a conflict. After a
     /// conflict, its writes and its commit fail with the same error.
@@ -400,8 +401,8 @@ impl Transaction {
     /// the commit and do not count towards the transaction's size. Returns the value's length.
     ///
     /// # Errors
-    /// [`Error::Source`] if the reader fails; [`Error::DiskFull`]; [`Error::MemoryInUse`] if other writers used all the
-    /// memory for such values for 10 seconds, in which case nothing was read from `reader`. Otherwise the errors of
+    /// [`Error::Source`] if the reader fails; [`Error::DiskFull`]; [`Error::MemoryInUse`] if other writers have used up
+    /// the memory for such values for 10 seconds, in which case nothing was read from `reader`. Otherwise the errors of
     /// [`insert`](Transaction::insert).
     pub fn insert_from(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, mut reader: impl Read) -> Result<u64> {
         self.insert_read(keyspace, key.as_ref(), &mut reader)
@@ -420,8 +421,8 @@ impl Transaction {
         mut source: impl Source,
     ) -> Result<u64> {
         let open = self.open(keyspace)?;
-        // Lock the row first: a call that waits for a row must not hold memory that the lock's holder may be waiting
-        // for.
+        // Lock the row first. A call must not hold this memory while it waits for a row, because the lock's holder may
+        // be waiting for memory.
         self.lock_large(mode, open, key).await?;
         let memory = self.source_memory(mode).await?;
         let head = super::keyspace::read_head(&mut source).await?;
@@ -510,12 +511,12 @@ impl Transaction {
         }
     }
 
-    /// Undoes all changes since the savepoint, but keeps the row locks taken since.
+    /// Undoes all changes since the savepoint, but retains the row locks acquired since then.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a savepoint of a different transaction, or one that an earlier roll-back has undone;
-    /// [`Error::MemoryInUse`] if some of the transaction's ranges are still open and there is no memory to copy its
-    /// changes for them.
+    /// [`Error::Invalid`] for a savepoint of a different transaction, or a savepoint that an earlier roll-back has
+    /// undone; [`Error::MemoryInUse`] if some of the transaction's ranges are still open and there is no memory to copy
+    /// its changes for them.
     pub fn rollback_to(&mut self, savepoint: Savepoint) -> Result<()> {
         let is_of_this = savepoint.opening == self.reader.handle.number() && savepoint.transaction == self.id;
         if !is_of_this || self.roll_backs.have_passed(&savepoint) {
@@ -541,8 +542,8 @@ impl Transaction {
     /// # Errors
     /// [`Error::DiskFull`], [`Error::TransactionTooLarge`], [`Error::Closed`], [`Error::Failed`],
     /// [`Error::SnapshotTooOld`]; [`Error::Conflict`] if the transaction is serializable and rows that it read have
-    /// changed, or if one of its writes had a conflict. After any of these errors, none of the transaction's changes
-    /// remain. [`Error::OutcomeUnknown`] if only reopening the database can tell whether it was committed.
+    /// changed, or if one of its writes had a conflict. After any of these errors, the transaction has changed nothing.
+    /// [`Error::OutcomeUnknown`] if only reopening the database can tell whether it was committed.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.commit_in(WaitMode::Blocking))
     }
@@ -572,12 +573,13 @@ impl Transaction {
                 }
                 _ => self.apply(mode, mode.is_task()).await?,
             };
-            // The commit is done, even if the database has been closed since. Only the wait for its log write is left.
+            // The commit has been applied, even if the database has been closed since. Only its log write is still
+            // pending.
             handle.store_here().engine.await_written(mode, &logged, durability).await
         })
     }
 
-    /// Applies the changes and requests their log write. Their rows must be locked.
+    /// Applies the changes and requests their log write. The transaction must have locked their rows.
     async fn apply(self, mode: WaitMode<'_>, for_task: bool) -> Result<(Arc<Handle>, Appended)> {
         let Transaction { reader, options, locks, memory: _memory, .. } = self;
         let Reader { handle, view: ReadView { horizon, own, reads, .. }, .. } = reader;

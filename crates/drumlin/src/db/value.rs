@@ -1,4 +1,4 @@
-//! Keys and values, as calls return them.
+//! Keys and values that calls return.
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 /// The bytes of a key or a value. Derefs to `[u8]`; cheap to clone.
 ///
-/// A value from a scan shares one allocation with the rows that were copied with it, up to 64 KiB or one row, and keeps
-/// all of it in memory, outside of the memory budget. A key or value of up to 22 bytes is stored in the `Value` itself.
-/// To keep only a few of many longer ones, copy them with [`into_vec`](Value::into_vec). With the feature `bytes`, a
-/// value becomes a `bytes::Bytes` without a copy.
+/// A value from a scan is a part of one allocation, of up to 64 KiB or one row, with the rows that were copied together
+/// with it. It keeps all of this allocation in memory, outside of the memory budget. A key or value of up to 22 bytes
+/// is stored in the `Value` itself. To hold only a few of many longer values, copy them with
+/// [`into_vec`](Value::into_vec). With the feature `bytes`, a value becomes a `bytes::Bytes` without a copy.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -28,8 +28,8 @@ pub struct Value(Repr);
 #[derive(Clone)]
 enum Repr {
     Whole(Arc<[u8]>),
-    /// A value that was read into a vector. The vector is kept as it is, because copying a large value would need twice
-    /// the memory.
+    /// A value that was read into a vector. The vector itself is stored, because a copy of a large value would double
+    /// its memory.
     Vector(Arc<Vec<u8>>),
     /// A part of the rows that a scan copied out of one leaf.
     Part {
@@ -37,8 +37,8 @@ enum Repr {
         start: u32,
         end: u32,
     },
-    /// A short value, stored inline. This is cheaper than an allocation or a shared reference to copied rows, all of
-    /// which a short key would keep in memory.
+    /// A short value, stored inline. This is cheaper than an allocation, or than a shared reference, with which a short
+    /// key would keep all copied rows in memory.
     Short {
         length: u8,
         bytes: [u8; SHORT_BYTES_MAX],
@@ -87,17 +87,17 @@ impl Value {
     }
 }
 
-/// The maximum size of the vector that a thread keeps for shown values. Any value in a leaf fits.
+/// The maximum size of a vector that a thread reuses for shown values. Any value in a leaf fits.
 const SHOWN_BYTES_KEPT_MAX: usize = 64 << 10;
 
 thread_local! {
     static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A value that is shown to a caller's closure, in a vector that the thread keeps for the next such call.
+/// A value that is shown to a caller's closure, in a vector that the thread reuses for the next such call.
 ///
-/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. A nested
-/// call finds the vector taken and allocates a new one.
+/// The value is a copy, so no latch is held while the closure runs: it can block, panic or call the database. If such a
+/// call shows another value, it finds no vector to reuse and allocates a new one.
 pub(crate) struct ShownValue(pub(crate) Vec<u8>);
 
 impl ShownValue {
@@ -124,7 +124,7 @@ impl From<Arc<[u8]>> for Value {
 }
 
 impl From<Vec<u8>> for Value {
-    /// Copies only short values.
+    /// Copies the bytes only if they are short.
     fn from(mut bytes: Vec<u8>) -> Value {
         if bytes.len() <= SHORT_BYTES_MAX {
             return Value::short(&bytes);
@@ -148,7 +148,7 @@ impl From<Value> for Box<[u8]> {
 
 #[cfg(feature = "bytes")]
 impl From<Value> for bytes::Bytes {
-    /// Copies only short parts of rows.
+    /// Copies the value only if it is short.
     fn from(value: Value) -> bytes::Bytes {
         bytes::Bytes::from_owner(value)
     }
@@ -296,7 +296,8 @@ impl<'de> serde::Deserialize<'de> for Value {
 mod tests {
     use super::*;
 
-    /// Two values that are shown at the same time are in separate vectors, and the thread does not keep a long vector.
+    /// Two values that are shown at the same time are in separate vectors, and the thread does not retain a long
+    /// vector.
     #[test]
     fn shown_values_are_apart() {
         let mut outer = ShownValue::new();
@@ -359,7 +360,7 @@ mod tests {
         assert_eq!(bytes::Bytes::from(Value::part(&rows, 0..3)), "key");
     }
 
-    /// A value can be deserialized from bytes, sequences and text, whichever a format uses.
+    /// A value can be deserialized from bytes, sequences or text, depending on the format.
     #[cfg(feature = "serde")]
     #[test]
     fn values_are_deserialized() {

@@ -21,10 +21,10 @@ use crate::txn::values::{self, LargeValue, ValuePart};
 
 /// The bytes of a value as a stream with `Read` and `Seek`. Keeps the database open, like any handle.
 ///
-/// Keeps up to 256 KiB in memory, or less while many readers and scans share their sixteenth of the budget; each reader
-/// then has to read a chunk of 256 KiB several times, for smaller pieces. If no memory is left for a reader, a read
-/// fails with [`MemoryInUse`](Error::MemoryInUse) inside the [`std::io::Error`]. The read can be retried once other
-/// readers or scans have been dropped.
+/// Holds up to 256 KiB in memory. While many readers and scans share their sixteenth of the budget, a reader holds
+/// less, and then has to read a chunk of 256 KiB several times, a smaller piece each time. If no memory is left for a
+/// reader, a read fails with [`MemoryInUse`](Error::MemoryInUse) inside the [`std::io::Error`]. The read can be retried
+/// once other readers or scans have been dropped.
 ///
 /// ```
 /// use std::io::{Read, Seek, SeekFrom};
@@ -49,7 +49,7 @@ pub struct ValueReader {
     piece: Option<Piece>,
 }
 
-/// The part of a value that is in memory: a chunk, or less while many readers share the budget.
+/// The part of a value that is in memory: a whole chunk, or a part of one while many readers share the budget.
 struct Piece {
     start: u64,
     bytes: Vec<u8>,
@@ -64,7 +64,7 @@ impl Piece {
     }
 }
 
-/// The minimum number of bytes of a value that a reader keeps in memory.
+/// The minimum number of bytes of a value that a reader holds in memory.
 const PIECE_BYTES_MIN: u64 = 1 << 10;
 
 #[derive(Clone)]
@@ -73,7 +73,7 @@ pub(crate) enum Content {
     /// A value among the rows that a scan has copied.
     Copied(Value),
     Stored(LargeRef),
-    /// A value put by the reading transaction. It stays readable even after the transaction has ended.
+    /// A value that the reading transaction itself has put. It stays readable even after the transaction has ended.
     Own(Arc<LargeValue>),
 }
 
@@ -129,7 +129,7 @@ impl ValueReader {
         (self.position < self.len() && !is_there).then_some(self.position)
     }
 
-    /// Reads a piece: the part of a chunk from `start` to its end, or as much of that as memory allows.
+    /// Reads a piece: the part of a chunk from `start` to its end, or less if there is not enough memory.
     async fn load(
         store: &Store,
         mode: WaitMode<'_>,
@@ -215,7 +215,7 @@ impl std::io::Seek for ValueReader {
 /// database open, like any handle.
 ///
 /// ```
-/// use smol::io::AsyncReadExt; // or the one of the crate `futures`
+/// use smol::io::AsyncReadExt; // or the trait from the crate `futures`
 ///
 /// # smol::block_on(async {
 /// # let db = drumlin::Config::in_memory().open("")?;
@@ -231,7 +231,7 @@ impl std::io::Seek for ValueReader {
 /// ```
 pub struct AsyncValueReader {
     reader: ValueReader,
-    /// The piece that is being read, and the position where it begins.
+    /// The piece that is being read, and its starting position.
     loading: Option<(u64, Loading)>,
 }
 
@@ -269,7 +269,7 @@ impl futures_io::AsyncRead for AsyncValueReader {
             let loading = match &mut this.loading {
                 Some((of, loading)) if *of == start => loading,
                 other => {
-                    // Stop loading the piece at the previous position first, to release its memory.
+                    // First stop loading the piece at the previous position, to release its memory.
                     *other = None;
                     let ValueReader { handle, tree, snapshot, content, .. } = &this.reader;
                     let (handle, tree) = (Arc::clone(handle), tree.clone());

@@ -11,13 +11,13 @@ use super::{SegmentUse, get_u64, put_u64};
 /// | 54..61 | stamp: seven bits of the segment's use |
 /// | 61..64 | 0: left to the page table's tags |
 ///
-/// The stamp usually tells apart two addresses of the same bytes in different uses of their segment. The full use
-/// number is in the table of segments and in the extent's header. Zero is never an address, because the superblocks are
-/// at the start of the file.
+/// Two addresses may refer to the same bytes in different uses of their segment. Their stamps usually differ. The full
+/// use is in the table of segments and in the extent's header. Zero is never an address, because the superblocks are at
+/// the start of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct ExtentAddress(u64);
 
-/// Addresses sort by their start.
+/// Addresses are ordered by their start.
 impl Ord for ExtentAddress {
     fn cmp(&self, other: &ExtentAddress) -> std::cmp::Ordering {
         self.start().cmp(&other.start()).then(self.0.cmp(&other.0))
@@ -63,7 +63,7 @@ impl ExtentAddress {
         segment_use.0.wrapping_add(opening.wrapping_mul(37)) & ((1 << ExtentAddress::STAMP_BITS) - 1)
     }
 
-    /// Returns `true` if the address may have been assigned in this use of its segment, judging by its stamp.
+    /// Returns `true` if the stamp allows the address to have been assigned in this use of its segment.
     pub(crate) fn is_of(self, segment_use: SegmentUse) -> bool {
         self.0 >> (ExtentAddress::START_BITS + ExtentAddress::LENGTH_BITS) == ExtentAddress::stamp_of(segment_use)
     }
@@ -73,7 +73,7 @@ impl ExtentAddress {
         self.0
     }
 
-    /// Returns the address with this stored form, or `None` if it is not a valid address.
+    /// Returns the address with this stored form, or `None` if the address is not valid.
     pub(crate) fn from_bits(bits: u64) -> Option<ExtentAddress> {
         let address = ExtentAddress(bits);
         let well_formed = bits >> ExtentAddress::BITS == 0 && address.start() > 0 && address.length() > 0;
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(ExtentAddress::from_bits(1 << 61), None);
     }
 
-    /// Addresses sort by their offset in the file, regardless of length and use.
+    /// Addresses are ordered by their offset in the file, regardless of length and use.
     #[test]
     fn addresses_sort_by_where_they_start() {
         let (near, far) = (ExtentAddress::new(64, 4096, SegmentUse(9)), ExtentAddress::new(128, 64, SegmentUse(1)));

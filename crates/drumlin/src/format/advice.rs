@@ -1,11 +1,11 @@
-//! The parts of advice files, which only speed up the next opening. They list the pages that were in memory
-//! (`resident`), or the row counts that keyspaces kept at a checkpoint (`counts-0`, `counts-1`).
+//! The parts of advice files. These files only speed up the next opening. They list the pages that were in memory
+//! (`resident`), or the row counts that keyspaces had at a checkpoint (`counts-0`, `counts-1`).
 //!
 //! An advice file is a sequence of parts. Each part consists of whole blocks and is verified separately. Parts form
-//! *series*: the parts about one keyspace from one writing of the file, numbered from 0 up to the part that is marked
-//! as the last. A series is used completely or not at all. Each part of a list of resident pages is a series of its
-//! own, so the file remains useful even if it was only half overwritten, with some parts from the new list and some
-//! from the previous one:
+//! *series*. A series consists of the parts about one keyspace from one writing of the file. They are numbered from 0,
+//! and the last part is marked. A series is used completely or not at all. Each part of a list of resident pages is a
+//! series of its own. So if the file was only half overwritten, with some parts from the new list and some from the
+//! previous one, it remains useful:
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -83,7 +83,7 @@ pub(crate) const RESIDENT_VALUE_OFFSET: usize = 12;
 pub(crate) const RESIDENT_BYTES: usize = 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"DRUMADV\n");
-/// The bytes at the beginning of every advice file's magic, including earlier versions.
+/// The first bytes of every advice file's magic, including earlier versions.
 const MAGIC_PREFIX: &[u8] = b"DRUM";
 const VERSION: u32 = 1;
 
@@ -113,8 +113,8 @@ const _: () = {
     assert!(RESIDENT_BYTES == RESIDENT_VALUE_OFFSET + 8);
 };
 
-/// Returns `true` if `block`, the first written block of a file, shows that it is an advice file, of any database and
-/// version.
+/// Returns `true` if `block` shows that a file is an advice file, of any database and version. `block` must be the
+/// first block of the file that has been written.
 pub(crate) fn is_advice(block: &[u8]) -> bool {
     block.get(MAGIC_OFFSET..).is_some_and(|magic| magic.starts_with(MAGIC_PREFIX))
 }
@@ -127,11 +127,11 @@ pub(crate) enum PartKind {
     Residents = 3,
 }
 
-/// The fields of a part besides its items.
+/// The fields of a part except its items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PartHead {
     pub(crate) database: DatabaseId,
-    /// The checkpoint that the part is valid for, or 0 if it is valid for any checkpoint.
+    /// The checkpoint for which the part is valid, or 0 if it is valid for any checkpoint.
     pub(crate) checkpoint: CheckpointId,
     pub(crate) writing: WritingId,
     /// The number of the part in its series.
@@ -161,7 +161,7 @@ pub(crate) struct ResidentPage {
     pub(crate) value: Option<ValueId>,
 }
 
-/// A buffer in which parts are built, one after another, each from as many items as fit.
+/// A buffer in which parts are built one after another. Each part has as many items as fit.
 #[derive(Debug)]
 pub(crate) struct PartBuffer {
     bytes: Vec<u8>,
@@ -298,7 +298,7 @@ impl<'b> Part<'b> {
         Some(Part { head, count: get_u32(part, ITEM_COUNT_OFFSET) as usize, items: &part[ITEMS_OFFSET..] })
     }
 
-    /// Returns the changes in a part of kind `Changes`, up to the first malformed one.
+    /// Returns the changes in a part of kind `Changes`, up to the first malformed change.
     pub(crate) fn changes(&self) -> impl Iterator<Item = ListedChange<'b>> + use<'b> {
         let mut rest = self.items;
         (0..self.count_of(PartKind::Changes)).map_while(move |_| {

@@ -1,9 +1,9 @@
 //! The catalogue of a checkpoint: its keyspaces, and the addresses of their page tables.
 //!
-//! The catalogue is a byte string that is cut into parts. Each part is an extent of kind `Catalogue` and begins with a
-//! reference to the previous part, or zeros in the first part. The superblock refers to the last part. So the number of
-//! parts is limited only by the disk's free space. Integers are little-endian; a list is its length (4 bytes) followed
-//! by its items.
+//! The catalogue is a byte string that is divided into parts. Each part is an extent of kind `Catalogue` and begins
+//! with a reference to the previous part, or with zeros in the first part. The superblock refers to the last part. So
+//! the number of parts is limited only by the free space on the disk. Integers are little-endian. A list consists of
+//! its length (4 bytes) and its items.
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
@@ -52,7 +52,7 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) chunks: Vec<ExtentAddress>,
 }
 
-/// A large value that no row refers to, by its pages.
+/// A large value to which no row refers, described by its pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Orphan {
     pub(crate) keyspace: KeyspaceId,
@@ -148,7 +148,7 @@ impl<'a> Reader<'a> {
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = self.u32()?;
-        // The count is not trusted, so don't allocate memory for it before reading the items.
+        // The count may be wrong. Don't allocate memory for it before reading the items.
         let mut items = Vec::new();
         for _ in 0..count {
             items.push(item(self)?);

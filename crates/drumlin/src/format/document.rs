@@ -11,7 +11,7 @@ use super::{
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
-/// Returns the rows of the tables under a heading, as cells without surrounding blanks.
+/// Returns the rows of the tables under a heading. Each row is a list of cells without surrounding blanks.
 fn rows(heading: &str) -> Vec<Vec<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/format.md");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -27,7 +27,7 @@ fn rows(heading: &str) -> Vec<Vec<String>> {
 }
 
 /// Compares offsets and sizes with constants. A field's size is the distance to the next field. Each description must
-/// contain the given word, which reveals swapped rows.
+/// contain the given word, so the comparison detects swapped rows.
 fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
     let rows = rows(heading);
     assert_eq!(rows.len(), fields.len(), "{heading}: the document has {} rows", rows.len());
@@ -39,8 +39,8 @@ fn compare(heading: &str, fields: &[(usize, &str)], end: usize) {
     }
 }
 
-/// Compares the fixed fields of an encoded sample with the numbers that were encoded. In the document, fields of
-/// variable length come after them, and their size is a letter.
+/// Compares the fixed fields of an encoded sample with the encoded numbers. In the document, fields of variable length
+/// come after the fixed fields, and their size is given as a letter.
 fn compare_sample(heading: &str, sample: &[u8], values: &[u64]) {
     let rows = rows(heading);
     let fixed: Vec<_> = rows.iter().filter(|row| row[1].parse::<usize>().is_ok()).collect();
@@ -221,8 +221,8 @@ fn the_log_is_as_documented() {
     compare("Record header", &fields, l::RECORD_HEADER_BYTES);
 }
 
-/// The operations of a record's body are laid out as documented. The encoded numbers are all different, to reveal
-/// swapped fields.
+/// The operations of a record's body are laid out as documented. The encoded numbers are all different, so swapped
+/// fields are detected.
 #[test]
 fn operations_are_as_documented() {
     let extent = ExtentRef { address: ExtentAddress::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
@@ -273,8 +273,8 @@ fn the_catalogue_is_as_documented() {
     };
     let bytes = catalogue.encode();
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
-    // 16 bytes precede the keyspace. Its name takes 4 bytes and its list of chunks 4 + 8. The remaining lists begin
-    // with their lengths.
+    // The keyspace is preceded by 16 bytes. Its name occupies 4 bytes and its list of chunks 4 + 8. The remaining lists
+    // begin with their lengths.
     compare_sample("A keyspace", &bytes[16..], &[7, 4096, 640, 99, 4]);
     assert_eq!(bytes[42..46], *b"name");
     assert_eq!(bytes[46..58], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());

@@ -1,6 +1,6 @@
 //! The header at the beginning of every extent on disk, and the checksum and compression of extents.
 //!
-//! A page in memory begins with the same 40 bytes, so a page that does not compress is stored unchanged after the
+//! A page in memory begins with the same 40 bytes. So a page that does not compress is stored unchanged after the
 //! header.
 //!
 //! ```text
@@ -16,7 +16,7 @@
 //!     34     6  database: the low 48 bits of its identity
 //! ```
 //!
-//! Use and database are the extent's *origin*, which reveals two kinds of failed writes. A lost write leaves an older
+//! Use and database are the extent's *origin*. It reveals two kinds of failed writes. A lost write leaves an older
 //! extent in place, which may be intact and belong to the same page. A misdirected write may leave an extent of a
 //! different database.
 
@@ -88,14 +88,14 @@ impl Kind {
     }
 }
 
-/// The identity of an extent. Readers check that it is the one they expect.
+/// The identity of an extent. Readers check that the extent is the expected one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageKey {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) page: PageId,
 }
 
-/// The database and segment use that an extent was written in. Readers check that both are as expected.
+/// The database and the segment use in which an extent was written. Readers check that both are as expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
     pub(crate) database: DatabaseId,
@@ -138,16 +138,17 @@ impl std::fmt::Display for ExtentError {
 const CODEC_NONE: u8 = 0;
 const CODEC_LZ4: u8 = 1;
 
-/// Compression must save at least this fraction of a page, 1/8, to be worth decompressing it on every read.
+/// Compression must save at least this fraction of a page, 1/8. Otherwise, it is not worth decompressing the page on
+/// every read.
 const COMPRESSION_GAIN_SHARE: usize = 8;
 
-/// Returns the buffer size that encoding a page of this size requires. It exceeds the stored size, even that of a page
-/// that does not compress.
+/// Returns the buffer size that is needed to encode a page of this size. It is larger than the stored size, even if the
+/// page does not compress.
 pub(crate) fn encoded_bytes_max(page_bytes: usize) -> usize {
     HEADER_BYTES + lz4_flex::block::get_maximum_output_size(page_bytes - HEADER_BYTES).max(page_bytes - HEADER_BYTES)
 }
 
-/// Encodes pages, one after another, in the same buffer, to avoid zeroing and freeing a new one for each page.
+/// Encodes pages one after another in the same buffer, so that no new buffer has to be zeroed and freed for each page.
 #[derive(Default)]
 pub(crate) struct Encoder {
     table: CompressTable,
@@ -162,9 +163,9 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// Encodes `page` as an extent. The page must begin with space for a header, whose content is ignored. Compresses
-    /// the page if that saves at least an eighth. Once the extent's address is assigned, the caller [seals](seal) the
-    /// extent and pads it to the unit of addresses.
+    /// Encodes `page` as an extent. The page must begin with space for a header; its content there is ignored.
+    /// Compresses the page if that saves at least an eighth. Once the extent's address has been assigned, the caller
+    /// [seals](seal) the extent and pads it to the unit of addresses.
     pub(crate) fn encode(&mut self, page: &[u8], page_key: PageKey, kind: Kind) -> &[u8] {
         let bytes_max = encoded_bytes_max(page.len());
         if self.buffer.len() < bytes_max {
@@ -174,7 +175,7 @@ impl Encoder {
         self.encoded()
     }
 
-    /// Returns the extent that was encoded last.
+    /// Returns the last extent that was encoded.
     pub(crate) fn encoded(&self) -> &[u8] {
         &self.buffer[..self.stored_bytes]
     }
@@ -280,7 +281,7 @@ pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
     put_u64(extent, CHECKSUM_OFFSET, sum);
 }
 
-/// Decompresses the extent that `header` describes into `page`, whose length must be the decompressed length.
+/// Decompresses the extent described by `header` into `page`. The length of `page` must be the decompressed length.
 pub(crate) fn decode(bytes: &[u8], header: &Header, page: &mut [u8]) -> Result<(), ExtentError> {
     if page.len() != header.raw_bytes {
         return Err(ExtentError::Length);
@@ -307,7 +308,7 @@ mod tests {
     const WHO: PageKey = PageKey { keyspace: KeyspaceId(7), page: PageId(9) };
     const ORIGIN: Origin = Origin { database: DatabaseId(0xFEDC_BA98_7654_3210), segment_use: SegmentUse(3) };
 
-    /// An encoded extent decodes to the same page, compressed or not, even if other bytes precede it.
+    /// An encoded extent decodes to the same page, whether it is compressed or not, and even if other bytes precede it.
     #[test]
     fn an_extent_comes_back() {
         let mut noise = vec![0u8; 4096];

@@ -37,11 +37,11 @@ number! {
     /// The number of a page within its keyspace. Page 0 does not exist; page 1 is always the root of the tree.
     ///
     /// 32 bits allow for keyspaces of 16 TiB with 4 KiB pages, and of 256 TiB with 64 KiB pages. The page table then
-    /// takes 32 GiB.
+    /// has 32 GiB.
     crate PageId(u32)
 }
 number! {
-    /// The number of a keyspace. It is never reused within a database.
+    /// The id of a keyspace. It is never reused within a database.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -53,7 +53,7 @@ number! {
     KeyspaceId(u32)
 }
 number! {
-    /// The number of a commit. Commits are numbered without gaps: 1, 2, 3, … Timestamp 0 is that of an empty database.
+    /// The number of a commit. Commits are numbered without gaps: 1, 2, 3, … An empty database has timestamp 0.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -67,8 +67,8 @@ number! {
     Timestamp(u64)
 }
 number! {
-    /// The time between two checkpoints. The high 32 bits are the incarnation, so an epoch interrupted by a power cut
-    /// can't be mistaken for one of a later opening.
+    /// The time between two checkpoints. The high 32 bits are the incarnation. So if a power cut interrupts an epoch,
+    /// the epoch can't be mistaken for an epoch of a later opening.
     crate Epoch(u64)
 }
 number! {
@@ -76,16 +76,16 @@ number! {
     crate Incarnation(u32)
 }
 number! {
-    /// The number of a segment: its byte offset in the data file divided by the segment size. Segment 0 holds the
+    /// The number of a segment: its byte offset in the data file divided by the segment size. Segment 0 contains the
     /// superblocks.
     crate SegmentId(u32)
 }
 number! {
-    /// The number of a stream of the log.
+    /// The id of a stream of the log.
     crate StreamId(u16)
 }
 number! {
-    /// The number of a segment file within its stream. A file keeps its number through all its uses.
+    /// The number of a segment file within its stream. A file retains its number through all its uses.
     crate SlotNumber(u32)
 }
 number! {
@@ -93,8 +93,8 @@ number! {
     crate CheckpointNumber(u64)
 }
 number! {
-    /// The sequence number of a superblock, which shows which of the two is newer. It increases with every superblock
-    /// that is written, even between checkpoints.
+    /// The sequence number of a superblock. It shows which of the two superblocks is newer. It increases with every
+    /// superblock that is written, even between checkpoints.
     crate SuperblockNumber(u64)
 }
 number! {
@@ -103,14 +103,14 @@ number! {
 }
 
 /// One use of a segment of the data file, from the time the segment is taken until it is freed. Each use in a database
-/// has a different number: the high 28 bits are the opening, the rest is a counter.
+/// has a different number: the high 28 bits are the opening, and the rest is a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct SegmentUse(pub(crate) u64);
 
 impl SegmentUse {
-    /// An unknown use: the entry in the table of segments is corrupted.
+    /// An unknown use, because the entry in the table of segments is corrupted.
     pub(crate) const UNKNOWN: SegmentUse = SegmentUse(u64::MAX);
-    /// The number of bits in the counter. With segments of 1 MiB, one opening can write 2^36 of them, which is 64 PiB.
+    /// The number of bits in the counter. With segments of 1 MiB, one opening can write 2^36 segments, which is 64 PiB.
     pub(super) const COUNT_BITS: u32 = 36;
 
     /// Returns the first use of an opening.
@@ -119,7 +119,7 @@ impl SegmentUse {
     }
 }
 
-/// The number of a value that has extents of its own. It is never reused within a database.
+/// The id of a value that has extents of its own. It is never reused within a database.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct ValueId(pub(crate) u64);
 
@@ -132,7 +132,8 @@ pub(crate) struct DatabaseId(pub(crate) u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct CheckpointId(pub(crate) u64);
 
-/// A random number that identifies one writing of an advice file, and distinguishes its parts from older ones.
+/// A random number that identifies one writing of an advice file, and distinguishes its parts from parts of earlier
+/// writings.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct WritingId(pub(crate) u64);
 
@@ -176,7 +177,7 @@ impl AddAssign<u64> for StreamPosition {
     }
 }
 
-/// Returns the number of bytes between an earlier position, on the right, and this one.
+/// Returns the number of bytes from the position on the right, which must be the earlier one, to this position.
 impl Sub for StreamPosition {
     type Output = u64;
 
@@ -258,7 +259,8 @@ impl SuperblockNumber {
 }
 
 impl ChunkNumber {
-    /// Returns the chunk number in the form in which it takes the page number's place in an extent's header.
+    /// Returns the chunk number as a page number. In the header of a chunk's extent, it is stored in place of the page
+    /// number.
     pub(crate) fn as_page(self) -> PageId {
         PageId(self.0)
     }
@@ -292,7 +294,7 @@ impl Epoch {
         Epoch(self.0 + 1)
     }
 
-    /// Returns the opening of the database that the epoch belongs to.
+    /// Returns the opening of the database to which the epoch belongs.
     #[must_use]
     pub(crate) fn incarnation(self) -> Incarnation {
         Incarnation((self.0 >> 32) as u32)

@@ -1,7 +1,7 @@
 //! The header of a log segment and the header of a log record.
 //!
-//! The first block of a segment file is its header. Only its first 512 bytes are used, because a device writes this
-//! many entirely or not at all. A block of zeros is the header of a segment that was never used.
+//! The first block of a segment file is its header. Only the first 512 bytes of the block are used, because a device
+//! writes this many entirely or not at all. A block of zeros is the header of a segment that has never been used.
 //!
 //! ```text
 //! SEGMENT HEADER
@@ -119,7 +119,7 @@ impl std::fmt::Display for SegmentHeaderError {
 }
 
 impl SegmentHeader {
-    /// Writes the header to the start of `block`, and zeros after it.
+    /// Writes the header to the start of `block`, and fills the rest with zeros.
     pub(crate) fn encode(&self, block: &mut [u8]) {
         block.fill(0);
         block[MAGIC_OFFSET..MAGIC_OFFSET + 8].copy_from_slice(&SEGMENT_MAGIC);
@@ -215,16 +215,16 @@ pub(crate) const RECORD_ALIGNMENT_BYTES: usize = 8;
 /// The first four bytes of every record, as an integer.
 pub(crate) const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"dRec");
 
-/// Flag: the record refers to extents, which were synced before the record was written.
+/// Flag: the record refers to extents that were synced before the record was written.
 pub(crate) const FLAG_AFTER_DATA: u32 = 1;
 
-/// Returns the number of bytes that a record with a body of this length takes up in its stream.
+/// Returns the number of bytes that a record with a body of this length occupies in its stream.
 pub(crate) const fn record_bytes(body_bytes: usize) -> usize {
     (RECORD_HEADER_BYTES + body_bytes).next_multiple_of(RECORD_ALIGNMENT_BYTES)
 }
 
 /// Returns the seed for the checksum of a record's header. It is specific to the database, stream, segment use and
-/// position. So neither stale records nor a copy of a record inside another record's body will ever verify.
+/// position. So a stale record never verifies, nor does a copy of a record inside another record's body.
 pub(crate) fn record_seed(segment_seed: u64, position: StreamPosition) -> u64 {
     segment_seed.wrapping_add(position.0)
 }

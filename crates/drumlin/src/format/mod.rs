@@ -1,4 +1,4 @@
-//! Every persistent byte: offsets, encoding, decoding. No I/O happens here.
+//! The format of every persistent byte: offsets, encoding, decoding. No I/O happens here.
 //!
 //! All integers are little-endian. A field's offset is a constant, and compile-time checks assert that the fields of a
 //! structure abut. `docs/format.md` documents the structures as tables, which a test compares with the code.
@@ -23,7 +23,7 @@ pub(crate) use ids::{
 };
 pub use ids::{KeyspaceId, Timestamp};
 
-/// The format version that this code writes, and the only one that it reads.
+/// The format version that this code writes. It reads no other version.
 ///
 /// Since version 3, the catalogue has the numbers of leaves and rows of each keyspace. Since version 2, a row of an
 /// inner node consists of a separator and a page number. In version 1, 12 more bytes followed.
@@ -71,7 +71,7 @@ pub(crate) fn put_u64(bytes: &mut [u8], offset: usize, value: u64) {
     bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
 }
 
-/// Returns the checksum that Drumlin uses for everything it writes: XXH3-64 of `bytes` with `seed`.
+/// Returns the checksum that Drumlin uses for all data that it writes: XXH3-64 of `bytes` with `seed`.
 #[inline]
 pub(crate) fn checksum(bytes: &[u8], seed: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(bytes, seed)

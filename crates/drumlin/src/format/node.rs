@@ -1,4 +1,4 @@
-//! A page of a tree: a leaf or an inner node. `tree/node` states the invariants of its fields.
+//! A page of a tree: a leaf or an inner node. The invariants of its fields are in `tree/node`.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -62,7 +62,7 @@ pub(crate) const SLOT_HEAD_OFFSET: usize = 0;
 pub(crate) const SLOT_ROW_OFFSET: usize = 4;
 pub(crate) const SLOT_SUFFIX_BYTES_OFFSET: usize = 6;
 pub(crate) const SLOT_BYTES: usize = 8;
-/// Marks a slot whose value is a [`LargeRef`]. Suffixes are at most 16,384 bytes long, so the bit is free.
+/// Marks a slot whose value is a [`LargeRef`]. This bit is free, because suffixes have at most 16,384 bytes.
 pub(crate) const SLOT_LARGE_FLAG: u16 = 0x8000;
 
 /// The number of bytes between a leaf row's suffix and its value.
@@ -104,7 +104,7 @@ const _: () = {
     assert!(LARGE_REF_BYTES == LARGE_CHUNKS_OFFSET + 4);
 };
 
-/// The size of a page is a power of two between these limits. The smallest sizes are for tests, where they make splits
+/// The size of a page is a power of two between these limits. The smallest sizes are for tests, to make splits
 /// frequent.
 pub(crate) const PAGE_BYTES_MIN: usize = 512;
 pub(crate) const PAGE_BYTES_MAX: usize = 65_536;
@@ -119,12 +119,13 @@ pub(crate) const fn key_bytes_max(page_bytes: usize) -> usize {
     page_bytes / 4
 }
 
-/// Returns the length of the longest value that is stored in the page with a key of this length. Normally its row takes
-/// at most three eighths of the page. With a long key, the value still gets a quarter of the page, less the overhead.
+/// Returns the length of the longest value that is stored in the page together with a key of this length. Normally, a
+/// row may fill at most three eighths of the page. With a long key, the value may still fill a quarter of the page,
+/// less the overhead.
 ///
-/// No row may take more than half a page less the page's header. So it always fits between two fences of the maximum
-/// length, a quarter of the page each, and a split is always possible. Rows close to half a page would leave pages half
-/// empty, with a single row, so the usual limit is three eighths.
+/// The absolute limit for a row is half a page minus the page's header. Such a row still fits between two fences of the
+/// maximum length, a quarter of the page each, so a split is always possible. But rows close to half a page would leave
+/// pages half empty, with a single row. That is why the usual limit is three eighths.
 pub(crate) const fn inline_bytes_max(page_bytes: usize, key_bytes: usize) -> usize {
     let own_bytes = SLOTS_OFFSET + SLOT_BYTES + VALUE_LENGTH_BYTES;
     let left_by_key = (page_bytes / 8 * 3).saturating_sub(own_bytes + key_bytes);
@@ -179,7 +180,7 @@ impl LargeRef {
     }
 }
 
-/// Returns `true` if this many extents can hold a value of this length.
+/// Returns `true` if a value of this length can be stored in this number of extents.
 pub(crate) fn is_value_length(length: u64, chunk_count: u32) -> bool {
     let chunk_count = u64::from(chunk_count);
     chunk_count > 0 && (chunk_count..=chunk_count * ExtentAddress::EXTENT_BYTES_MAX).contains(&length)

@@ -58,7 +58,7 @@ pub(crate) struct Attachment {
 pub(crate) struct SegmentRun {
     pub(crate) first: SegmentId,
     pub(crate) count: u32,
-    /// The use of the first segment.
+    /// The use number of the first segment.
     pub(crate) segment_use: SegmentUse,
 }
 
@@ -71,7 +71,7 @@ impl Attachment {
         (offset < run.count).then(|| SegmentUse(run.segment_use.0 + u64::from(offset)))
     }
 
-    /// Combines segments, given in ascending order, into runs.
+    /// Combines segments into runs. The segments must be in ascending order.
     pub(crate) fn runs(segments: impl IntoIterator<Item = (SegmentId, SegmentUse)>) -> Vec<SegmentRun> {
         let mut runs: Vec<SegmentRun> = Vec::new();
         for (segment, segment_use) in segments {
@@ -207,7 +207,7 @@ fn take_name<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(take(rest, name_bytes)?).ok()
 }
 
-/// Takes a reference to an extent. Returns `None` if it is empty or malformed.
+/// Decodes a reference to an extent, and advances past it. Returns `None` if it is empty or malformed.
 fn take_extent(rest: &mut &[u8]) -> Option<ExtentRef> {
     ExtentRef::from_bytes(take(rest, ExtentRef::BYTES)?).filter(|extent| *extent != ExtentRef::NONE)
 }
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Runs return the use of each segment that they were made from, and of no other segment.
+    /// Runs return the use of each segment from which they were made, and no use for any other segment.
     #[test]
     fn runs_of_segments_have_their_uses() {
         let attachment = attachment();
@@ -303,8 +303,8 @@ mod tests {
         assert!(uses.eq([0, 0, 0, 7, 8, 9, 11, 0, 0, 12, 0, 0]));
     }
 
-    /// Every operation survives encoding. A truncated body is decoded without a panic, and a value that its extents
-    /// can't hold is refused.
+    /// Every operation survives encoding. A truncated body is decoded without a panic. A value is refused if its length
+    /// does not match its number of extents.
     #[test]
     fn operations_survive_their_bytes() {
         let operations = [

@@ -1,7 +1,7 @@
 //! The superblock identifies the newest checkpoint and contains the address of its catalogue.
 //!
-//! There are two superblocks, at the file offsets [`SLOT_OFFSETS`]; writes alternate between them. Of the valid
-//! superblocks, the one with the higher sequence number counts.
+//! There are two superblocks, at the file offsets [`SLOT_OFFSETS`]; writes alternate between them. If both are valid,
+//! the one with the higher sequence number counts.
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -32,13 +32,13 @@ use super::{
     put_u64,
 };
 
-/// The offsets of the two superblocks in the data file. They are several blocks apart, so that no single write can
-/// damage both.
+/// The offsets of the two superblocks in the data file. They are several blocks apart, so no single write can damage
+/// both.
 pub(crate) const SLOT_OFFSETS: [u64; 2] = [0, 8 * BLOCK_BYTES as u64];
 
 pub(crate) const MAGIC: [u8; 8] = *b"DRUMLIN\n";
 pub(crate) const INCARNATION_COUNT_MAX: usize = 64;
-/// One for each stream that a log may have.
+/// One range for each stream that a log may have.
 pub(crate) const LOG_RANGE_COUNT_MAX: usize = LOG_STREAM_COUNT_MAX as usize;
 
 pub(crate) const MAGIC_OFFSET: usize = 0;
@@ -99,12 +99,12 @@ pub(crate) struct Superblock {
     pub(crate) catalogue: ExtentRef,
     /// The latest openings in ascending order, each with the first timestamp that it assigned.
     pub(crate) incarnations: Vec<(Incarnation, Timestamp)>,
-    /// The log ranges that must exist. Empty if the database was closed, because then nothing in the log is needed.
+    /// The log ranges that must exist. Empty if the database was closed, because the log is not needed then.
     pub(crate) log: Vec<LogRange>,
-    /// `true` if the database was closed and no opening has written to it since. The log then holds nothing above the
-    /// checkpoint.
+    /// `true` if the database was closed and no opening has written to it since. In that case, the log contains no
+    /// records after the checkpoint.
     pub(crate) is_closed: bool,
-    /// The identity of the checkpoint. Files that belong to the checkpoint contain it.
+    /// The id of the checkpoint. Files that belong to the checkpoint contain this id.
     pub(crate) checkpoint_id: CheckpointId,
 }
 

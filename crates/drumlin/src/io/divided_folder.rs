@@ -1,4 +1,4 @@
-//! A folder that keeps some of its files in subfolders, which may be symbolic links to other devices.
+//! A folder some of whose files are in subfolders. The subfolders may be symbolic links to other devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::{FileRef, Folder, FolderRef, Lock, OpenOptions};
 
-/// Returns a view of `folder` in which a file named `PART-…` is kept in the subfolder `PART`, if that exists and
-/// `is_part` accepts its name.
+/// Returns a view of `folder` in which a file named `PART-…` is in the subfolder `PART`, if that exists and `is_part`
+/// accepts its name.
 ///
 /// # Errors
 /// The operating system's error if the folder cannot be listed or a part cannot be opened.
@@ -23,20 +23,20 @@ pub(crate) fn with_parts(folder: FolderRef, is_part: impl Fn(&str) -> bool) -> i
     Ok(if parts.is_empty() { folder } else { Arc::new(DividedFolder { folder, parts }) })
 }
 
-/// A folder and its parts, which look like a single folder to their user.
+/// A folder and its parts, which together appear as a single folder.
 #[derive(Debug)]
 struct DividedFolder {
     folder: FolderRef,
     parts: BTreeMap<String, FolderRef>,
 }
 
-/// Returns the name of the part that a file belongs to: the prefix of its name.
+/// Returns the part that a file belongs to, which is the prefix of the file's name.
 fn part_of(name: &str) -> Option<&str> {
     name.split_once('-').map(|(part, _)| part)
 }
 
 impl DividedFolder {
-    /// Returns the folder that a file is kept in: its part, unless the file was created before the part was.
+    /// Returns the folder that holds a file. This is the file's part, unless the file was created before the part.
     fn holder(&self, name: &str) -> io::Result<&FolderRef> {
         Ok(match part_of(name).and_then(|part| self.parts.get(part)) {
             Some(part) if part.exists(name)? || !self.folder.exists(name)? => part,

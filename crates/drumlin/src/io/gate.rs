@@ -1,4 +1,4 @@
-//! A gate in front of a folder: once it is shut, nothing is written through handles that were opened through it.
+//! A gate in front of a folder. Once the gate is shut, handles that were opened through it no longer write.
 //!
 //! A database may be closed while other threads are inside its calls, and reopened before those calls return. Their
 //! reads are harmless, since everything read is verified as usual. Their writes must not reach the files, which by then
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::{BackendFile, FileRef, Folder, FolderRef, Lock, OpenOptions, Persist};
 use crate::sync::RwLock;
 
-/// Refuses all writes after it has been shut.
+/// Refuses all writes once it has been shut.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// Each write holds this lock shared while it runs.
@@ -20,7 +20,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Refuses all further writes, and waits for those in progress.
+    /// Refuses all later writes, and waits for those in flight.
     pub(crate) fn shut(&self) {
         *self.is_shut.write() = true;
     }
@@ -174,8 +174,8 @@ impl BackendFile for GatedFile {
         self.file.unlock()
     }
 
-    /// Returns the inner file, whose type queues recognise. This does not bypass the gate, since the engine never
-    /// writes through a queue.
+    /// Returns the inner file, whose type the queues know. This does not bypass the gate, since the engine never writes
+    /// through a queue.
     fn as_any(&self) -> &dyn std::any::Any {
         self.file.as_any()
     }
@@ -187,8 +187,8 @@ mod tests {
     use crate::io::fault::{FaultyBackend, Operation};
     use crate::io::{Backend, in_memory, open_folder};
 
-    /// Nothing is written through a shut gate. A write that began earlier has finished by the time `shut` returns.
-    /// Reads still work.
+    /// Nothing is written through a shut gate. `shut` returns only after all earlier writes have ended. Reads still
+    /// work.
     #[test]
     fn nothing_is_written_through_a_shut_gate() {
         let disk = FaultyBackend::new(in_memory());

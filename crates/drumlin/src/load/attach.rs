@@ -1,14 +1,14 @@
-//! Attaching a bulk load: its pages become the pages of a keyspace that has no rows.
+//! Attaches a bulk load: its pages become the pages of a keyspace that has no rows.
 //!
 //! # Why this is correct
-//! - *All or nothing.* One log record attaches the load. It is written once the load's extents are on the medium, and
+//! - *All or nothing.* One log record attaches the load. It is written once the load's extents are on the device, and
 //!   replaying it repeats the steps below. Without the record, nothing refers to the extents.
 //! - *No row is hidden.* The keyspace must be empty for all readers: its root is a leaf without rows, and no snapshot
-//!   needs a version of a row that it once had. Both conditions are checked while the epoch latch is held exclusively,
-//!   so no commit can change either. Empty leaves left by removals are merged beforehand.
+//!   needs a version of a removed row. Both conditions are checked while the epoch latch is held exclusively, so no
+//!   commit can change either of them. Empty leaves that removals left behind are merged beforehand.
 //! - *Older snapshots see none of its rows.* The load's pages don't record when they were attached; the keyspace does
-//!   (`LoadGate::is_loaded_since`). A reader at an earlier timestamp treats the keyspace as empty. A transaction that
-//!   began earlier and writes a row of the keyspace, or has read one, ends in a conflict.
+//!   (`LoadGate::is_loaded_since`). A reader at an earlier timestamp treats the keyspace as empty. If a transaction
+//!   that began earlier writes a row of the keyspace, or has read one, it ends in a conflict.
 //! - *No writer is overtaken.* A writer locks its row before reading it, and reads it through the root. The load
 //!   latches the root's frame before it checks whether a row of the keyspace is locked. So if a writer reads before the
 //!   load latches the root, the load sees the writer's lock and is refused. If the writer reads later, it sees the
@@ -29,16 +29,16 @@ use crate::tree::node::Leaf;
 use crate::tree::{Emptied, Target};
 use crate::txn::engine::{Engine, Replaying};
 
-/// Reasons for refusing a load after it has begun, reported in [`Error::KeyspaceNotEmpty`].
+/// Reasons for refusing a load after it has begun. They are reported in [`Error::KeyspaceNotEmpty`].
 const HAS_GOT_ROWS: &str = "it received rows during the load";
 const IS_BUSY: &str = "other calls were changing it while its empty pages were merged";
 const IS_SEEN: &str = "a snapshot still sees rows that were removed from it";
 const IS_LOCKED: &str = "a transaction has locked a row of it";
 
 impl Engine {
-    /// Attaches a load that is complete and on the medium. Fails without changing anything if a reader can still see a
-    /// row of the keyspace, or if one of its rows is locked. Its root must be a leaf. Commits wait while this runs:
-    /// O(pages of the load). If the load comes with counts, the keyspace keeps counts from then on.
+    /// Attaches a complete load whose pages are on the device. Fails without changing anything if a reader can still
+    /// see a row of the keyspace, or if a row of the keyspace is locked. The keyspace's root must be a leaf. Commits
+    /// wait while this runs: O(pages of the load). If the load has counts, the keyspace maintains counts from then on.
     pub(crate) fn attach(
         &self,
         tree: &CountedTree,
@@ -59,7 +59,7 @@ impl Engine {
             }
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
-            // Must precede latching the root: threads that count rows hold the counts while they wait for that latch.
+            // Do this before latching the root: threads that count rows hold the counts while they wait for that latch.
             tree.counts.discard();
             let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
             let Some(root) = self.pool.frames.write(frame, tree.page_key(PageId::ROOT)) else { continue };
@@ -82,8 +82,8 @@ impl Engine {
             // Nothing below this point can fail.
             announcement.set_loaded_at(timestamp);
             self.show_pages(&epoch_guard, pages, tables);
-            // Must precede replacing the root: a thread that reads the new root, and then the published timestamp, has
-            // to see that the load is published.
+            // Do this before replacing the root: a thread that reads the new root, and then the published timestamp,
+            // must see that the load is published.
             self.clock.mark_applied(timestamp);
             assert!(self.clock.published() >= timestamp, "the load at {timestamp} can be read before it is published");
             self.replace_root(&epoch_guard, pages, Some(root), tables);
@@ -95,8 +95,8 @@ impl Engine {
         }
     }
 
-    /// Merges the empty leaves left in the keyspace by removals, so that a load can be attached. Fails if the keyspace
-    /// has a row. O(leaves).
+    /// Merges the empty leaves that removals have left in the keyspace, so that a load can be attached. Fails if the
+    /// keyspace has a row. O(leaves).
     pub(super) fn merge_before_load(&self, tree: &CountedTree) -> Result<()> {
         // A merge changes two nodes, replaces a third, and frees a page.
         let (changes, bytes) = (4, 4 * tree.pages.page_bytes as u64);
@@ -117,8 +117,8 @@ fn refused(tree: &CountedTree, reason: &'static str) -> Error {
 }
 
 impl Engine<Replaying> {
-    /// Attaches a load by replaying its log record. Calls `read` for the chunks of its page table. Drops the keyspace's
-    /// previous pages, which contained no rows. Returns `false` if the tables can't belong to a load.
+    /// Attaches a load by replaying its log record. Calls `read` to read the chunks of its page table. Drops the
+    /// keyspace's previous pages, which contained no rows. Returns `false` if the tables can't belong to a load.
     pub(crate) fn replay_attach(
         &self,
         pages: &PageSpace,
@@ -139,7 +139,7 @@ impl Engine<Replaying> {
 }
 
 impl<L> Engine<L> {
-    /// Turns the load's pages into pages of the keyspace, although its root does not lead to them yet. Frees the page
+    /// Turns the load's pages into pages of the keyspace. The keyspace's root does not lead to them yet. Frees the page
     /// numbers that the load reserved but did not use.
     fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) {
         let is_ascending = |left: &(usize, ExtentAddress), right: &(usize, ExtentAddress)| left.0 < right.0;
@@ -187,7 +187,7 @@ mod models {
     use crate::memory::Budget;
     use crate::txn::clock::Clock;
 
-    /// A keyspace that a load is attached to, and the lock of one of its rows.
+    /// A keyspace to which a load is attached, and the lock of one of its rows.
     struct Rig {
         pages: PageSpace,
         clock: Clock,

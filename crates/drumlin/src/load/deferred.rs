@@ -1,8 +1,8 @@
-//! Deferred work, which a thread of the pool does while its owner continues: writing a buffer of a bulk load, or
-//! reading the next leaves of a sorted run.
+//! Deferred work. A thread of the pool does it while its owner continues: it writes a buffer of a bulk load, or reads
+//! the next leaves of a sorted run.
 //!
-//! The read-ahead threads do this work. If they have not begun it by the time the owner needs the result, the owner
-//! does it itself, so it is never slower than without them.
+//! The read-ahead threads do this work. If they have not begun by the time the owner needs the result, the owner does
+//! the work itself. So the owner is never slower than without these threads.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -80,7 +80,8 @@ impl<T: Send + 'static> Deferred<T> {
         Deferred { pool: Arc::clone(pool), shared }
     }
 
-    /// Waits for the work to end, or does it if no thread has begun it. Returns its result.
+    /// Waits for the work to end. If no thread has begun the work, does it on this thread. Returns the result of the
+    /// work.
     pub(super) fn wait(self) -> Result<T> {
         self.shared.try_run(&self.pool);
         let result = self.shared.take_result();
@@ -108,7 +109,7 @@ impl<T> SharedTask<T> {
 }
 
 impl<T> Drop for Deferred<T> {
-    /// Abandons the work if no thread has begun it; otherwise waits for it to end.
+    /// Abandons the work if no thread has begun it. Otherwise, waits for the work to end.
     fn drop(&mut self) {
         // In a forked child, don't wait: the thread that does the work exists only in the parent.
         if !self.pool.process.is_here() {
@@ -148,8 +149,8 @@ mod tests {
         assert_eq!(Arc::strong_count(&owned), 1, "what the work owns is kept");
     }
 
-    /// A panic in the work reaches its owner, no matter which thread was running it. If the work was abandoned, the
-    /// panic is discarded.
+    /// A panic in the work is passed on to its owner, whichever thread was running it. If the work has been abandoned,
+    /// the panic is discarded.
     #[test]
     fn work_that_panics_ends() {
         let db = Config::in_memory().open("").unwrap();
@@ -172,8 +173,8 @@ mod tests {
         assert_eq!(done.unwrap(), 1, "the threads go on");
     }
 
-    /// A different thread does the work while its owner continues. The owner waits for the end of work that has begun,
-    /// even when it abandons it.
+    /// A different thread does the work while its owner continues. Once a thread has begun the work, the owner waits
+    /// for its end, even if it abandons the work.
     #[test]
     fn work_that_was_begun_is_waited_for() {
         let db = Config::in_memory().open("").unwrap();
@@ -186,7 +187,7 @@ mod tests {
             let deferred = Deferred::begin(pool, move |_| {
                 begun.send(thread::current().id()).unwrap();
                 may_go_on.recv().unwrap();
-                // Long enough for the owner to get past a wait that is broken.
+                // This is long enough for the owner to get past a broken wait.
                 (0..1000).for_each(|_| thread::yield_now());
                 drop(held);
                 Ok(thread::current().id())

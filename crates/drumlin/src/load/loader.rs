@@ -1,11 +1,11 @@
-//! The loader takes the rows of one bulk load, builds a tree from them, and attaches the tree.
+//! The loader takes the rows of one bulk load, builds a tree from them, and attaches the tree to the keyspace.
 //!
-//! As long as keys arrive in ascending order, rows are packed into leaves as they come ([`PackedTree`]), and full
-//! leaves are written immediately ([`LoadPages`]). When a key arrives out of order, the loader switches to an external
-//! merge sort ([`Sorting`]): rows are sorted in memory, spilled as runs (each a packed tree), and merged at the end.
-//! After the last row, the load is made durable and attached ([`Engine::attach`]). The load fails and its pages are
-//! freed if by then the keyspace has rows, a snapshot still sees rows that were removed from it, or a transaction has
-//! locked one of its keys.
+//! While keys arrive in ascending order, rows are packed into leaves immediately ([`PackedTree`]), and full leaves are
+//! written immediately ([`LoadPages`]). When a key arrives out of order, the loader switches to an external merge sort
+//! ([`Sorting`]): rows are sorted in memory, spilled as runs (each of them a packed tree), and merged at the end. After
+//! the last row, the load is made durable and attached ([`Engine::attach`]). The load fails and its pages are freed if
+//! the keyspace has rows by then, if a snapshot still sees removed rows, or if a transaction has locked one of its
+//! keys.
 //!
 //! [`Engine::attach`]: crate::txn::engine::Engine::attach
 
@@ -37,15 +37,15 @@ const WRITE_BUFFERS: u64 = 2;
 /// The smallest write buffer. A buffer also holds at least two pages.
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 
-/// Memory that a load needs in addition to its write buffers, in pages: the pending rows of each level, the page being
-/// packed, and its encoded extent.
+/// Memory that a load needs in addition to its write buffers, in pages: the pending rows of each level, the page that
+/// is being packed, and its encoded extent.
 const LOAD_PAGES: u64 = 6;
 
-/// Memory for each run of a merge, in pages. If there are too many runs for the memory, they are first merged in groups
-/// of at least two.
+/// Memory for each run of a merge, in pages. If there is not enough memory for all runs, they are first merged in
+/// groups of at least two.
 const RUN_PAGES: usize = 12;
 
-/// The memory of a load, reserved before it begins. Once begun, a load needs no more to finish.
+/// The memory of a load. It is reserved before the load begins; no more is needed to finish the load.
 pub(crate) struct LoadMemory {
     /// The memory of the write buffers and pages.
     packing: Grant,
@@ -58,15 +58,15 @@ pub(crate) struct LoadMemory {
 #[derive(Debug)]
 pub(crate) struct Loader {
     open: Arc<OpenKeyspace>,
-    /// The tree being packed: the result, or the next run while rows are being sorted.
+    /// The tree that is being packed: the result or, while rows are being sorted, the next run.
     tree: PackedTree,
-    /// `Some` once a key has arrived that is lower than its predecessor.
+    /// `Some` once a key that is lower than its predecessor has arrived.
     sorting: Option<Sorting>,
     /// The size of one write buffer, in bytes.
     buffer_bytes: usize,
     /// The memory of the write buffers and pages.
     _memory: Grant,
-    /// The memory for sorting, which moves to `sorting` when sorting begins.
+    /// The memory for sorting. It moves to `sorting` when sorting begins.
     sorting_memory: Option<Grant>,
     /// The number of free segments in the data file when the load began.
     free_segments_before: u64,
@@ -102,7 +102,7 @@ impl Loader {
         self.free_segments_before
     }
 
-    /// Adds a row. Among rows with the same key, the latest wins.
+    /// Adds a row. If several rows have the same key, the last one wins.
     pub(crate) fn insert(&mut self, engine: &Engine, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() > MEDIUM_BYTES_MAX {
             return self.insert_large(engine, key, &mut &value[..]);
@@ -130,14 +130,14 @@ impl Loader {
             self.take_back_equal(key);
             return self.tree.push_reference(key, reference);
         }
-        // Make room before adopting the value: making room may end a run, and the value must belong to the same run as
+        // Make room before adopting the value. Making room may end a run, and the value must belong to the same run as
         // its row.
         self.reserve_row(engine, key, Waiting::Written(&[0; LARGE_REF_BYTES]))?;
         let reference = self.tree.adopt(value)?;
         self.put_off(engine, key, Waiting::Written(&reference.to_bytes()))
     }
 
-    /// Prepares for a row with this key. The first key out of order starts sorting.
+    /// Prepares for a row with this key. If this is the first key out of order, switches to sorting.
     fn begin_row(&mut self, engine: &Engine, key: &[u8]) -> Result<()> {
         self.open.check_key(key)?;
         self.open.tree.check_dropped()?;
@@ -154,8 +154,8 @@ impl Loader {
         }
     }
 
-    /// Switches to sorting. The rows packed so far become the first run or, if none of their nodes has been written
-    /// yet, go to the sort buffer.
+    /// Switches to sorting. The rows packed so far become the first run. If none of their nodes has been written yet,
+    /// they are moved to the sort buffer instead.
     fn begin_sorting(&mut self, engine: &Engine) -> Result<()> {
         crate::coverage::mark!("rows of a bulk load were sorted");
         let memory = self.sorting_memory.take().expect("sorting begins once");
@@ -279,15 +279,15 @@ pub(crate) async fn write_large(
 }
 
 impl LoadMemory {
-    /// Reserves the memory of a load: for its buffers and for sorting. The load takes up to a quarter of the memory
-    /// that other loads have left, so that more loads can begin, but at least the minimum that it can work in. The
-    /// caller makes frames give up this memory.
+    /// Reserves memory for a load's buffers and for sorting: up to a quarter of the memory that other loads have left,
+    /// so that more loads can begin, but at least the minimum that a load needs. The caller makes frames give up this
+    /// memory.
     pub(crate) fn reserve(budget: &Arc<Budget>, page_bytes: usize) -> Result<LoadMemory> {
         let [mut packing, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
         let left_bytes = packing.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
         let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + LOAD_PAGES * page_bytes as u64;
         let least = BUFFER_BYTES_MIN.max(2 * page_bytes);
-        // Enough to merge two runs.
+        // This is enough to merge two runs.
         let sorting_bytes = SortBuffer::BYTES_MIN.max(2 * LoadedRows::bytes_min(page_bytes) as u64);
         let mut buffer_bytes = budget.write_buffer_bytes();
         while buffer_bytes > least && bytes_with(buffer_bytes) + sorting_bytes > left_bytes / 4 {
@@ -300,8 +300,8 @@ impl LoadMemory {
     }
 }
 
-/// Durably attaches a load whose pages were written. On failure its pages are freed, unless the load was attached and
-/// only the log failed afterwards.
+/// Durably attaches a load whose pages have been written. On failure, frees its pages, unless the load has been
+/// attached and only the log failed afterwards.
 fn attach_durably(
     engine: &Engine,
     open: &OpenKeyspace,
@@ -317,11 +317,11 @@ fn attach_durably(
         return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
     }
     engine.merge_before_load(tree)?;
-    // Sync before appending the record: it may be written as soon as it is appended, and should not have to wait for
-    // all of the data then.
+    // Sync before appending the record. The record may be written as soon as it is appended, and its write should not
+    // have to wait for all of the data.
     engine.space.sync()?;
-    // Removed rows are kept as versions while a reader may need them. Drop those that can be dropped, because the
-    // keyspace does not count as empty until then.
+    // Removed rows are retained as versions while a reader may need them, and until then the keyspace does not count as
+    // empty. Drop the versions that are no longer needed.
     ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
     engine.free_unneeded_values();
     let changes = 2;
@@ -335,7 +335,7 @@ fn attach_durably(
     });
     assert!(attached.is_err() || timestamp.get().is_some(), "a load is attached without a timestamp");
     if timestamp.get().is_some() {
-        // Release them even if the log failed after this timestamp was taken: these pages belong to the keyspace now.
+        // Release the pages even if the log failed after this timestamp was taken: they now belong to the keyspace.
         pages.release();
     }
     attached.map(drop)

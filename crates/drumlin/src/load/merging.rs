@@ -1,8 +1,8 @@
 //! Merges sorted runs into one tree.
 //!
-//! If there are too many runs for the memory, groups of them are first merged into longer runs (Knuth, *The Art of
-//! Computer Programming*, volume 3, 5.4.1, multiway merging). Runs are numbered in the order in which their rows
-//! arrived: among rows with the same key, the one from the latest run wins.
+//! If there is not enough memory to merge all runs in one pass, groups of them are first merged into longer runs
+//! (Knuth, *The Art of Computer Programming*, volume 3, 5.4.1, multiway merging). Runs are numbered in the order in
+//! which their rows arrived. If several rows have the same key, the row of the latest run wins.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -15,7 +15,8 @@ use crate::tree::node::RowValue;
 use crate::txn::engine::Engine;
 use crate::txn::values::MEDIUM_BYTES_MAX;
 
-/// The next row of a run. The greatest head is the one with the smallest key and, among equal keys, of the latest run.
+/// The next row of a run. The greatest head is the one with the smallest key. Among heads with equal keys, it is the
+/// head of the latest run.
 #[derive(PartialEq, Eq, Debug)]
 struct Head {
     key: Vec<u8>,
@@ -35,7 +36,7 @@ impl PartialOrd for Head {
 }
 
 /// Adds the rows of the runs to a tree, using `memory_bytes` for reading. O(rows log runs). Each page of a run is read
-/// once and then freed, so the tree mostly reuses the space of the runs. Values of one chunk are copied; longer values
+/// once and then freed, so most of the tree reuses the space of the runs. Values of one chunk are copied; longer values
 /// are moved without copying.
 pub(super) fn merge(
     engine: &Engine,
@@ -75,7 +76,8 @@ pub(super) fn merge(
     Ok(())
 }
 
-/// Merges runs in groups until at most `runs_max` are left, the number that memory allows to merge in one pass.
+/// Merges runs in groups until at most `runs_max` are left. This is the number of runs that the memory can merge in one
+/// pass.
 pub(super) fn merge_to(
     engine: &Engine,
     mut runs: Vec<LoadedRows>,

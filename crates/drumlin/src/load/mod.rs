@@ -1,5 +1,5 @@
-//! Bulk loads: a tree is built separately from its keyspace and attached to it by one commit. `README.md` describes the
-//! life of a load and what keeps it correct.
+//! Bulk loads: a tree is built separately from its keyspace, and one commit attaches it to the keyspace. `README.md`
+//! describes the life of a load and the reasons why loads are correct.
 
 mod attach;
 mod deferred;

@@ -22,7 +22,7 @@ pub(super) struct PackedTree {
     open: Arc<OpenKeyspace>,
     packer: Packer,
     pages: LoadPages,
-    /// The number of rows beneath each page. `None` if rows are not counted, as in a sorted run.
+    /// The number of rows beneath each page. `None` if rows are not counted, for example in a sorted run.
     counts: Option<LoadedCounts>,
     /// The bytes after the key of the row that is being added.
     rest: Vec<u8>,
@@ -63,7 +63,7 @@ impl PackedTree {
         self.packer.last_key()
     }
 
-    /// Appends a row. If the value does not fit into the leaf, writes it separately. It must not be a large value.
+    /// Appends a row, which must not have a large value. If the value does not fit into the leaf, writes it separately.
     pub(super) fn push(&mut self, engine: &Engine, key: &[u8], value: &[u8]) -> Result<()> {
         if value.len() <= self.open.tree.inline_bytes_max(key) {
             self.rest.clear();
@@ -74,7 +74,7 @@ impl PackedTree {
         self.push_reference(key, reference)
     }
 
-    /// Appends a row whose value was already written to this tree.
+    /// Appends a row whose value has already been written to this tree.
     pub(super) fn push_reference(&mut self, key: &[u8], reference: LargeRef) -> Result<()> {
         self.rest.clear();
         self.rest.extend_from_slice(&large_rest(reference));
@@ -101,7 +101,7 @@ impl PackedTree {
     }
 
     /// Removes and returns all rows, and stops counting. Values that were written separately stay in the tree. Returns
-    /// `None` if nodes were already written.
+    /// `None` if any nodes have already been written.
     pub(super) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
         let taken = self.packer.take_rows()?;
         assert_eq!(taken.len() as u64, self.rows, "rows are neither pending nor in nodes");
@@ -120,7 +120,7 @@ impl PackedTree {
         Ok(reference)
     }
 
-    /// Takes over a large value that was already written. The caller then adds a row that refers to it.
+    /// Takes over a large value that has already been written. The caller then adds a row that refers to the value.
     pub(super) fn adopt(&mut self, written: &LargeValue) -> Result<LargeRef> {
         let chunk_count = u32::try_from(written.addresses.len()).expect("fewer than 2^32 chunks");
         let first_page = self.pages.take_numbers(written.addresses.len())?;
@@ -131,7 +131,7 @@ impl PackedTree {
         Ok(reference)
     }
 
-    /// Frees the space of a value that no row refers to.
+    /// Frees the space of a value to which no row refers.
     pub(super) fn discard(&mut self, reference: LargeRef) {
         self.pages.discard(reference.first_page, reference.chunk_count);
     }
@@ -149,8 +149,8 @@ impl PackedTree {
         Ok(LoadedRows::new(self.open, self.pages))
     }
 
-    /// Completes the tree, and writes the page tables that attaching it requires. Also returns its counts if the tree
-    /// is large enough to keep them.
+    /// Completes the tree, and writes the page tables that are needed to attach it. If the tree is large enough for row
+    /// counts, also returns its counts.
     pub(super) fn into_load(mut self) -> Result<(LoadPages, Option<LoadedCounts>)> {
         assert!(self.rows > 0, "a load of no rows is attached");
         self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut self.counts })?;

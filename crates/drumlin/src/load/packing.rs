@@ -1,9 +1,9 @@
-//! Packing: building a tree bottom up from rows in key order.
+//! Packing: builds a tree bottom up from rows in key order.
 //!
 //! The leaves are filled from left to right with as many rows as fit, and so is each level above them. A node is
-//! complete when the next row does not fit. Only then is its upper fence known, and thus the prefix that is cut from
-//! its keys. Because keys ascend, the prefix can only become shorter as rows are added, so running sums yield the size
-//! of the node in constant time per row.
+//! complete when the next row does not fit. Only then is its upper fence known, and thus the prefix that is truncated
+//! from its keys. Because keys ascend, the prefix can only become shorter as rows are added. So running sums yield the
+//! size of the node in constant time per row.
 //!
 //! This is the textbook's bottom-up bulk loading of a B+tree (Ramakrishnan and Gehrke, *Database Management Systems*,
 //! chapter 10; Graefe, "Modern B-Tree Techniques", 2011, on index creation), with prefix truncation.
@@ -11,7 +11,7 @@
 //! # Invariants
 //! 1. Each row of a level lies between the lower fence of its node and the separator before the next row, so the ranges
 //!    of adjacent nodes abut.
-//! 2. The rows pending at a level fit into a node, up to the last boundary at which the node can end. The newest row is
+//! 2. The pending rows of a level fit into a node, up to the last boundary at which the node can end. The newest row is
 //!    always pending.
 //! 3. Each level holds in memory the rows of one node and one more row.
 
@@ -25,13 +25,13 @@ use crate::tree::node::{PackedRow, child_rest, common_bytes, pack, separator_bet
 
 /// Receives the finished nodes.
 pub(crate) trait NodeSink {
-    /// Stores a node other than the root, with `rows` rows beneath it. Returns its page.
+    /// Stores a node other than the root that has `rows` rows beneath it. Returns its page.
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId>;
     /// Stores the root, which is page 1.
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()>;
 }
 
-/// The pages of a load and, if rows are counted, the number of rows beneath each.
+/// The pages of a load, and the number of rows beneath each of them if rows are counted.
 pub(crate) struct CountedPages<'p> {
     pub(crate) pages: &'p mut LoadPages,
     pub(crate) counts: &'p mut Option<LoadedCounts>,
@@ -67,19 +67,19 @@ fn append_node(pages: &mut LoadPages, number: PageId, level: u8, rows: u64, page
     pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }
 
-/// A row whose node is not complete yet, as offsets into the level's buffer: its start, the end of its key, and the end
-/// of the bytes after the key.
+/// A row whose node is not complete yet. The fields are offsets into the level's buffer: the start of the row, the end
+/// of its key, and the end of the bytes after the key.
 #[derive(Clone, Copy, Debug)]
 struct PendingRow {
     start: usize,
     key_end: usize,
     end: usize,
     is_large: bool,
-    /// 1 in a leaf; in an inner node, the number of rows beneath the child.
+    /// In a leaf, 1. In an inner node, the number of rows beneath the child.
     row_count: u64,
 }
 
-/// A row that was taken back out of the packer: an owned [`PackedRow`].
+/// A row that was removed from the packer: an owned [`PackedRow`].
 #[derive(Debug)]
 pub(crate) struct TakenRow {
     pub(crate) key: Vec<u8>,
@@ -127,7 +127,7 @@ impl Level {
         self.rows.push(PendingRow { start, key_end, end: self.bytes.len(), is_large: row.is_large, row_count });
     }
 
-    /// Returns the size of a node with all pending rows and this upper fence, in bytes.
+    /// Returns the size, in bytes, of a node with all pending rows and this upper fence.
     fn node_bytes(&self, upper: Option<&[u8]>) -> usize {
         let prefix_bytes = match (&self.lower, upper) {
             (Some(lower), Some(upper)) => common_bytes(lower, upper),
@@ -136,7 +136,7 @@ impl Level {
         let fence_bytes = self.lower.as_ref().map_or(0, Vec::len) + upper.map_or(0, <[u8]>::len);
         assert!(!self.rows.is_empty(), "a node of no rows is measured");
         let first = &self.rows[0];
-        // An inner node does not store its first key, which is its lower fence.
+        // An inner node does not store its first key, because that is its lower fence.
         let (keys, left_out) = match self.number {
             0 => (self.rows.len(), 0),
             _ => (self.rows.len() - 1, first.key_end - first.start),
@@ -173,7 +173,7 @@ impl Packer {
         self.levels[0].last_key()
     }
 
-    /// Takes back the newest row. Returns the bytes after its key, and `true` if they are a reference to a large value.
+    /// Removes the newest row. Returns the bytes after its key, and `true` if they are a reference to a large value.
     pub(crate) fn pop(&mut self) -> Option<(Vec<u8>, bool)> {
         let level = &mut self.levels[0];
         let row = level.rows.pop()?;
@@ -184,7 +184,7 @@ impl Packer {
         Some((rest, row.is_large))
     }
 
-    /// Takes back all rows and starts over. Returns `None` if some of them are in nodes that have already been stored.
+    /// Removes all rows and starts over. Returns `None` if any of them are in nodes that have already been stored.
     pub(crate) fn take_rows(&mut self) -> Option<Vec<TakenRow>> {
         let level = &self.levels[0];
         if level.has_nodes {
@@ -218,7 +218,7 @@ impl Packer {
         Ok(())
     }
 
-    /// Completes a node at the last boundary, and starts the next one with the rows after it.
+    /// Completes a node at the last boundary. The rows after it begin the next node.
     fn complete(&mut self, level: usize, sink: &mut impl NodeSink) -> Result<()> {
         let here = &mut self.levels[level];
         let Boundary { rows, upper } = std::mem::take(&mut here.boundary);
@@ -228,7 +228,7 @@ impl Packer {
         let lower = here.lower.replace(upper);
         let upper = self.levels[level].lower.clone();
         self.put(level, rows, (lower, upper), sink)?;
-        // The rows after the boundary belong to a new node with a new lower fence, so push them once more.
+        // The rows after the boundary belong to a new node with a new lower fence. Push them once more.
         let here = &mut self.levels[level];
         let rest = here.rows.split_off(rows);
         here.rows.clear();
@@ -272,7 +272,7 @@ impl Packer {
         Ok(page)
     }
 
-    /// Completes the tree up to its root. If there were no rows, the root is an empty leaf.
+    /// Completes the tree up to its root. If no rows were added, the root is an empty leaf.
     pub(crate) fn finish(&mut self, sink: &mut impl NodeSink) -> Result<()> {
         let mut level = 0;
         loop {
@@ -360,8 +360,8 @@ mod tests {
         nodes
     }
 
-    /// Rows of any length, with varying common prefixes, make a valid tree that holds them all, and the sink receives
-    /// the correct number of rows beneath each node.
+    /// Rows of any length, with varying common prefixes, result in a valid tree that contains all of them. The sink
+    /// receives the correct number of rows beneath each node.
     #[test]
     fn a_packed_tree_has_its_rows() {
         let mut state = 7u64;
@@ -401,8 +401,8 @@ mod tests {
         }
     }
 
-    /// Packed leaves have no room for one more row, allowing for the byte of prefix that each of the other rows might
-    /// lose.
+    /// Packed leaves have no room for one more row, assuming that each of the other rows might then lose a byte of the
+    /// common prefix.
     #[test]
     fn packed_leaves_are_full() {
         let rows: Vec<_> = (0..10_000u64).map(|row| (row.to_be_bytes().to_vec(), vec![7; 100])).collect();
@@ -426,7 +426,7 @@ mod tests {
         assert!(counts.len() >= 5 && counts.iter().all(|&count| count >= 230), "nodes of {counts:?} children");
     }
 
-    /// The newest row can always be taken back, even if it is the first of its node.
+    /// The newest row can always be removed, even if it is the first row of its node.
     #[test]
     fn the_newest_row_can_be_taken_back() {
         let (mut packer, mut nodes) = (Packer::new(512), Nodes::default());

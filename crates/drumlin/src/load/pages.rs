@@ -1,15 +1,15 @@
-//! The pages of a bulk load. They are written directly, bypassing the pool, and readers can't reach them until the load
-//! is attached.
+//! The pages of a bulk load. They are written directly, bypassing the pool. Readers can't reach them until the load is
+//! attached.
 //!
-//! A load has page numbers of its own: whole chunks of its keyspace's page table, taken while none of their pages was
-//! in use. Its pages are packed into segments of its own and written in whole buffers. Their entries are `Unattached`.
-//! Once all pages are written, each of the table's chunks is written too, as the base image that the next checkpoint
-//! will name.
+//! A load has page numbers of its own: whole chunks of its keyspace's page table, in which no page was in use when the
+//! load took them. Its pages are packed into segments of its own and written in whole buffers. Their entries are
+//! `Unattached`. Once all pages have been written, each of the table's chunks is written too, as the base image to
+//! which the next checkpoint will refer.
 //!
 //! # Invariants
 //! 1. Before a load is attached, nothing durable refers to any part of it. So a power cut leaves no trace of the load,
 //!    and its segments are free at the next opening.
-//! 2. A load that is dropped before it is attached gives everything back: page numbers, extents, the open segment.
+//! 2. A load that is dropped before it is attached returns everything: page numbers, extents, the open segment.
 //! 3. All appended pages have been written, though not synced, when [`finish`](LoadPages::finish) or
 //!    [`finish_run`](LoadPages::finish_run) returns.
 
@@ -27,11 +27,10 @@ use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
 use crate::txn::Reclaim;
 
-/// Limit on the page numbers that a load takes ahead of need, in chunks of the page table: enough for 128 MiB of 4 KiB
-/// pages.
+/// Limit on the number of page table chunks that a load reserves in advance: enough for 128 MiB of 4 KiB pages.
 const CHUNKS_AT_ONCE_MAX: usize = 32;
 
-/// The result of a complete load that is not attached yet: its page tables and its root.
+/// The result of a complete load that has not been attached yet: its page tables and its root.
 #[derive(Debug)]
 pub(crate) struct LoadTables {
     /// The load's chunks of the keyspace's page table, ascending, with the addresses of their images. A chunk without
@@ -48,13 +47,13 @@ pub(crate) struct LoadPages {
     epoch: Epoch,
     /// The load's chunks of the page table, in the order in which they were taken.
     chunks: Vec<usize>,
-    /// The page numbers not yet used in the chunks that were taken last.
+    /// The unused page numbers in the chunks that were taken last.
     numbers: Range<usize>,
     /// `Some` once the tables have been written.
     tables: Option<LoadTables>,
     root: ExtentAddress,
     encoder: Encoder,
-    /// The write of the buffer that was handed over last.
+    /// The write of the last buffer that was handed over.
     write: Option<Deferred<()>>,
     reclaim: Arc<dyn Reclaim>,
     /// The number of leaves, and of the rows in them.
@@ -64,7 +63,7 @@ pub(crate) struct LoadPages {
     is_attached: bool,
 }
 
-/// The fate of the extents that are still in the buffer.
+/// The way to treat the extents that are still in the buffer.
 #[derive(Clone, Copy)]
 enum Buffered {
     Write,
@@ -120,7 +119,8 @@ impl LoadPages {
     pub(crate) fn take_numbers(&mut self, count: usize) -> Result<PageId> {
         assert!(count > 0 && self.tables.is_none(), "{count} pages are added to a load that is complete");
         if self.numbers.len() < count {
-            // Double the number of chunks: small loads take few of them, and large loads rarely have to take more.
+            // Double the number of chunks, so that small loads take few of them and large loads rarely have to take
+            // more.
             let more = (count - self.numbers.len()).div_ceil(TABLE_PAGES);
             let chunk_count = more.max(self.chunks.len().min(CHUNKS_AT_ONCE_MAX));
             self.grow(count.div_ceil(TABLE_PAGES).max(chunk_count))?;
@@ -150,7 +150,7 @@ impl LoadPages {
         Ok(())
     }
 
-    /// Appends a page under a number that the load has taken, or as the root.
+    /// Appends a page, either under a number that the load has taken or as the root.
     pub(crate) fn append(&mut self, number: PageId, name: PageKey, kind: Kind, page: &[u8]) -> Result<()> {
         let address = self.append_extent(name, kind, page)?;
         if number == PageId::ROOT {
@@ -163,7 +163,7 @@ impl LoadPages {
     }
 
     /// Takes over extents that were written elsewhere, as pages with consecutive numbers from `first`. The load must
-    /// have taken these numbers.
+    /// own these page numbers.
     pub(crate) fn adopt(&mut self, first: PageId, addresses: &[ExtentAddress]) {
         assert!(first != PageId::ROOT && !addresses.is_empty(), "a value of no extents is taken over");
         for (number, &address) in (first.0..).zip(addresses) {
@@ -171,8 +171,8 @@ impl LoadPages {
         }
     }
 
-    /// Takes over the pages of a value from another load of the keyspace and gives them new numbers. The old numbers
-    /// stay reserved for the other load. Returns the first new number.
+    /// Takes over the pages of a value from another load of the keyspace, and gives them new page numbers. The old page
+    /// numbers stay reserved for the other load. Returns the first new page number.
     pub(crate) fn take_over(&mut self, from: &LoadPages, first: PageId, count: u32) -> Result<PageId> {
         assert!(from.keyspace() == self.keyspace() && !from.is_attached, "a value is taken from {from:?}");
         let taken = self.take_numbers(count as usize)?;
@@ -198,11 +198,11 @@ impl LoadPages {
         self.root
     }
 
-    /// Gives back the extents of these pages.
+    /// Frees the extents of these pages.
     pub(crate) fn discard(&mut self, first: PageId, count: u32) {
         assert!(self.tables.is_none(), "pages of a complete load are given back");
-        // Wait, because the segment may be reused immediately. Ignore an error: it will be reported again, because the
-        // database has failed.
+        // Wait, because the segment may be reused immediately. Ignore an error: the database has failed, so it will be
+        // reported again.
         let _ = self.wait_for_write();
         for number in (first.0..first.0 + count).map(PageId) {
             let address = self.address(number);
@@ -215,7 +215,7 @@ impl LoadPages {
         self.pool.space.check_failure()?;
         assert!(!self.is_attached, "a load that is attached goes on");
         if self.appender.is_full(self.encoder.encode(page, name, kind).len()) {
-            // The load has only two buffers: the one being written, and the one being filled.
+            // The load has only two buffers: one is being written while the other is being filled.
             self.wait_for_write()?;
         }
         let space = &self.pool.space;
@@ -250,8 +250,8 @@ impl LoadPages {
         self.seal(Buffered::Write)
     }
 
-    /// Completes a load by writing the chunks of the page table, and then everything in the buffer; O(pages). Nothing
-    /// can be appended afterwards.
+    /// Completes a load by writing the chunks of the page table, and then everything in the buffer; O(pages). After
+    /// that, nothing can be appended.
     pub(crate) fn finish(&mut self) -> Result<()> {
         assert!(!self.root.is_none() && self.tables.is_none(), "a load is completed twice, or without a root");
         let mut images = Vec::with_capacity(self.chunks.len());
@@ -317,7 +317,7 @@ impl LoadPages {
         addresses.filter(|address| !address.is_none()).map(of).collect()
     }
 
-    /// Leaves the pages to the keyspace that they were attached to.
+    /// Leaves the pages to the keyspace to which they have been attached.
     pub(crate) fn release(mut self) {
         assert!(self.tables.is_some(), "a load is attached before it is complete");
         self.pages.leaves_on_disk.add(self.leaf_count as i64, self.leaf_rows as i64);
@@ -325,7 +325,7 @@ impl LoadPages {
     }
 }
 
-/// Hands a buffer over for writing while the load fills its other one.
+/// Hands a buffer over for writing, so that the load can fill its other buffer in the meantime.
 fn write_behind(pool: &Arc<Pool>, job: WriteJob) -> Deferred<()> {
     assert!(!job.bytes().is_empty(), "a write of nothing is handed over");
     assert!(job.frames.is_empty(), "frames of a pool wait for a write that is not the pool's");
@@ -338,7 +338,7 @@ impl Drop for LoadPages {
         if self.is_attached || !self.pool.process.is_here() {
             return;
         }
-        // Drop the buffer, which nothing needs, and ignore errors: the database may have failed or be closed.
+        // Drop the buffer, because nothing needs it. Ignore errors: the database may have failed or been closed.
         let _ = self.seal(Buffered::Drop);
         let segments = &self.pool.space.segments;
         for chunk in &self.chunks {

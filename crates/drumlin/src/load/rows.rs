@@ -1,5 +1,5 @@
-//! Reads back the rows of a sorted run in key order. While it returns rows from some leaves, the next leaves are being
-//! read.
+//! Reads the rows of a sorted run in key order. While the rows of some leaves are being returned, the next leaves are
+//! being read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ struct NextLeaves {
     read: Deferred<Vec<Vec<u8>>>,
 }
 
-/// An iterator over the rows of a sorted run. It finds leaves through their parents instead of scanning the file, so
-/// large values are read only on demand.
+/// An iterator over the rows of a sorted run. It finds leaves through their parents instead of scanning the file, so it
+/// reads large values only on demand.
 #[derive(Debug)]
 pub(crate) struct LoadedRows {
     /// The maximum number of leaves that are read together.
     batch_pages: usize,
-    /// `true` if memory suffices to read the next leaves while the current ones are in use.
+    /// `true` if there is enough memory to read the next leaves while the current ones are in use.
     reads_ahead: bool,
     has_read_root: bool,
     /// The inner nodes above the next leaf to request, from the root down, each with the index of its next child.
@@ -39,15 +39,16 @@ pub(crate) struct LoadedRows {
     /// The next leaves. Must be declared before `pages`: fields are dropped in order, and the read must end before
     /// `pages` frees the extents that are being read.
     ahead: Option<NextLeaves>,
-    /// Leaves that were read, in order.
+    /// Leaves that have been read, in order.
     leaves: VecDeque<Vec<u8>>,
-    /// The number of rows already returned from the first of these leaves.
+    /// The number of rows of the first of these leaves that have been returned.
     returned: usize,
     pages: LoadPages,
     open: Arc<OpenKeyspace>,
 }
 
-/// Memory that a [`LoadedRows`] needs in addition to its leaves, in pages: inner nodes, and an extent being decoded.
+/// Memory that a [`LoadedRows`] needs in addition to its leaves, in pages: inner nodes, and an extent that is being
+/// decoded.
 const EXTRA_PAGES: usize = 4;
 
 impl LoadedRows {
@@ -167,12 +168,12 @@ impl LoadedRows {
         numbers.iter().map(|number| self.pages.address(*number)).collect()
     }
 
-    /// Frees a page that has been read, since it will not be needed again.
+    /// Frees a page that has been read and will not be needed again.
     fn give_back(&mut self, page: PageId) {
         self.pages.discard(page, 1);
     }
 
-    /// Stores a node that was read: adds a leaf to the queue, an inner node to the path.
+    /// Stores a node that has been read: adds a leaf to the queue, or an inner node to the path.
     fn enter(&mut self, page: Vec<u8>) {
         let above = self.path.last().map(|(page, _)| Node::new(page).level());
         let level = Node::new(&page).level();
@@ -213,8 +214,8 @@ mod tests {
     use crate::Config;
     use crate::load::packed_tree::PackedTree;
 
-    /// A run returns its rows in order, with and without memory for reading ahead. A run dropped halfway frees the rest
-    /// of its pages. The extents of leaves are not freed until the leaves have been read.
+    /// A run returns its rows in order, with and without memory for reading ahead. If a run is dropped halfway, it
+    /// frees its remaining pages. The extents of leaves are not freed until the leaves have been read.
     #[test]
     fn the_next_leaves_are_read_ahead() {
         const ROWS: u64 = 30_000;

@@ -3,7 +3,7 @@
 use crate::memory::{Grant, grown_capacity};
 use crate::tree::node::common_bytes;
 
-/// Rows are stored in chunks of this many bytes. The longest row fits into one.
+/// Rows are stored in chunks of this many bytes. Each chunk has room for the longest row.
 const CHUNK_BYTES: usize = 128 << 10;
 /// The maximum number of chunks that a 32-bit offset can address.
 const CHUNKS_MAX: usize = u32::MAX as usize / CHUNK_BYTES;
@@ -15,7 +15,7 @@ const HEAD_BYTES: usize = 9;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Waiting<'b> {
     Whole(&'b [u8]),
-    /// The encoded reference to a value that was already written.
+    /// The encoded reference to a value that has already been written.
     Written(&'b [u8]),
 }
 
@@ -36,7 +36,7 @@ struct Entry {
     offset: u32,
 }
 
-/// Rows that wait to be sorted. Among rows with the same key, the latest wins.
+/// Rows that are waiting to be sorted. If several rows have the same key, the last one wins.
 #[derive(Debug)]
 pub(super) struct SortBuffer {
     chunks: Vec<Vec<u8>>,
@@ -49,11 +49,10 @@ pub(super) struct SortBuffer {
 }
 
 impl SortBuffer {
-    /// The minimum memory of a buffer: one chunk and the entries of its rows, provided that they have 100 bytes or
-    /// more.
+    /// The minimum memory of a buffer: one chunk and the entries of its rows, if these have at least 100 bytes each.
     pub(super) const BYTES_MIN: u64 = (CHUNK_BYTES + CHUNK_BYTES / 4) as u64;
 
-    /// Creates a buffer that starts out with this memory.
+    /// Creates a buffer that initially has this memory.
     pub(super) fn new(memory: Grant) -> SortBuffer {
         assert!(memory.bytes() >= Self::BYTES_MIN, "rows are sorted in {} bytes", memory.bytes());
         SortBuffer { chunks: Vec::new(), newest: 0, entries: Vec::new(), shared_bytes: 0, memory }
@@ -73,8 +72,8 @@ impl SortBuffer {
         self.memory
     }
 
-    /// Makes room for a row. Returns `false` if that would take more memory than is left, or more than half of the
-    /// limit for loads, since other loads could not begin then. The first row always fits. Amortised O(1).
+    /// Makes room for a row. Returns `false` if the row would need more memory than is left, or if the buffer would
+    /// exceed half of the limit for loads: other loads could not begin then. The first row always fits. Amortised O(1).
     pub(super) fn try_reserve(&mut self, key: &[u8], value: Waiting<'_>) -> bool {
         let row_bytes = HEAD_BYTES + key.len() + value.bytes().len();
         assert!(row_bytes <= CHUNK_BYTES, "a row of {row_bytes} bytes waits to be sorted");
@@ -83,7 +82,7 @@ impl SortBuffer {
         let chunk_count = self.chunks.len().max(self.newest + usize::from(is_full) + 1);
         let capacity = grown_capacity(&self.entries, 1);
         if chunk_count > self.chunks.len() || capacity > self.entries.capacity() {
-            // Both vectors exist while the entries are moved to a larger one.
+            // While the entries are moved to a larger vector, both vectors exist.
             let grown = if capacity > self.entries.capacity() { capacity } else { 0 };
             let entry_bytes = (self.entries.capacity() + grown) * size_of::<Entry>();
             let bytes = (chunk_count * CHUNK_BYTES + entry_bytes) as u64;
@@ -100,7 +99,7 @@ impl SortBuffer {
         true
     }
 
-    /// Adds a row. [Room must have been reserved](Self::try_reserve) for it.
+    /// Adds a row. Its room must have been [reserved](Self::try_reserve).
     pub(super) fn push(&mut self, key: &[u8], value: Waiting<'_>) {
         assert!(self.entries.len() < self.entries.capacity(), "a row is added without room");
         self.shared_bytes = match self.entries.first() {
@@ -149,8 +148,7 @@ impl SortBuffer {
         self.entries = entries;
     }
 
-    /// Returns the [sorted](Self::sort) rows. The flag is `false` for a row that a later row with the same key
-    /// replaces.
+    /// Returns the [sorted](Self::sort) rows. The flag is `false` if a later row with the same key replaces this row.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&[u8], Waiting<'_>, bool)> {
         let next = self.entries.iter().skip(1).map(|entry| Some(self.key(*entry))).chain([None]);
         self.entries.iter().zip(next).map(|(entry, next)| {
@@ -160,7 +158,7 @@ impl SortBuffer {
         })
     }
 
-    /// Removes all rows but keeps the memory for reuse.
+    /// Removes all rows but retains the memory for reuse.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.chunks.iter_mut().for_each(Vec::clear);
@@ -184,7 +182,7 @@ mod tests {
         SortBuffer::new(memory)
     }
 
-    /// Rows of all lengths come out in key order, and only the latest row of each key counts.
+    /// Rows of all lengths are returned in key order, and only the latest row of each key counts.
     #[test]
     fn rows_are_sorted() {
         let mut state = 11u64;
@@ -214,8 +212,8 @@ mod tests {
         }
     }
 
-    /// A buffer takes up to half of the memory for loads and keeps it when cleared. It then has room for the same
-    /// number of rows as before.
+    /// A buffer uses up to half of the memory for loads and retains it when cleared. After that, it has room for the
+    /// same number of rows as before.
     #[test]
     fn a_full_buffer_refuses_rows() {
         let mut buffer = buffer(16 << 20);
@@ -237,7 +235,7 @@ mod tests {
         assert_eq!(buffer.memory_bytes(), taken);
     }
 
-    /// The longest row fits, and so do many short ones, even if other loads have taken all the remaining memory.
+    /// The longest row fits, and so do many short ones, even if other loads have reserved all the remaining memory.
     #[test]
     fn the_least_memory_is_enough() {
         let budget = Arc::new(Budget::new(Budget::bytes_min(1), 1));

@@ -2,14 +2,15 @@
 //!
 //! # Invariants
 //! 1. The parts add up to at most the budget ([`Budget::new`]). They are fixed when the database is opened. Page tables
-//!    and frames share the pages account: frames get what page tables leave, and the next commit evicts any excess.
+//!    and frames share the pages account: frames get the part that page tables leave, and the next commit evicts any
+//!    excess.
 //! 2. Memory is taken from its account before it is allocated. Amounts that vary with the use of the database are held
-//!    by a [`Grant`], which returns them on drop; buffers and frames are counted by the lists that own them.
+//!    by a [`Grant`], which returns them on drop. Buffers and frames are counted by the lists that own them.
 //! 3. An account limits the sum over the whole database, not the share of one transaction. A request that does not fit
-//!    waits if the memory is bound to be freed by operations that do not depend on the request; otherwise it fails.
+//!    waits if the memory is bound to be freed by operations that do not depend on the request. Otherwise it fails.
 //!
-//! Container sizes are estimated for the worst case that is common in practice: trees half full, hash tables that have
-//! just doubled.
+//! Container sizes are estimated for the worst case that is common in practice: half-full trees, and hash tables that
+//! have just doubled.
 
 mod turns;
 
@@ -29,10 +30,10 @@ pub(crate) enum Account {
     Log,
     /// Old versions of rows.
     Versions,
-    /// Write sets, row locks and read sets of open transactions, and row locks of plain writes that wait.
+    /// Write sets, row locks and read sets of open transactions, and row locks of waiting plain writes.
     Transactions,
     /// The memory of a commit until it is applied: its record, images of its values, and the row lock of a plain write.
-    /// A single row with a short record is not counted, because its record is kept in a thread-local vector.
+    /// A single row with a short record does not count, because its record is in a thread-local vector.
     Commits,
     /// Page-table changes that are not in a base image yet.
     TableChanges,
@@ -40,8 +41,8 @@ pub(crate) enum Account {
     Reads,
     /// Rows and values copied by scans and readers.
     Copies,
-    /// Large values that are being passed to or from user code: chunks that sources are about to fill, and values
-    /// passed to reducers.
+    /// Large values on their way to or from user code: chunks that sources are about to fill, and values passed to
+    /// reducers.
     Sources,
     /// Buffers for writing extents.
     Writes,
@@ -55,7 +56,7 @@ pub(crate) enum Account {
     Loads,
     /// Part of `Pages`: counts of rows.
     Counts,
-    /// Part of `Pages`: states of reducers, which are dropped if another use of the pages needs the memory.
+    /// Part of `Pages`: states of reducers. They are dropped if a different use of the pages needs the memory.
     States,
     /// Part of `Pages`: the parts of spilled versions that are in memory.
     Spilled,
@@ -102,35 +103,35 @@ impl Account {
     }
 }
 
-/// The minimum budget of a database with one log stream. Simulations use a lower one, to make memory run short.
+/// The minimum budget of a database with one log stream. Simulations use a lower one, so that memory runs short.
 const BUDGET_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 20 };
 
 /// The amount that each additional log stream adds to the minimum budget.
 const STREAM_BYTES_MIN: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 0 };
 
-/// Number of write buffers: one for the appender of each of the two epochs and one for the mover, plus as many again
+/// The number of write buffers: one for the appender of each of the two epochs, one for the mover, and the same number
 /// for writes in flight.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
 
-/// The memory that a writer of a large value needs: a chunk, and the bytes that it reads before it knows that the value
-/// is large.
+/// The memory that a writer of a large value needs: a chunk, and the bytes that the writer reads before it knows that
+/// the value is large.
 pub(crate) const SOURCE_BYTES_MAX: u64 = (256 << 10) + (64 << 10);
 
-/// Number of page encoders kept for reuse: enough for evictions, a checkpoint and a commit at the same time.
+/// The number of page encoders kept for reuse. They suffice for evictions, a checkpoint and a commit at the same time.
 pub(crate) const ENCODER_COUNT: usize = 4;
 
 /// The maximum memory of an encoder kept for reuse, not counting the 8 KiB of its compressor. Encoders of pages up to 8
 /// KiB stay below this limit.
 pub(crate) const ENCODER_BYTES_MAX: usize = 12 << 10;
 
-/// Slots of commits in flight, the tables kept by 64 shards of row locks, encoders, and small structures.
+/// Slots of commits in flight, the tables that the 64 shards of row locks retain, encoders, and small structures.
 const FIXED_BYTES: u64 = (384 << 10) + (ENCODER_COUNT * (ENCODER_BYTES_MAX + (8 << 10))) as u64;
 
 /// The size of a logged page-table change, in bytes.
 /// Fixed by the format of a change.
 pub(crate) const CHANGE_BYTES: u64 = 24;
 
-/// The memory budget of a database. See the module.
+/// The memory budget of a database. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct Budget {
     total_bytes: u64,
@@ -138,12 +139,12 @@ pub(crate) struct Budget {
     /// The limits of the accounts in [`Account::ALL`].
     limits: [u64; Account::ALL.len()],
     taken: [CachePadded<AtomicU64>; USE_COUNT],
-    /// Queues of commits that wait to begin, and of commits that wait for room for versions.
+    /// The queues of commits that wait to begin, and of commits that wait for room for versions.
     pub(crate) commits: WaitQueue,
     pub(crate) versions: WaitQueue,
-    /// Queue of writers of large values that wait for a chunk.
+    /// The queue of writers of large values that wait for a chunk.
     pub(crate) sources: WaitQueue,
-    /// Queue of plain writes that wait for the memory of a row lock before they wait for the row.
+    /// The queue of plain writes that must wait for a row, but first for the memory of a row lock.
     pub(crate) locks: WaitQueue,
 }
 
@@ -153,7 +154,7 @@ impl Budget {
         BUDGET_BYTES_MIN + u64::from(log_streams.saturating_sub(1)) * STREAM_BYTES_MIN
     }
 
-    /// Divides `total_bytes` for a log with this many streams.
+    /// Divides `total_bytes` among the accounts of a database with this many log streams.
     pub(crate) fn new(total_bytes: u64, log_streams: u16) -> Budget {
         let total = total_bytes;
         let mut budget = Budget {
@@ -166,8 +167,8 @@ impl Budget {
             sources: WaitQueue::default(),
             locks: WaitQueue::default(),
         };
-        // The first stream can hold the largest transaction twice. The other streams together get up to as much, and at
-        // least the minimum that they need.
+        // The first stream can hold the largest transaction twice. The other streams together get up to the same
+        // amount, and at least the minimum that they need.
         let first = 2 * (budget.transaction_bytes_max() + (16 << 10));
         let others = u64::from(log_streams) - 1;
         let log =
@@ -175,8 +176,8 @@ impl Budget {
         let taken = [
             (Account::Log, log),
             (Account::Versions, total / 32 * 3),
-            // The largest transaction, a copy of its write set for an open scan, and what three grants (writes, locks
-            // and reads) reserve in advance.
+            // The largest transaction, a copy of its write set for an open scan, and the memory that three grants
+            // (writes, locks and reads) reserve in advance.
             (Account::Transactions, 2 * budget.transaction_memory_max() + 3 * GRANT_STEP_BYTES_MAX),
             // The largest record, and the memory used along with it.
             (Account::Commits, budget.transaction_bytes_max() + (total / 64).min(4 << 20)),
@@ -184,7 +185,7 @@ impl Budget {
             // At least twice a chunk of a large value.
             (Account::Reads, (total / 32).clamp(544 << 10, 8 << 20)),
             (Account::Copies, (total / 16).saturating_sub(256 << 10).max(total / 32)),
-            // At least a chunk and the bytes read before it.
+            // At least a chunk, and the bytes that are read before it.
             (Account::Sources, (total / 32).max(SOURCE_BYTES_MAX)),
             (Account::Writes, (WRITE_BUFFER_COUNT * budget.write_buffer_bytes()) as u64),
             (Account::Fixed, FIXED_BYTES),
@@ -196,7 +197,7 @@ impl Budget {
         budget
     }
 
-    /// Creates a budget whose pages have this many bytes.
+    /// Creates a budget whose pages account has this many bytes.
     #[cfg(test)]
     pub(crate) fn of_pages(bytes: u64) -> Arc<Budget> {
         let mut budget = Budget::new(8 << 20, 1);
@@ -214,27 +215,27 @@ impl Budget {
         match of {
             // The other half of the frames serves all other operations.
             Account::Pinned => self.frame_bytes_max() / 2,
-            // Page tables leave at least a quarter of the pages account. Frames need a part of it, and so do their
-            // headers, which outlive the frames and take a ninth of the memory if pages have 512 bytes. The rest is a
+            // Page tables leave at least a quarter of the pages account. Frames need part of that quarter. So do their
+            // headers, which outlive the frames and use a ninth of the memory if pages have 512 bytes. The rest is a
             // margin for concurrent commits: all of them may pass the check before any has made its page table grow.
             Account::Tables => table_bytes_max(self.limits[Account::Pages as usize], self.taken_by_others()),
-            // Reads and writes during the load need frames too, and so do page tables that grow.
+            // Reads and writes during the load need frames too, and page tables may grow.
             Account::Loads => {
                 let bytes = self.limits[Account::Pages as usize];
                 let others = [Account::Tables, Account::Counts, Account::Spilled].map(|of| self.taken_bytes(of));
                 let others: u64 = others.iter().sum();
                 (bytes / 4 * 3).saturating_sub(others).min(bytes / 2)
             }
-            // The remaining eighth leaves page tables their three quarters.
+            // The remaining eighth ensures that page tables get their three quarters.
             Account::Counts => {
                 let bytes = self.limits[Account::Pages as usize];
                 let others = [Account::Tables, Account::Loads, Account::Spilled].map(|of| self.taken_bytes(of));
                 let others: u64 = others.iter().sum();
                 (bytes / 8 * 7).saturating_sub(others).min(bytes / 8)
             }
-            // A state takes a hundredth of the memory of the leaf that it makes unnecessary to read. States give way to
-            // page tables, and to loads as soon as one begins. Between two checkpoints page tables grow by less than
-            // the eighth that is left; the engine checks this limit at each checkpoint.
+            // A state uses a hundredth of the memory of the leaf that need not be read thanks to it. States give way to
+            // page tables, and to loads as soon as one begins. Between two checkpoints, page tables grow by less than
+            // the eighth that is left. The engine checks this limit at each checkpoint.
             Account::States => {
                 let bytes = self.limits[Account::Pages as usize];
                 let loads = if self.taken_bytes(Account::Loads) > 0 { bytes / 2 } else { 0 };
@@ -259,23 +260,24 @@ impl Budget {
         bytes.saturating_sub(taken_bytes).max(bytes / 8)
     }
 
-    /// Returns `None` if page tables have room to grow by `more_bytes`; otherwise returns the size of a budget in which
-    /// they would. Called before pages or a keyspace are added, because page tables are never evicted.
+    /// Returns `None` if page tables have room to grow by `more_bytes`. Otherwise returns the size of a budget in which
+    /// they would have it. Called before pages or a keyspace are added, because page tables are never evicted.
     pub(crate) fn needed_for_growth(&self, more_bytes: u64) -> Option<u64> {
         let bytes = self.taken_bytes(Account::Tables) + more_bytes;
         let others = self.taken_by_others();
         (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes, others))
     }
 
-    /// Returns `None` if a database with page tables of this size can be opened in this budget; otherwise returns the
-    /// size of a budget that suffices. At opening, page tables may take everything except the minimum for frames, which
-    /// is more than commits let them grow to. So a database created in a budget can always be reopened in it.
+    /// Returns `None` if a database with page tables of this size can be opened in this budget. Otherwise returns the
+    /// size of a budget that suffices. When a database is opened, its page tables may use everything except the minimum
+    /// for frames. That is more than commits let them grow to, so a database created in a budget can always be reopened
+    /// in it.
     pub(crate) fn needed_for_opening(&self, bytes: u64) -> Option<u64> {
         (bytes > self.limits[Account::Pages as usize] / 8 * 7).then(|| self.total_for_tables(bytes, 0))
     }
 
-    /// Returns the bytes of the pages account taken by loads and counts. States and spilled versions are left out
-    /// because they give way to page tables.
+    /// Returns the bytes of the pages account that loads and counts have taken. States and spilled versions do not
+    /// count, because they give way to page tables.
     fn taken_by_others(&self) -> u64 {
         self.taken_bytes(Account::Loads) + self.taken_bytes(Account::Counts)
     }
@@ -322,8 +324,7 @@ impl Budget {
         (self.total_bytes / 32).min(8 << 20)
     }
 
-    /// Returns the maximum number of bytes that one transaction may keep in memory: its rows, their index, its locks,
-    /// its read set.
+    /// Returns the maximum memory of one transaction, in bytes: its rows, their index, its locks, and its read set.
     pub(crate) fn transaction_memory_max(&self) -> u64 {
         self.total_bytes / 16
     }
@@ -333,8 +334,8 @@ impl Budget {
         self.limit_bytes(Account::Pinned) / 2
     }
 
-    /// Returns the size of all versions beyond which the oldest snapshot is ended. The rest of the account is left to
-    /// commits in progress.
+    /// Returns the size of all versions above which the oldest snapshot ends. The rest of the account is for commits in
+    /// progress.
     pub(crate) fn version_bytes_max(&self) -> u64 {
         self.total_bytes / 16
     }
@@ -342,12 +343,12 @@ impl Budget {
     /// Returns the number of page-table changes in one epoch at which its checkpoint must begin. It is also the number
     /// of changes since the base image at which a checkpoint folds them. Memory holds up to this many changes since the
     /// base image, this many of the newest epoch, and twice this many of the ending epoch while its changes are copied:
-    /// four times in all. Vectors grow by a quarter, so the account has five fourths of that.
+    /// four times in all. Vectors grow by a quarter, so the account has room for five times this number.
     pub(crate) fn epoch_changes_max(&self) -> u64 {
         self.limit_bytes(Account::TableChanges) / CHANGE_BYTES / 5
     }
 
-    /// Returns the size of a buffer that extents are written from: large enough to use a device's full bandwidth,
+    /// Returns the size of a buffer for writing extents. It is large enough to use a device's full bandwidth, but
     /// smaller in a small budget.
     pub(crate) fn write_buffer_bytes(&self) -> usize {
         if self.total_bytes < 16 << 20 { 128 << 10 } else { 256 << 10 }
@@ -358,8 +359,8 @@ impl Budget {
         Grant { budget: Arc::clone(self), of, bytes: 0 }
     }
 
-    /// Takes memory from an account for the duration of a call, unless other requests are queued for it. A refusal has
-    /// no effect.
+    /// Takes memory from an account for the duration of a call. Refuses, without effect, if the account has too little
+    /// left or other requests are queued for it.
     pub(crate) fn try_hold(&self, of: Account, bytes: u64) -> Option<Held<'_>> {
         let is_awaited = self.queue(of).is_some_and(WaitQueue::are_awaited);
         (!is_awaited && self.try_take(of, bytes)).then(|| Held { budget: self, of, bytes })
@@ -367,8 +368,8 @@ impl Budget {
 
     /// Grants memory from both accounts or from neither. A request above a limit is reduced to the limit. Each limit is
     /// read only once: if a second read returned a lower limit, a request without competition could be refused forever.
-    /// Undoing the first grant wakes no waiter: the caller may itself be at the head of the queue, and would wake
-    /// itself forever.
+    /// Undoing the first grant wakes no waiter, because the caller may itself be at the head of the queue, and would
+    /// wake itself forever.
     pub(crate) fn try_grant_both(self: &Arc<Self>, parts: [(Account, u64); 2]) -> Option<[Grant; 2]> {
         let [first, second] = parts.map(|(of, bytes)| (of, bytes, self.limit_bytes(of)));
         let [first, second] = [first, second].map(|(of, bytes, limit)| (of, bytes.min(limit), limit));
@@ -386,7 +387,7 @@ impl Budget {
         self.try_take_within((of, bytes, self.limit_bytes(of)))
     }
 
-    /// A refused request must not take memory even briefly: the waiter at the head of the queue might check at that
+    /// A refused request must not take memory even briefly. The waiter at the head of the queue might check at that
     /// moment, go back to sleep, and never be woken.
     fn try_take_within(&self, (of, bytes, limit): (Account, u64, u64)) -> bool {
         let enlarged = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -398,7 +399,7 @@ impl Budget {
         self.taken[of as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Gives back memory that was taken.
+    /// Returns memory that was taken.
     pub(crate) fn give(&self, of: Account, bytes: u64) {
         if bytes == 0 {
             return;
@@ -410,7 +411,7 @@ impl Budget {
         }
     }
 
-    /// Returns the queue of an account whose requests are served in order.
+    /// Returns the account's queue, if its requests are served in order.
     pub(crate) fn queue(&self, of: Account) -> Option<&WaitQueue> {
         match of {
             Account::Commits | Account::Pinned => Some(&self.commits),
@@ -430,7 +431,7 @@ pub(crate) struct Grant {
     bytes: u64,
 }
 
-/// Memory taken for the duration of a call. Dropping it gives the memory back.
+/// Memory taken for the duration of a call. Dropping it returns the memory.
 #[derive(Debug)]
 pub(crate) struct Held<'b> {
     budget: &'b Budget,
@@ -439,7 +440,7 @@ pub(crate) struct Held<'b> {
 }
 
 impl Held<'_> {
-    /// Keeps `bytes` from being given back on drop. Their new owner counts them and gives them back itself.
+    /// Excludes `bytes` from those that the drop returns. Their new owner counts and returns them.
     #[inline]
     pub(crate) fn keep(&mut self, bytes: u64) {
         assert!(bytes <= self.bytes, "{bytes} bytes are kept of {self:?}");
@@ -454,8 +455,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Returns the maximum number of bytes of the pages account that page tables may take, given the number taken by loads
-/// and counts (`others`).
+/// Returns the maximum number of bytes of the pages account for page tables, if loads and counts have taken `others`.
 fn table_bytes_max(pages_bytes: u64, others: u64) -> u64 {
     (pages_bytes / 8 * 7).saturating_sub(others).min(pages_bytes / 4 * 3)
 }
@@ -482,8 +482,8 @@ impl Grant {
         self.budget.grant(self.of)
     }
 
-    /// Makes the grant cover `bytes` in total. Returns `false` if the account has too little left. Grows in steps of a
-    /// quarter, up to 16 KiB, to keep updates of the counter, which all threads share, rare.
+    /// Makes the grant cover `bytes` in total. Returns `false` if the account has too little left. The grant grows in
+    /// steps of a quarter, up to 16 KiB, so that it rarely updates the counter, which all threads share.
     pub(crate) fn cover(&mut self, bytes: u64) -> bool {
         if bytes <= self.bytes {
             return true;
@@ -494,9 +494,9 @@ impl Grant {
         enlarged.is_some()
     }
 
-    /// Enlarges the grant by up to `most` bytes, and at least `least`. The amount is `most_unshared` if the account is
-    /// untouched, and falls with the square of the free part. Returns the amount, or `None` if less than `least` is
-    /// left. So early callers get enough to work fast and leave enough for hundreds of later ones.
+    /// Enlarges the grant by at least `least` and at most `most` bytes. The amount is `most_unshared` if the account is
+    /// untouched, and proportional to the square of the account's free part. So early callers get enough to work fast,
+    /// and leave enough for hundreds of later ones. Returns the amount, or `None` if less than `least` is left.
     pub(crate) fn cover_share(&mut self, least: u64, most: u64, most_unshared: u64) -> Option<u64> {
         let limit = u128::from(self.limit_bytes());
         let left = limit.saturating_sub(u128::from(self.budget.taken_bytes(self.of)));
@@ -507,7 +507,7 @@ impl Grant {
         Some(bytes)
     }
 
-    /// Enlarges the grant by bytes that can't be refused.
+    /// Enlarges the grant by `bytes`, which can't be refused.
     pub(crate) fn take(&mut self, bytes: u64) {
         self.budget.take(self.of, bytes);
         self.bytes += bytes;
@@ -532,7 +532,7 @@ impl Drop for Grant {
     }
 }
 
-/// Returns the bytes of heap that an allocation of this size takes: a multiple of 16, including one word of the
+/// Returns the bytes of heap that an allocation of this size uses: a multiple of 16, including one word for the
 /// allocator.
 pub(crate) fn heap_bytes(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + 8).next_multiple_of(16).max(32) }
@@ -552,8 +552,8 @@ pub(crate) fn grown_capacity<T>(vector: &Vec<T>, more: usize) -> usize {
     length.max(capacity + step + 4)
 }
 
-/// Makes room in a vector. A small vector doubles; a larger one grows by a quarter, because up to half of a doubled
-/// vector's memory is unused.
+/// Makes room in a vector. A small vector doubles. A larger one grows by a quarter, because up to half of the memory of
+/// a doubled vector is unused.
 #[inline]
 pub(crate) fn reserve<T>(vector: &mut Vec<T>, more: usize) {
     let capacity = grown_capacity(vector, more);
@@ -590,7 +590,7 @@ mod tests {
         }
     }
 
-    /// A refused request must not take memory even briefly: the only waiter might check at that moment, go back to
+    /// A refused request must not take memory even briefly. The only waiter might check at that moment, go back to
     /// sleep, and never be woken.
     #[test]
     fn a_refused_attempt_takes_nothing() {
@@ -606,8 +606,8 @@ mod tests {
         });
     }
 
-    /// Held memory is given back on drop. Nothing is held if another request is queued for the account, or if too
-    /// little is left in it.
+    /// Held memory is returned on drop. Nothing is held if a request is queued for the account, or if too little is
+    /// left in it.
     #[test]
     fn what_others_wait_for_is_not_held() {
         let budget = Budget::new(8 << 20, 1);
@@ -650,8 +650,8 @@ mod tests {
         assert!(budget.needed_for_opening(7000).is_none() && budget.needed_for_opening(7001).is_some());
     }
 
-    /// The budget that the error names when page tables do not fit is large enough for them, and a slightly smaller one
-    /// is not.
+    /// If page tables do not fit, the error names a budget that is large enough for them. A slightly smaller budget is
+    /// not.
     #[test]
     fn an_error_names_a_budget_for_page_tables() {
         for (total, streams) in [(8 << 20, 1), (8 << 20, 64), (64 << 20, 4)] {
@@ -664,8 +664,8 @@ mod tests {
         }
     }
 
-    /// While a load holds its share, the error names a larger budget than the current one, and page tables fit into
-    /// that budget next to a load that takes the same share of it.
+    /// While a load holds its share, the error names a larger budget than the current one. Page tables fit into that
+    /// budget together with a load that has the same share of it.
     #[test]
     fn an_error_names_a_budget_for_page_tables_and_a_load() {
         let load_in = |budget: &Arc<Budget>| {
@@ -699,7 +699,7 @@ mod tests {
         }
     }
 
-    /// An account grants no more than its limit, and all of it is available once the grants are dropped.
+    /// An account grants no more than its limit. All of it is available once the grants are dropped.
     #[test]
     fn a_part_gives_what_it_has() {
         let budget = Arc::new(Budget::new(8 << 20, 1));

@@ -1,11 +1,11 @@
 //! A queue of threads and tasks that wait for memory, served in the order of their requests.
 //!
 //! # Invariants
-//! 1. Only the waiter at the head of the queue takes memory that is freed; later callers line up behind it. So small
-//!    requests cannot overtake a large one forever.
+//! 1. Only the waiter at the head of the queue takes memory that is freed; later callers queue up. So small requests
+//!    cannot overtake a large one forever.
 //! 2. The waiter at the head is woken whenever memory is released. A waiter joins the queue before it checks for
-//!    memory, and a release checks the queue after giving memory back. All four accesses are sequentially consistent,
-//!    so either the waiter sees the memory or the release sees the waiter.
+//!    memory, and a release returns the memory before it checks the queue. All four accesses are sequentially
+//!    consistent, so either the waiter sees the memory or the release sees the waiter.
 //! 3. No waker is called or dropped while the lock is held.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 
 use crate::sync::Mutex;
 
-/// A queue of requests for memory. See the module.
+/// A queue of requests for memory. See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     queue: Mutex<Queue>,
@@ -29,7 +29,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Returns the index of a ticket. Tickets ascend, and each is in the queue until its [`QueueTicket`] is dropped.
+    /// Returns the index of a ticket. Tickets ascend, and each stays in the queue until its [`QueueTicket`] is dropped.
     fn position(&self, ticket: u64) -> usize {
         self.waiting.binary_search_by_key(&ticket, |(other, _)| *other).expect("in the queue until dropped")
     }
@@ -49,7 +49,7 @@ impl WaitQueue {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// Takes a place in the queue.
+    /// Joins the end of the queue.
     pub(crate) fn join(&self) -> QueueTicket<'_> {
         let mut queue = self.queue.lock();
         let ticket = queue.ticket_next;
@@ -59,7 +59,7 @@ impl WaitQueue {
         QueueTicket { turns: self, ticket }
     }
 
-    /// Announces that memory was given back, which wakes the waiter at the head of the queue.
+    /// Announces that memory was returned. Wakes the waiter at the head of the queue.
     #[inline]
     pub(crate) fn announce(&self) {
         if self.are_awaited() {
@@ -77,8 +77,8 @@ impl WaitQueue {
 }
 
 impl QueueTicket<'_> {
-    /// Calls `attempt` if this ticket is at the head of the queue, and returns its value, if any. The waker is called
-    /// when another poll may succeed.
+    /// Calls `attempt` if this ticket is at the head of the queue. If `attempt` returns a value, returns that.
+    /// Otherwise, the waker is called when the next poll may succeed.
     pub(crate) fn poll<T>(&self, waker: &Waker, attempt: impl FnOnce() -> Option<T>) -> Poll<T> {
         let (is_first, before) = {
             let mut queue = self.turns.queue.lock();
@@ -111,7 +111,8 @@ impl Drop for QueueTicket<'_> {
 mod tests {
     use super::*;
 
-    /// The first ticket gets the available memory; the second gets some only after the first has left.
+    /// The first ticket gets the available memory. The second ticket gets memory only after the first has left the
+    /// queue.
     #[test]
     fn turns_are_taken_in_order() {
         let turns = WaitQueue::default();

@@ -1,4 +1,4 @@
-//! //! The background threads: one keeps frames free, and two read ahead.
+//! The pool's background threads. One writes pages back and keeps frames free, and two read ahead.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use super::needs::Wanted;
 use super::{Ahead, DeferredTask, Pool};
 use crate::space::PageSpace;
 
-/// Limit on the requests that are queued for the threads that read ahead.
+/// The maximum number of requests queued for the threads that read ahead.
 const AHEAD_REQUESTS_MAX: usize = 16;
 
 impl Pool {
@@ -41,8 +41,9 @@ impl Pool {
         }
     }
 
-    /// Evicts pages until there are spare frames of this size. Gives up after `INNER_CHANCES + 1` turns in a row that
-    /// evict nothing: the remaining pages are in use, or too few to keep any frame free. Returns the number of turns.
+    /// Evicts pages until there are spare frames of this size. Gives up after `INNER_CHANCES + 1` consecutive turns of
+    /// the clock without an eviction: the remaining pages are in use, or there are too few to keep any frame free.
+    /// Returns the number of turns.
     pub(crate) fn keep_free(&self, page_bytes: usize) -> u32 {
         let mut turns = 0;
         let mut turns_in_vain = 0;
@@ -86,8 +87,8 @@ impl Pool {
         std::mem::take(&mut *self.background.threads.lock())
     }
 
-    /// Queues pages for the threads that read ahead. If they have not begun a page by the time the scan needs it, the
-    /// scan reads it itself.
+    /// Queues pages for the threads that read ahead. If they have not begun to read a page by the time the scan needs
+    /// it, the scan reads it itself.
     pub(crate) fn read_ahead(self: &Arc<Self>, pages: &Arc<PageSpace>, wanted: Vec<Wanted>) {
         self.enqueue_ahead(Ahead::Read(Arc::clone(pages), wanted));
     }

@@ -3,9 +3,9 @@
 //! A caller with reads in flight must not wait for a buffer: it takes a free one ([`Buffers::try_take`]), or completes
 //! a read first. So a caller that does wait ([`Buffers::take`]) waits only for the disk.
 //!
-//! Each size in use is entitled to a share of the memory. Once a size has its share, it waits for one of its own
-//! buffers instead of freeing another size's buffer. So reads that alternate between two sizes keep reusing the same
-//! buffers.
+//! Each size in use is entitled to a share of the memory. Once a size has its share, its callers wait for one of its
+//! own buffers instead of freeing a buffer of a different size. So reads that alternate between two sizes keep reusing
+//! the same buffers.
 
 use crate::io::AlignedBuffer;
 use crate::sync::{Condvar, Mutex};
@@ -16,10 +16,11 @@ use super::frames::PAGE_BYTES_MAX;
 const SCRATCH_BYTES: usize = PAGE_BYTES_MAX + 2 * 4096;
 /// Maximum bytes of a single read. Larger reads are not faster.
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// Size of a buffer that holds a chunk of a large value twice: as stored, at any offset in its block, and decompressed.
+/// Size of a buffer with room for a chunk of a large value in two forms: as stored, at any offset in its block, and
+/// decompressed.
 const PAIR_BYTES: usize = 2 * GROUP_BYTES_MAX + (32 << 10);
-/// Sizes of buffers: for an extent of a small page, an extent of any page, several extents read together, and a chunk
-/// of a large value both as stored and decompressed.
+/// The sizes of buffers. In this order, they hold an extent of a small page, an extent of any page, several extents
+/// read together, and a chunk of a large value both as stored and decompressed.
 const SIZES: [usize; 4] = [16 << 10, SCRATCH_BYTES, GROUP_BYTES_MAX + SCRATCH_BYTES, PAIR_BYTES];
 
 const _: () = {
@@ -27,7 +28,8 @@ const _: () = {
     assert!(page < any && any < several && several < pair, "the first size that is long enough is the shortest such");
 };
 
-/// A size counts as in use until this many buffers of any size have been taken since it was last taken.
+/// A size counts as in use from the time one of its buffers is taken until this number of buffers of any size have been
+/// taken.
 const IN_USE_TAKES: u64 = 512;
 
 /// The buffers for reading extents. See the module documentation.
@@ -55,14 +57,14 @@ impl Buffers {
     }
 
     /// Returns the maximum bytes of a single read. If there is memory for only a few buffers, extents are read one by
-    /// one, because a group of them would have to wait until no other read is in flight.
+    /// one, because a buffer for several extents would not be free until no other read is in flight.
     pub(super) fn group_bytes_max(&self) -> usize {
         let [_, one, several, _] = SIZES;
         if self.limit_bytes >= 4 * several { GROUP_BYTES_MAX } else { one }
     }
 
-    /// Takes a buffer of this many bytes. Returns `None` if the memory is used up, except that there is always memory
-    /// for one buffer.
+    /// Takes a buffer of at least `length` bytes. Returns `None` if the memory is used up, except that one buffer is
+    /// always granted.
     pub(super) fn try_take(&self, length: usize) -> Option<AlignedBuffer> {
         self.state.lock().try_take(length, self.limit_bytes)
     }
@@ -88,7 +90,7 @@ impl Buffers {
         self.freed.notify_all();
     }
 
-    /// Subtracts a buffer of this capacity, which was lost when its queue failed.
+    /// Deducts a buffer of this capacity, which was lost when its queue failed.
     pub(super) fn forfeit(&self, capacity: usize) {
         let class = SIZES.iter().position(|size| *size == capacity).expect("it was taken here");
         let mut state = self.state.lock();
@@ -160,7 +162,7 @@ impl SpareBuffers {
 mod tests {
     use super::*;
 
-    /// The buffers of all sizes together stay within the memory, but a first buffer is always granted.
+    /// The buffers of all sizes together stay within the memory, except that a first buffer is always granted.
     #[test]
     fn buffers_stay_within_their_memory() {
         let buffers = Buffers::new(200 << 10);
@@ -175,8 +177,8 @@ mod tests {
         assert!(buffers.bytes() <= 200 << 10);
     }
 
-    /// If reads alternate between two sizes, each size gets half of the memory and keeps reusing the same buffers. A
-    /// size that is no longer taken gives up its half.
+    /// If reads alternate between two sizes, each size gets half of the memory and keeps reusing the same buffers. If
+    /// reads of one size stop, the other size gets its half.
     #[test]
     fn sizes_in_use_keep_their_buffers() {
         let buffers = Buffers::new(2 << 20);

@@ -1,4 +1,4 @@
-//! Reading many extents without the pool, for checks and moves, which need each extent only once. These reads run as
+//! Reading many extents without the pool, for checks and moves, which need each extent only once. These reads count as
 //! background work.
 
 use std::io;
@@ -12,7 +12,7 @@ use crate::io::{InFlight, Queue};
 /// Maximum number of requests in flight: enough to use a device's full bandwidth, with a megabyte of memory.
 const REQUESTS_MAX: usize = 4;
 
-/// A read, and the range of the caller's addresses that it covers.
+/// A read, and the range of the caller's addresses that it serves.
 struct BulkRead<'p> {
     span: Span,
     buffer_bytes: usize,
@@ -21,8 +21,8 @@ struct BulkRead<'p> {
 }
 
 impl Pool {
-    /// Reads the extents at `addresses`, adjacent ones together; O(bytes) if the addresses ascend. Calls `each`, in no
-    /// particular order, with the index of each address and either its bytes or the error.
+    /// Reads the extents at `addresses`, merging reads of adjacent extents; O(bytes) if the addresses ascend. Calls
+    /// `each`, in no particular order, with the index of each address and either its bytes or the error.
     ///
     /// The extents of a failed request are reread one by one, so that a bad block does not affect its neighbours.
     pub(crate) fn read_past(
@@ -48,7 +48,7 @@ impl Pool {
         result
     }
 
-    /// Reads all of `addresses`. After an error, `slots` holds the requests whose buffers were not returned.
+    /// Reads all of `addresses`. If it fails, `slots` still holds the requests whose buffers have not been returned.
     fn read_requests<'p>(
         &'p self,
         addresses: &[ExtentAddress],
@@ -107,7 +107,7 @@ impl Pool {
         }
     }
 
-    /// Returns a single request for the addresses, starting at index `first`, that lie close enough together.
+    /// Merges addresses that lie close together into one request, starting at index `first`.
     fn gather(&self, addresses: &[ExtentAddress], first: usize) -> Result<BulkRead<'_>> {
         let mut end = first;
         let mut span = None;

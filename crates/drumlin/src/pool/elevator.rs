@@ -7,7 +7,7 @@ use crate::space::FrameIndex;
 pub(super) struct Elevator {
     /// The pages that have not been written yet; the next one to write is the last.
     pub(super) rest: Vec<FrameIndex>,
-    /// The elevator asks for a refill once this many pages or fewer are left.
+    /// Once at most this number of pages are left, the elevator is due for a refill.
     pub(super) low: usize,
     pub(super) is_wanted: bool,
 }

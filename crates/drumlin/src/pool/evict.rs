@@ -12,11 +12,11 @@ use crate::space::{FrameIndex, PageEntry};
 /// Number of pages evicted, or written back, in one batch.
 pub(super) const BATCH_PAGES: usize = 128;
 
-/// The number of attempts to evict a page before a thread waits for other threads to unpin or write one.
+/// The number of attempts to evict a page after which a thread waits for other threads to unpin or write pages.
 const ROUNDS_MAX: u32 = 10_000;
 /// The longest time that a thread waits for a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause between two attempts to get a frame. Threads poll because nothing signals that a frame is free.
+/// The pause between two attempts to get a frame. Threads poll, because no notification is sent when a frame is freed.
 const FRAME_PAUSE: Duration = Duration::from_micros(100);
 
 impl Pool {
@@ -34,13 +34,13 @@ impl Pool {
                 return Ok(frame);
             }
             rounds += 1;
-            // After a few turns of the clock every page has used up its chances. Pages that survive many turns are
+            // After a few turns of the clock, every page has used up its chances. A page that survives many turns is
             // pinned or can't be written.
             if rounds > ROUNDS_MAX {
                 if let Some(stopped) = self.space.failure() {
                     return Err(stopped.into_error());
                 }
-                // Commits pin at most half of the frames. The rest are targets of reads in flight, which soon end.
+                // Commits pin at most half of the frames. Reads in flight use the rest, and they soon end.
                 let now = self.backend.now();
                 let deadline = *deadline.get_or_insert(now.saturating_add(FRAME_TIMEOUT));
                 if now >= deadline {
@@ -50,8 +50,8 @@ impl Pool {
             }
             if self.evict_for(page_bytes)? == 0 {
                 crate::coverage::mark!("no page could be evicted for a frame");
-                // Frames whose images are on their way to the disk become evictable once the images have been written,
-                // however slow the disk is.
+                // Frames whose images are being written become evictable once the writes have ended, however slow the
+                // disk is.
                 let _ = self.space.wait_for_jobs(self.on_written());
                 crate::sync::yield_now();
             }
@@ -71,7 +71,7 @@ impl Pool {
     /// Evicts a batch of clean pages. If there are too few, writes dirty pages back, so that the next call can evict
     /// them. Returns the number of pages evicted.
     pub(crate) fn evict_for(&self, page_bytes: usize) -> Result<usize> {
-        // Evict pages of the wanted size, unless another size takes more than twice as much memory.
+        // Evict pages of the wanted size, unless a different size uses more than twice as much memory.
         let sizes = self.frames.sizes();
         let own = sizes.iter().find(|(size, _)| *size == page_bytes).map_or(0, |&(size, count)| size * count);
         let largest = sizes.iter().copied().max_by_key(|&(size, count)| size * count);
@@ -94,9 +94,9 @@ impl Pool {
         Ok(0)
     }
 
-    /// Shrinks the pool until `more_table_bytes` of additional page tables fit in the budget: first gives free frames
-    /// back to the system, then evicts pages in batches. If no more pages can be evicted, leaves the rest to the next
-    /// caller. Blocks, so must not be called under the epoch latch.
+    /// Shrinks the pool until `more_table_bytes` of additional page tables fit in the budget. First gives free frames
+    /// back to the system, then evicts pages in batches. If no more pages can be evicted, gives up and leaves the
+    /// excess to the next caller. Blocks, so must not be called under the epoch latch.
     pub(crate) fn fit_frames(&self, more_table_bytes: u64) -> Result<()> {
         if !self.frames.is_over_limit(more_table_bytes) {
             return Ok(());
@@ -131,7 +131,7 @@ impl Pool {
         match failure {
             None if evicted < wanted && !dirty.is_empty() => self.write_back(victim_bytes, &dirty)?,
             Some(stopped) if evicted == 0 => {
-                // Each turn uses up one chance of every page. These turns use up the chances that are left.
+                // Each turn uses up one chance of every page. After these turns, no page has a chance left.
                 for _ in 0..INNER_CHANCES {
                     evicted = self.evict(victim_bytes, wanted, dirty_max).0;
                     if evicted > 0 {

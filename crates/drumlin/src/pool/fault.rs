@@ -14,7 +14,7 @@ use crate::io::AlignedBuffer;
 use crate::space::{PageEntry, PageSpace};
 
 impl Pool {
-    /// Brings a page into memory, unless it is already there or its number is free.
+    /// Brings a page into memory, unless it is already there or its page number is free.
     pub(crate) fn fault(&self, pages: &PageSpace, wanted: Wanted) -> Result<()> {
         let Wanted { page, frame_bytes, .. } = wanted;
         loop {

@@ -1,4 +1,4 @@
-//! Page faults of tasks: one thread keeps the reads of all tasks in flight.
+//! Page faults of tasks: one thread performs the reads of all tasks.
 //!
 //! A task that lacks a page posts a request, and is woken once the request has been answered. The reading thread claims
 //! the page like any other fault. If the page is already being read, the request is answered immediately, and the task
@@ -7,8 +7,8 @@
 //! # Invariants
 //! 1. Every request is answered exactly once, even if the queue fails, the thread panics or the pool is stopped. So no
 //!    task waits forever.
-//! 2. A task that has posted requests for the pages it lacks posts no more until all of them have been answered. So the
-//!    number of tasks bounds the queue.
+//! 2. A task that has posted requests posts no more until all of them have been answered. So the number of tasks bounds
+//!    the queue.
 //! 3. No lock is held when a waker is called.
 
 use std::collections::VecDeque;
@@ -65,7 +65,7 @@ enum StartedRead<'p> {
     Reading(Fetch<'p>, u64, AlignedBuffer),
     /// The request was answered without a read: either another thread is reading the page, or no read is needed.
     Answered(Option<Waker>),
-    /// No frame or buffer is free, so the request has to be started later.
+    /// No frame or buffer is free, so the request will have to be retried.
     Later(FetchRequest),
 }
 
@@ -114,7 +114,8 @@ impl Pool {
 
     fn poll_arrival(&self, pages: &PageSpace, page: PageId, waker: &Waker) -> Poll<()> {
         let mut waiting = self.page_locks(pages, page).waiting.lock();
-        // A thread that completes a read changes the entry before it takes this lock.
+        // A thread that completes a read changes the entry before it takes this lock, so this check misses no
+        // completion.
         if !matches!(pages.table.load(page), PageEntry::Reading(_)) {
             return Poll::Ready(());
         }
@@ -231,7 +232,7 @@ impl Pool {
             let taken = reads.slots.len() - reads.slots_free.len();
             assert_eq!(queue.in_flight(), taken, "the queue has other reads in flight than the slots");
             let waited = queue.wait(1, &mut finished);
-            // A failing queue may have completed some of its reads first.
+            // A queue that fails may have completed some of its reads before.
             for completion in finished.drain(..) {
                 let slot = completion.token as usize;
                 let fetch = reads.slots[slot].take().expect("a completion for each request");
@@ -261,8 +262,8 @@ impl Pool {
         assert_eq!(reads.slots_free.len(), reads.slots.len(), "a slot is neither free nor in use");
     }
 
-    /// Answers every request with the error, to keep invariant 1. The queue has already been dropped, and its reads
-    /// with it.
+    /// Answers every request with the error, to keep invariant 1. The caller has already dropped the queue, which ended
+    /// its reads.
     fn give_up(&self, reads: &mut ReadState<'_>, error: &io::Error) {
         let posted = {
             let mut inbox = self.read_service.inbox.lock();
@@ -276,8 +277,8 @@ impl Pool {
         }
     }
 
-    /// Takes the posted requests, and waits for one if there is nothing else to do. Returns `false` once the pool has
-    /// been stopped and no request is left. Requests posted while reads are in flight wait until one of these reads
+    /// Collects the posted requests. If there is nothing else to do, waits for one. Returns `false` once the pool has
+    /// been stopped and no request is left. A request that is posted while reads are in flight waits until one of them
     /// ends, which never takes long.
     fn collect_requests(&self, waiting: &mut VecDeque<FetchRequest>, in_flight: usize) -> bool {
         let mut inbox = self.read_service.inbox.lock();
@@ -298,7 +299,7 @@ impl Pool {
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         };
         if address.length() > frame_bytes as u64 {
-            // The task reloads the entry and reports the error.
+            // The task will reload the entry and report the error.
             return StartedRead::Answered(request.ticket.answer(Ok(())));
         }
         let frame = match self.frames.try_take(frame_bytes) {

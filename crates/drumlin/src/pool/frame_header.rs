@@ -9,8 +9,8 @@ use crate::space::{FrameIndex, PageEntry};
 use crate::sync::RwLock;
 
 /// The number of turns of the clock's hand that an unused inner node survives. An inner node leads to the rows of a
-/// hundred leaves. With a single chance, random reads evicted a tenth of the inner nodes in each turn, and a tenth of
-/// the reads had to load an inner node before the leaf.
+/// hundred leaves. When inner nodes had a single chance, each turn evicted a tenth of them under random reads, and a
+/// tenth of the reads had to load an inner node before the leaf.
 /// Measured: decision 014.
 pub(super) const INNER_CHANCES: u32 = 4;
 
@@ -22,7 +22,7 @@ pub(crate) struct FrameHeader {
     pub(super) dirty: AtomicU64,
     address: AtomicU64,
     pub(super) pins: PinCount,
-    /// Turns of the clock that the page will survive without being used.
+    /// The number of turns of the clock's hand that the page will survive if it is not used.
     pub(super) references: AtomicU32,
     /// One more than the number of rows that the newest image on disk of the leaf has; 0 if it has no image.
     rows_on_disk: AtomicU32,
@@ -58,7 +58,7 @@ impl FrameHeader {
         self.page_key.load(Ordering::Acquire) == Self::page_key_bits(page_key)
     }
 
-    /// Returns the epoch of the newest change that is not in an extent yet.
+    /// Returns the epoch of the newest change that no extent contains yet, or `None` if the page is clean.
     #[inline]
     pub(crate) fn dirty(&self) -> Option<Epoch> {
         let epoch = self.dirty.load(Ordering::Acquire);
@@ -92,7 +92,7 @@ impl FrameHeader {
         self.pins.is_idle()
     }
 
-    /// Notes a use. Writes only if the page has no chance left.
+    /// Records a use for the clock. To save writes, does so only if the page has no chance left.
     #[inline]
     pub(crate) fn touch(&self) {
         if self.references.load(Ordering::Relaxed) == 0 {
@@ -100,8 +100,8 @@ impl FrameHeader {
         }
     }
 
-    /// Notes a use of an inner node, which every row below it needs, so the node survives [`INNER_CHANCES`] passes of
-    /// the hand.
+    /// Records a use of an inner node. Every row below the node needs it, so it survives [`INNER_CHANCES`] turns of the
+    /// clock's hand.
     #[inline]
     pub(crate) fn touch_inner(&self) {
         if self.references.load(Ordering::Relaxed) != INNER_CHANCES {
@@ -119,7 +119,7 @@ impl FrameHeader {
         let references = self.references.load(Ordering::Relaxed);
         debug_assert!(references <= INNER_CHANCES, "a page has {references} chances");
         if references > 0 {
-            // The exchange fails if another thread notes a use, which should count for more than this turn.
+            // If the exchange fails, another thread has recorded a use, which should count for more than this turn.
             let _ = self.references.compare_exchange(references, references - 1, Ordering::Relaxed, Ordering::Relaxed);
         }
         references > 0
@@ -132,17 +132,17 @@ impl std::fmt::Debug for FrameHeader {
     }
 }
 
-/// The way in which readers access a page in memory. It decides when the frame is freed after the page is unlinked.
+/// The way in which readers access a page in memory. It decides when the frame of an unlinked page is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Residency {
-    /// Under the latch. Unlinking takes the latch exclusively, so no reader is left.
+    /// Readers hold the latch. Unlinking takes the latch exclusively, so no reader is left.
     Leaf,
-    /// Under a reclaim guard. Readers may still see the page until they drop the guard.
+    /// Readers hold a reclaim guard. After the page is unlinked, they may still see it until they drop the guard.
     Immutable,
 }
 
 impl Residency {
-    /// Returns the residency of a page whose entry shows it in `frame`.
+    /// Returns the residency of a page whose entry refers to `frame`.
     pub(crate) fn of(entry: PageEntry, frame: FrameIndex) -> Residency {
         match entry {
             PageEntry::Leaf(shown) if shown == frame => Residency::Leaf,

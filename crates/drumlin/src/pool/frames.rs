@@ -2,17 +2,18 @@
 //!
 //! # Invariants
 //! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
-//!    (owned by a [`NewFrame`]), *published* (named by some page's entry), *retired* (unlinked, but readers may still
+//!    (owned by a [`NewFrame`]), *published* (a page's entry refers to it), *retired* (unlinked, but readers may still
 //!    see it).
 //! 2. A published leaf is read under the frame's shared latch and changed under the exclusive one. The holder of the
 //!    latch compares [`FrameHeader::page_key`] with the page it wants, because the page may have been evicted before
 //!    the frame was latched.
 //! 3. The page of a published *immutable* frame (inner node, value) does not change. Its frame is retired before it is
 //!    freed.
-//! 4. `dirty` is the epoch of the newest change that is not in an extent yet, or 0 if there is no such change. It is
-//!    changed under the latch.
-//! 5. A frame that is dirty or pinned (by a commit that will change it, or by an image on its way to the disk) is not
-//!    evicted. It can be unlinked while it is pinned; in that case the last unpin frees it.
+//! 4. `dirty` is the epoch of the newest change that no extent contains yet, or 0 if the page is clean. It is changed
+//!    under the latch.
+//! 5. A frame is not evicted while it is dirty or pinned. Commits pin the frames that they will change, and writes pin
+//!    the frames whose images are on their way to the disk. A pinned frame can be unlinked, in which case the last
+//!    unpin frees it.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -27,7 +28,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use crate::sync::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 
 use super::frame_header::{FrameHeader, Residency};
-use super::reclaim::{EraGuard, Reclaimer};
+use super::reclaim::{EraGuard, FrameReclaimer};
 use crate::format::extent::PageKey;
 use crate::format::node::is_page_bytes;
 pub(crate) use crate::format::node::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
@@ -42,14 +43,15 @@ const CLASS_SHIFT: u32 = 29;
 const _: () = assert!(PAGE_BYTES_MIN << (CLASS_COUNT - 1) == PAGE_BYTES_MAX, "a page size has no class");
 const _: () = assert!(CLASS_COUNT <= 1 << (u32::BITS - CLASS_SHIFT), "a class has no room in a frame's index");
 
-/// The longest that a thread which already holds latches waits for another one. After that it looks up the page again.
+/// The maximum time that a thread waits for a latch while it holds other latches. After that, it looks up the page
+/// again.
 ///
 /// Latches are taken in key order, so waits form no cycle. But an outdated view may lead to a frame whose page lies
-/// elsewhere in the order, or to one that the thread itself has latched, so the wait must be bounded. No latch is held
-/// for as long as a millisecond unless its holder waits for the disk.
+/// elsewhere in the order, or to a frame that the thread itself has latched, so the wait must be bounded. A thread
+/// holds a latch for a millisecond or longer only if it waits for the disk.
 const LATCH_WAIT: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Number of headers allocated together, which take 2 KiB. They are never freed. If each page size had a larger block,
+/// The number of headers in a block, which takes 2 KiB. Blocks are never freed. If each page size had a larger block,
 /// headers would take too much of the little memory that large page tables leave.
 pub(super) const HEADER_COUNT: usize = 32;
 /// Memory of one block of headers.
@@ -62,8 +64,8 @@ pub(super) struct Arena {
     /// Blocks of [`HEADER_COUNT`] headers, each allocated when its frames are first used.
     pub(super) headers: Box<[OnceLock<Box<[FrameHeader]>>]>,
     pub(super) frame_count: usize,
-    /// Frames in the smallest range that can be given back to the system: more than one if a frame is smaller than a
-    /// system page.
+    /// The number of frames in the smallest range that can be given back to the system. It is more than 1 if a frame is
+    /// smaller than a system page.
     pub(super) frames_per_unit: usize,
     pub(super) lists: Mutex<Lists>,
     pub(super) hand: AtomicUsize,
@@ -75,7 +77,7 @@ pub(super) struct Lists {
     pub(super) retired: VecDeque<(u64, u32)>,
     /// Frames given back to the system.
     pub(super) decommitted: Vec<u32>,
-    /// Frames with this number or a higher one were never touched.
+    /// All frames with this number or a higher one are untouched.
     pub(super) unused: u32,
 }
 
@@ -107,8 +109,8 @@ impl Mapping {
         Ok(Mapping { start: start.cast(), bytes })
     }
 
-    /// Gives a range back to the system, which provides memory again when the range is next touched. The system works
-    /// in whole system pages, and rounds a length up. No caller relies on the range reading as zeros afterwards: free
+    /// Gives a range back to the system, which will provide fresh memory when the range is next touched. The system
+    /// works in whole system pages, and rounds a length up. No caller may expect to read zeros there, because free
     /// frames that were not given back still hold the bytes of their last page.
     pub(super) fn give_back(&self, offset: usize, bytes: usize) {
         assert!(offset + bytes <= self.bytes);
@@ -119,8 +121,8 @@ impl Mapping {
         // SAFETY: the caller owns the range: no frame in it is in use. Test: as before.
         #[cfg(all(target_os = "linux", not(drumlin_portable)))]
         let _ = unsafe { madvise(first, bytes, Advice::LinuxDontNeed) };
-        // On other systems the advice may free nothing: on macOS the process keeps the pages. Mapping fresh memory over
-        // the range frees them immediately.
+        // On other systems the advice may free nothing: on macOS the process retains the pages. Mapping fresh memory
+        // over the range frees them immediately.
         #[cfg(not(all(target_os = "linux", not(drumlin_portable))))]
         {
             // SAFETY: as above; the old contents of the range have no other owner. Test: as before.
@@ -142,13 +144,12 @@ impl Drop for Mapping {
 /// All frames of all page sizes, within one limit of bytes.
 pub(crate) struct Frames {
     pub(super) arenas: [OnceLock<Arena>; CLASS_COUNT],
-    /// The maximum number of bytes that frames and headers may ever use: the limit that applies while there are no page
-    /// tables.
+    /// The maximum bytes of frames and headers, which applies while there are no page tables.
     capacity_bytes: usize,
     budget: Arc<Budget>,
     pub(super) used_bytes: AtomicUsize,
     debt: Arc<CheckpointDebt>,
-    pub(super) reclaimer: Reclaimer,
+    pub(super) reclaimer: FrameReclaimer,
 }
 
 impl std::fmt::Debug for Frames {
@@ -174,7 +175,8 @@ pub(super) fn split(frame: FrameIndex) -> (usize, usize) {
 }
 
 impl Frames {
-    /// Creates frames that use the part of the budget left by page tables; `debt` counts the bytes of dirty pages.
+    /// Creates a pool of frames that may use the part of the budget left by page tables. Counts the bytes of dirty
+    /// pages in `debt`.
     pub(crate) fn new(budget: Arc<Budget>, debt: Arc<CheckpointDebt>) -> Frames {
         Frames {
             arenas: [const { OnceLock::new() }; CLASS_COUNT],
@@ -182,7 +184,7 @@ impl Frames {
             budget,
             used_bytes: AtomicUsize::new(0),
             debt,
-            reclaimer: Reclaimer::new(),
+            reclaimer: FrameReclaimer::new(),
         }
     }
 
@@ -231,11 +233,11 @@ impl Frames {
             lists: Mutex::default(),
             hand: AtomicUsize::new(0),
         };
-        // If two threads race here, the arena of the first is kept.
+        // If two threads race here, the first arena wins.
         Ok(self.arenas[class].get_or_init(|| arena))
     }
 
-    /// Returns how many of the bytes in use are frame headers.
+    /// Returns the bytes of frame headers, which are part of the used bytes.
     pub(crate) fn header_bytes(&self) -> usize {
         let headers = self.arenas.iter().filter_map(OnceLock::get).flat_map(|arena| &arena.headers);
         headers.filter(|made| made.get().is_some()).count() * HEADERS_BYTES
@@ -318,7 +320,7 @@ impl Frames {
         self.used(frame, page_key, self.header(frame).latch.try_read()?)
     }
 
-    /// Returns the latched page, if the frame still holds it, and notes a use for the clock.
+    /// Returns the latched page if the frame still holds it, and records a use for the clock.
     #[inline]
     fn used<'p>(
         &'p self,
@@ -341,7 +343,7 @@ impl Frames {
         FrameRead { frames: self, frame, page_key, start, bytes, _latch: latch }
     }
 
-    /// Like [`read`](Self::read), but does not note a use for the clock.
+    /// Like [`read`](Self::read), but does not record a use for the clock.
     pub(crate) fn peek(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
         let header = self.header(frame);
         let read = self.latched(frame, page_key, header.latch.read());
@@ -368,7 +370,7 @@ impl Frames {
     }
 
     /// Like [`read`](Self::read), for a caller that holds other latches. Also returns `None` if the caller itself holds
-    /// this latch, or the latch could not be taken in time. See [`LATCH_WAIT`].
+    /// this latch, or if the wait for it takes longer than [`LATCH_WAIT`].
     pub(crate) fn read_while_holding(
         &self,
         frame: FrameIndex,
@@ -413,7 +415,7 @@ impl Frames {
         header.is(page_key).then_some(write)
     }
 
-    /// Returns the number of reclaim guards taken so far, which equals the number of descents.
+    /// Returns the number of reclaim guards taken so far, which equals the number of descents of trees.
     pub(crate) fn descent_count(&self) -> u64 {
         self.reclaimer.entered_count()
     }
@@ -426,8 +428,8 @@ impl Frames {
 }
 
 /// Access to the immutable pages of one pool. While the guard lives, no frame that was reachable when it was made is
-/// reused. It borrows the frames that it protects, and gives access to no other pool's frames. It can't be sent to
-/// other threads.
+/// reused. It borrows the frames that it protects, and gives access to no other pool's frames. It can't be sent to a
+/// different thread.
 pub(crate) struct ReclaimGuard<'p> {
     frames: &'p Frames,
     _era: EraGuard<'p>,
@@ -436,8 +438,7 @@ pub(crate) struct ReclaimGuard<'p> {
 impl ReclaimGuard<'_> {
     /// Returns a view of the table's immutable pages.
     ///
-    /// # Panics
-    /// If the table belongs to a different database, whose entries name frames of a different pool.
+    /// # Panics If the table belongs to a different database, because its entries refer to frames of a different pool.
     #[inline]
     pub(crate) fn pages<'g>(&'g self, table: &'g PageTable) -> ImmutablePages<'g> {
         assert!(table.is_within(&self.frames.budget), "a page table is read with the guard of another database");
@@ -452,14 +453,14 @@ pub(crate) struct ImmutablePages<'g> {
 }
 
 impl<'g> ImmutablePages<'g> {
-    /// Returns the frame and the page, if the page's entry shows an immutable frame. The caller notes the use for the
-    /// clock.
+    /// Returns the frame and the page, if the page's entry refers to an immutable frame. The caller records the use for
+    /// the clock.
     #[inline]
     pub(crate) fn get(&self, page: PageId) -> Option<(FrameIndex, &'g [u8])> {
         self.load(page).ok()
     }
 
-    /// Like [`get`](Self::get), but returns the entry if it does not show an immutable frame. Loads the entry only
+    /// Like [`get`](Self::get), but returns the entry if it does not refer to an immutable frame. Loads the entry only
     /// once.
     #[inline(always)]
     pub(crate) fn load(&self, page: PageId) -> Result<(FrameIndex, &'g [u8]), PageEntry> {
@@ -476,14 +477,14 @@ impl<'g> ImmutablePages<'g> {
     }
 }
 
-/// A frame that is not published yet. Dropping it frees it.
+/// A frame that is not published yet. Dropping it returns the frame to the free ones.
 pub(crate) struct NewFrame<'p> {
     pub(super) frames: &'p Frames,
     pub(super) frame: FrameIndex,
 }
 
 impl<'p> NewFrame<'p> {
-    /// Marks the page dirty: no extent holds it, or only an older image of it.
+    /// Marks the page dirty: no extent holds its current content.
     pub(crate) fn set_dirty(&self, epoch: Epoch) {
         self.frames.set_dirty(self.frame, Some(epoch));
     }
@@ -725,7 +726,7 @@ mod tests {
         }
     }
 
-    /// Giving free frames back to the system does not change adjacent frames, no matter how small frames are.
+    /// Giving free frames back to the system does not change adjacent frames, however small frames are.
     #[test]
     fn memory_given_back_was_free() {
         const FRAME_COUNT: usize = 64;

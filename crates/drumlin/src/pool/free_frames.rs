@@ -8,7 +8,7 @@ use super::frames::{Arena, Frames, HEADER_COUNT, HEADERS_BYTES, Lists, NewFrame,
 use crate::format::ExtentAddress;
 use crate::space::FrameIndex;
 
-/// If no frame is free, and at least this many are retired, the retired frames whose readers have left are freed before
+/// If no frame is free, and at least this number of frames are retired, those whose readers have left are freed before
 /// an unused frame is taken. With fewer retired frames that does not pay, because it reads the slots of all threads.
 const RETIRED_FRAMES_MIN: usize = 8;
 
@@ -178,7 +178,7 @@ impl Frames {
         })
     }
 
-    /// Returns the frames of a size that the clock's hand will pass next: `frame_count` of them, or a whole turn if
+    /// Returns the frames of a size that the clock's hand will pass next: `frame_count` frames, or a whole turn if
     /// there are fewer. Does not move the hand.
     pub(crate) fn ahead(&self, page_bytes: usize, frame_count: usize) -> impl Iterator<Item = FrameIndex> + '_ {
         let class = class_of(page_bytes);

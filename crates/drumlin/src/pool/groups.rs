@@ -1,7 +1,8 @@
-//! Faults of many pages together: one request reads extents that lie close together, and many requests are in flight.
+//! Faults of many pages together. One request reads extents that lie close together, and many requests are in flight.
 //!
-//! Spare faults ([`Pool::fault_spare`]) are for pages that no request needs yet. They use only free frames that will
-//! not be missed, so no page is evicted for them. They have few reads in flight and never wait for a buffer.
+//! Spare faults ([`Pool::fault_spare`]) are for pages that no request needs yet. They use only frames in excess of
+//! those that the pool keeps free, so no page is evicted for them. They have few reads in flight and never wait for a
+//! buffer.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -21,7 +22,8 @@ use crate::space::{PageEntry, PageSpace};
 /// Measured: decision 010.
 const SUBMITTED_REQUESTS: usize = 8;
 
-/// Requests in flight for pages that no request needs yet: one is being read while the pages of the other are decoded.
+/// The number of requests in flight for pages that no caller needs yet: the device reads one while the pages of the
+/// other are decoded.
 const SPARE_REQUESTS: usize = 2;
 
 /// The reason for faulting many pages.
@@ -31,7 +33,7 @@ enum Use {
     Wanted,
     /// A scan will need them. Such reads are background work: they yield to foreground reads.
     Ahead,
-    /// No request needs them yet. These reads are background work too.
+    /// No request needs the pages yet. These reads are background work too.
     Spare,
 }
 
@@ -48,13 +50,13 @@ struct GroupReads<'p, 'e> {
     pool: &'p Pool,
     pages: &'e PageSpace,
     of: Use,
-    /// The extents that have not been requested yet, by address.
+    /// The extents that have not been requested yet, in the order of their addresses.
     rest: &'e [(ExtentAddress, Wanted)],
     queue: Box<dyn Queue>,
     in_flight: Vec<Option<Group<'p>>>,
-    /// Free slots of `in_flight`.
+    /// The free slots of `in_flight`.
     idle: Vec<usize>,
-    /// Pages brought into memory.
+    /// The number of pages brought into memory.
     count: usize,
 }
 
@@ -69,8 +71,8 @@ impl<'p> GroupReads<'p, '_> {
             }
             let busy_count = self.in_flight.len() - self.idle.len();
             assert_eq!(self.queue.in_flight(), busy_count, "the queue has other reads in flight than the slots");
-            // While more extents can be requested, only take the reads that have completed. Otherwise wait for several
-            // at a time, because a wake-up costs more than decoding a page.
+            // While more extents can be requested, collect only the reads that have completed. Otherwise wait for
+            // several at a time, because a wake-up costs more than decoding a page.
             let go_on = pushed == SUBMITTED_REQUESTS && !self.rest.is_empty() && !self.idle.is_empty();
             let enough = if go_on { 0 } else { self.queue.in_flight().div_ceil(8) };
             if let Err(error) = self.queue.wait(enough, &mut finished) {
@@ -83,7 +85,7 @@ impl<'p> GroupReads<'p, '_> {
         Ok(self.count)
     }
 
-    /// Requests more groups as long as there are buffers and frames for them. Returns the number of requests.
+    /// Requests more groups as long as there are buffers and frames for them. Returns the number of requests made.
     fn submit(&mut self) -> Result<usize> {
         let mut pushed = 0;
         while pushed < SUBMITTED_REQUESTS
@@ -121,7 +123,7 @@ impl<'p> GroupReads<'p, '_> {
         Ok(pushed)
     }
 
-    /// Counts a request. Returns `None` if background work already has its share.
+    /// Counts a request as in flight. Returns `None` if background work already has its share of the requests.
     fn admit(&self) -> Option<InFlight<'p>> {
         let share = &self.pool.space.share;
         match self.of {
@@ -178,7 +180,7 @@ impl<'p> GroupReads<'p, '_> {
 }
 
 impl Pool {
-    /// Brings several pages into memory, with many reads in flight. Skips pages that can't be read: a caller that needs
+    /// Brings several pages into memory, with many reads in flight. Skips pages that can't be read. A caller that needs
     /// such a page gets the error when it faults the page itself. Returns the number of pages read.
     pub(crate) fn fault_many(&self, pages: &PageSpace, wanted: &[Wanted]) -> Result<usize> {
         if wanted.len() < 2 {
@@ -202,8 +204,8 @@ impl Pool {
         self.fault_groups(pages, wanted, Use::Spare)
     }
 
-    /// Returns `true` if a page of this size can be brought in without an eviction, now or when the background writer
-    /// next looks for free frames.
+    /// Returns `true` if a page of this size can be brought in without causing an eviction, either now or when the
+    /// background writer next looks for free frames.
     pub(crate) fn has_spare_frame(&self, page_bytes: usize) -> bool {
         self.frames.available(page_bytes) > 2 * self.low_water(page_bytes)
     }
@@ -238,7 +240,7 @@ impl Pool {
     }
 
     /// Claims the next extents that lie close together, and takes frames for their pages. Returns `None` if other
-    /// threads have claimed all of them or no frame is free. With `OnShortage::Wait` it waits for the first frame.
+    /// threads have claimed all of them or no frame is free. With `OnShortage::Wait`, waits for the first frame.
     fn claim_group<'p>(
         &'p self,
         pages: &PageSpace,
@@ -272,14 +274,14 @@ impl Pool {
         if let Some((wanted, ..)) = claimed.first()
             && self.frames.available(wanted.frame_bytes) < self.low_water(wanted.frame_bytes)
         {
-            // Have the background writer free frames for the next groups, so that this thread does not evict pages
+            // Wake the background writer to free frames for the next groups, so that this thread does not evict pages
             // itself.
             self.wake_background();
         }
         Ok(span.map(|span| Group { span, buffer_bytes: 0, pages: claimed, in_flight: None }))
     }
 
-    /// Returns the longest prefix of `extents` that one request may read, and the bytes that the request takes.
+    /// Returns the longest prefix of `extents` that one request may read, and the bytes that the request covers.
     fn near<'e>(&self, extents: &'e [(ExtentAddress, Wanted)]) -> (&'e [(ExtentAddress, Wanted)], usize) {
         let mut span = None;
         let bytes_max = self.buffers.group_bytes_max();
@@ -296,8 +298,8 @@ mod tests {
     use crate::pool::queues::QUEUE_DEPTH;
     use crate::{Config, KeyspaceOptions};
 
-    /// Read-ahead and bulk reads without the pool yield to foreground reads: they use the device fully while it is
-    /// idle, and have a few requests in flight during a foreground read.
+    /// Read-ahead and bulk reads yield to foreground reads. They use the whole device while it is idle, but have only a
+    /// few requests in flight during a foreground read.
     #[test]
     fn background_reads_yield() {
         let backend = crate::io::in_memory();
@@ -319,7 +321,7 @@ mod tests {
         };
         let mut extents: Vec<(ExtentAddress, Wanted)> = on_disk().collect();
         extents.sort_unstable_by_key(|(address, _)| *address);
-        // Extents far apart, so that each needs a read of its own.
+        // These extents are far apart, so each needs a read of its own.
         let extents: Vec<_> = extents.into_iter().step_by(997).collect();
         assert!(extents.len() >= SUBMITTED_REQUESTS, "{} extents", extents.len());
         let share = &pool.space.share;

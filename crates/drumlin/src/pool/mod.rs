@@ -1,18 +1,18 @@
 //! The buffer pool: pages in memory, brought in by faults, written back in batches, evicted by a clock.
 //!
 //! # Invariants
-//! 1. A page is in at most one frame: a fault first moves the page's entry from `OnDisk` to `Reading`, and only one
-//!    thread succeeds.
+//! 1. A page is in at most one frame. A fault first changes the page's entry from `OnDisk` to `Reading`, and only one
+//!    thread can do that.
 //! 2. An image is appended while its frame is latched and the epoch latch is held, to the appender of the epoch in
 //!    which the page was changed.
 //! 3. A frame is not evicted while its image is on its way to the disk, because a reread of the page could reach the
 //!    disk before the image does.
 //! 4. Corruption is reported only if the page's entry has not changed since the read began.
-//! 5. A value in a frame is a medium one that was faulted by its value id, and is never dirty: if its extent moves,
+//! 5. A value in a frame is a medium value that was faulted by its value id, and is never dirty: if its extent moves,
 //!    only the frame's address changes. Chunks of large values are never in a frame.
 //!
 //! Lock order: epoch latch, frame latch, then the locks of `space`. If a thread latches several frames, it latches
-//! parents first, then proceeds in key order.
+//! parents before children, and siblings in key order.
 
 mod background;
 mod buffers;
@@ -69,11 +69,12 @@ pub(crate) struct CacheStats {
     pub(crate) misses: AtomicU64,
 }
 
-/// Verifies the bytes of a node read from disk; the extent states the kind of node. Passed in by the store, since only
-/// the tree knows the layout of nodes.
+/// Verifies the bytes of a node read from disk, given the kind of node that its extent states. The store passes this
+/// function in, because only the tree knows the layout of nodes.
 pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 
-/// Returns the first bytes of a node's lower fence as a number that sorts like the keys. Passed in by the store, too.
+/// Returns the first bytes of a node's lower fence as a number that sorts like the keys. The store passes this function
+/// in too.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
 /// Returns the number of rows in a leaf. Passed in by the store, too.
@@ -92,7 +93,7 @@ pub(crate) struct Nodes {
 pub(crate) struct Pool {
     pub(crate) space: Arc<Space>,
     pub(crate) frames: Frames,
-    /// The process that opened the pool. In a forked child, dropping the pool's parts frees nothing.
+    /// The process that opened the pool. In a forked child process, dropping the pool's parts frees nothing.
     pub(crate) process: Process,
     nodes: Nodes,
     backend: Arc<dyn Backend>,
@@ -108,8 +109,8 @@ pub(crate) struct Pool {
     /// Held by the thread that gives up frames for page tables. Other threads wait until it has finished.
     fitting: Mutex<()>,
     background: Background,
-    /// Each scan that reads ahead holds a clone, so the reference count tells how many scans share the memory for
-    /// reading ahead.
+    /// Each scan that reads ahead holds a clone, so the reference count is 1 more than the number of scans that share
+    /// the memory for reading ahead.
     pub(crate) scans_ahead: Arc<()>,
 }
 
@@ -119,18 +120,18 @@ struct PageLocks {
     /// Tasks that wait for a page that another thread or task is reading. Threads wait on `arrived` with this mutex.
     waiting: Mutex<Vec<(KeyspaceId, PageId, Waker)>>,
     arrived: Condvar,
-    /// Held while the image of a dirty page is appended, because the epoch latch and the frame's latch are only shared
-    /// then.
+    /// Held while the image of a dirty page is appended. The epoch latch and the frame's latch do not exclude a second
+    /// thread then, because they are only shared.
     capturing: Mutex<()>,
 }
 
-/// A task of a different module that a read-ahead thread may run.
+/// A task of a different module that a thread reading ahead may run.
 pub(crate) trait DeferredTask: Send + Sync + std::fmt::Debug {
-    /// Runs the task, unless another thread has begun it or it was abandoned.
+    /// Runs the task, unless another thread has begun it or the task was abandoned.
     fn run(&self, pool: &Pool);
 }
 
-/// A request to the threads that read ahead. Its result is needed later.
+/// A request to the threads that read ahead. No caller waits for its result.
 #[derive(Debug)]
 enum Ahead {
     Read(Arc<PageSpace>, Vec<Wanted>),
@@ -204,7 +205,7 @@ impl Pool {
                 PageEntry::Leaf(frame) | PageEntry::Immutable(frame) => {
                     let header = self.frames.header(frame);
                     let address = header.address();
-                    // If the check fails, the page was evicted, and the frame may hold a different page.
+                    // If this check fails, the page was evicted, and the frame may hold a different page.
                     let is_its_own = header.page_key() == Some(PageKey { keyspace: pages.id, page });
                     if is_its_own && pages.table.load(page) == entry {
                         return address;
@@ -225,8 +226,8 @@ impl Pool {
         }
     }
 
-    /// Calls `body` with a read buffer from the budget. This call waits only for the disk, and `body` must not wait for
-    /// anything else either.
+    /// Calls `body` with a read buffer from the budget. Waits only for the disk. `body` must not wait for anything else
+    /// either.
     pub(crate) fn with_buffer<T>(&self, length: usize, body: impl FnOnce(&mut AlignedBuffer) -> T) -> T {
         let mut buffer = self.buffers.take(length);
         assert!(buffer.len() >= length, "a buffer of {} bytes is too short for {length}", buffer.len());

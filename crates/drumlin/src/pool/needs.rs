@@ -19,8 +19,8 @@ pub(crate) enum Needs {
     Writes,
 }
 
-/// The reason why a core operation ended without a result. An [`Error`] is converted by `map_err(Stop::Error)`, not by
-/// `From`: the compiler would suggest such a `From` to users whenever `?` can't infer a type.
+/// The reason why a core operation ended without a result. To convert an [`Error`], use `map_err(Stop::Error)`. There
+/// is no `From` implementation, because the compiler would suggest it to users whenever `?` can't infer a type.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Needs(Needs),
@@ -39,12 +39,12 @@ pub(crate) struct Wanted {
     pub(super) page: PageId,
     pub(super) frame_bytes: usize,
     pub(super) content: WantedContent,
-    /// A scan reads the page. Background work does not yield to this read: most of that work may be the scan's own
-    /// read-ahead.
+    /// `true` if a scan reads the page. Background work does not yield to this read, because most of that work may be
+    /// the scan's own read-ahead.
     pub(super) is_of_scan: bool,
 }
 
-/// The content that a fault expects. An outdated parent may name a page number that has been reused, so a page with
+/// The content that a fault expects. An outdated parent may contain a page number that has been reused, so a page with
 /// other content is not loaded.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WantedContent {
@@ -55,7 +55,7 @@ pub(super) enum WantedContent {
 }
 
 impl Wanted {
-    /// Asks for a leaf or an inner node.
+    /// Describes the fault of a leaf or an inner node.
     pub(crate) fn node(pages: &PageSpace, page: PageId) -> Wanted {
         Wanted { page, frame_bytes: pages.page_bytes, content: WantedContent::Node, is_of_scan: false }
     }
@@ -64,8 +64,8 @@ impl Wanted {
         self.frame_bytes
     }
 
-    /// Asks for a page that an earlier opening had in memory. Returns `None` if the listed page can't be the same page
-    /// now.
+    /// Describes the fault of a page that an earlier opening had in memory. Returns `None` if the listed page can't be
+    /// the same page now.
     pub(crate) fn resident(pages: &PageSpace, listed: &ResidentPage) -> Option<Wanted> {
         let frame_bytes = listed.frame_bytes as usize;
         match listed.value {
@@ -75,7 +75,7 @@ impl Wanted {
         }
     }
 
-    /// Asks for a medium value, to be read into a frame of this many bytes.
+    /// Describes the fault of a medium value into a frame of this many bytes.
     pub(crate) fn value(page: PageId, frame_bytes: usize, value_id: ValueId) -> Wanted {
         Wanted { page, frame_bytes, content: WantedContent::Value(value_id), is_of_scan: false }
     }

@@ -13,7 +13,7 @@ use crate::task::{Boxed, WaitMode, ready, turn};
 pub(crate) struct Provider<'p> {
     mode: WaitMode<'p>,
     pool: &'p Arc<Pool>,
-    /// The page that could not be loaded the last time.
+    /// The page that could not be loaded in the previous attempt.
     failed: Option<PageId>,
     is_of_scan: bool,
 }
@@ -29,7 +29,7 @@ impl<'p> Provider<'p> {
     }
 
     /// Provides the resource that an operation lacks. Returns the page that was brought in, if the operation lacked a
-    /// page. An outdated node may refer to a page number that has been reused for a page of a different kind and size,
+    /// page. An outdated node may contain a page number that has been reused for a page of a different kind and size,
     /// so failing to load a page is an error only if it happens twice in a row.
     pub(crate) fn provide<'a>(&'a mut self, needs: &'a Needs) -> Boxed<'a, Result<Option<PageId>>> {
         Box::pin(async move {
@@ -78,9 +78,9 @@ impl<'p> Provider<'p> {
 }
 
 impl Pool {
-    /// Retries a core operation until it lacks nothing, providing what it needs between the attempts. The operation's
-    /// argument is the page at which to begin its descent: the root at first, and later the missing page once it is in
-    /// memory.
+    /// Retries a core operation until it lacks nothing, providing the missing resource between the attempts. The
+    /// operation's argument is the page at which to begin its descent: the root at first, and later the missing page
+    /// once it is in memory.
     #[inline]
     pub(crate) fn waiting<T>(self: &Arc<Pool>, mut operation: impl FnMut(PageId) -> Result<T, Stop>) -> Result<T> {
         match operation(PageId::ROOT) {
@@ -113,7 +113,7 @@ impl Pool {
         }
     }
 
-    /// Continues [`awaiting`](Self::awaiting) after the operation's first stop.
+    /// Continues [`awaiting`](Self::awaiting) after the operation has stopped for the first time.
     pub(crate) async fn going_on<T>(
         self: &Arc<Pool>,
         mut provider: Provider<'_>,

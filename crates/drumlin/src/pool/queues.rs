@@ -1,18 +1,19 @@
-//! I/O queues, kept for reuse.
+//! A cache of idle I/O queues.
 
 use crate::io::Queue;
 use crate::sync::Mutex;
 
-/// Number of reads that one thread keeps in flight.
+/// The maximum number of reads that one thread has in flight.
 pub(super) const QUEUE_DEPTH: usize = 64;
-/// Limit on idle queues kept for reuse. Each holds a ring, its memory and a file descriptor.
+/// The maximum number of idle queues. Each has a ring, its memory and a file descriptor.
 const QUEUE_COUNT_MAX: usize = 16;
 
-/// A thread's behaviour if there is no frame or buffer for its next read.
+/// The behaviour of a thread if there is no frame or buffer for its next read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OnShortage {
     Wait,
-    /// Other threads wait for the thread's reads in flight, so it must not wait itself.
+    /// Skip the read for now. Other threads wait for the reads that this thread has in flight, so it must not wait
+    /// itself.
     ReadLater,
 }
 

@@ -17,8 +17,8 @@ use crate::sync::{CachePadded, thread_index};
 
 /// Number of slots in the first block. Each block has twice as many slots as the one before it.
 const FIRST_BLOCK_SLOTS: usize = if cfg!(drumlin_loom) { 2 } else { 64 };
-/// Number of blocks, which bounds the number of threads. Fixed by the sum of their slots, one for each thread: 64 times
-/// (2^16 - 1), about four million.
+/// The number of blocks, which limits the number of threads. Fixed by the sum of their slots, of which each thread
+/// needs one: 64 times (2^16 - 1), about four million.
 const BLOCK_COUNT: usize = 16;
 
 /// A thread's part of a reclaimer.
@@ -26,27 +26,27 @@ const BLOCK_COUNT: usize = 16;
 struct Slot {
     /// The era of the thread's outermost guard, with the number of its guards in the low bits; 0 if it has no guard.
     held: AtomicU64,
-    /// Number of outermost guards taken by all threads that have used the slot, for statistics. It lies in a cache line
-    /// that the thread writes anyway.
+    /// The number of outermost guards taken by all threads that have used the slot, for statistics. It lies in a cache
+    /// line that the thread writes anyway.
     entered: std::sync::atomic::AtomicU64,
 }
 
 type Block = Box<[CachePadded<Slot>]>;
 
-/// Bits of a slot that count guards. The other 48 hold the era, which increases by one with each retired frame.
+/// The bits of a slot that count guards. The other 48 hold the era, which increases by one with each retired frame.
 const DEPTH_BITS: u32 = 16;
 const DEPTH_MAX: u64 = (1 << DEPTH_BITS) - 1;
 
 /// The current era, and a slot for each thread. See the module documentation.
 #[derive(Debug)]
-pub(crate) struct Reclaimer {
+pub(crate) struct FrameReclaimer {
     era: CachePadded<AtomicU64>,
     blocks: [OnceLock<Block>; BLOCK_COUNT],
 }
 
 /// A guard of this reclaimer. While it lives, no frame that was reachable when it was made is reused. It can't be sent
-/// to other threads. Pages are reached only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames that
-/// it protects.
+/// to a different thread. Pages are accessed only through [`ReclaimGuard`](super::ReclaimGuard), which knows the frames
+/// that it protects.
 #[derive(Debug)]
 pub(crate) struct EraGuard<'a> {
     slot: &'a AtomicU64,
@@ -56,7 +56,7 @@ pub(crate) struct EraGuard<'a> {
 impl Drop for EraGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Only this thread writes the slot, so a plain load and store suffice.
+        // Only this thread writes to the slot, so a plain load and store suffice.
         let held = self.slot.load(Ordering::Relaxed);
         debug_assert!(held & DEPTH_MAX > 0, "a guard is dropped in a slot that has none");
         let rest = held - 1;
@@ -64,9 +64,9 @@ impl Drop for EraGuard<'_> {
     }
 }
 
-impl Reclaimer {
-    pub(crate) fn new() -> Reclaimer {
-        Reclaimer { era: CachePadded::new(AtomicU64::new(1)), blocks: [const { OnceLock::new() }; BLOCK_COUNT] }
+impl FrameReclaimer {
+    pub(crate) fn new() -> FrameReclaimer {
+        FrameReclaimer { era: CachePadded::new(AtomicU64::new(1)), blocks: [const { OnceLock::new() }; BLOCK_COUNT] }
     }
 
     /// Keeps the calling thread in the current era until the guard is dropped.
@@ -85,12 +85,12 @@ impl Reclaimer {
             slot.store(held + 1, Ordering::Relaxed);
             return EraGuard { slot, not_send: std::marker::PhantomData };
         }
-        // Only this thread writes the counter, so it needs no atomic addition.
+        // Only this thread writes to the counter, so it needs no atomic addition.
         entered.store(entered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        // Release: a thread that finds this era in `oldest` sees every access that this thread made under earlier
-        // guards.
+        // Release: if a thread reads this era in `oldest`, it also sees every access that this thread made under
+        // earlier guards.
         slot.store((self.era.load(Ordering::Relaxed) << DEPTH_BITS) + 1, Ordering::Release);
-        // The slot must be visible before any entry is read: pairs with the fence in `oldest`.
+        // Make the slot visible before any entry is read. Pairs with the fence in `oldest`.
         fence(Ordering::SeqCst);
         EraGuard { slot, not_send: std::marker::PhantomData }
     }
@@ -131,7 +131,7 @@ impl Reclaimer {
                 oldest = oldest.min(held >> DEPTH_BITS);
             }
         }
-        // Orders the reads of threads that have left before the next write to the frame.
+        // Order all reads by threads that have dropped their guards before the next write to the frame.
         fence(Ordering::SeqCst);
         oldest
     }
@@ -141,10 +141,10 @@ impl Reclaimer {
 mod tests {
     use super::*;
 
-    /// A frame retired while a thread holds a guard waits for that thread, but not for threads that enter later.
+    /// A frame retired while a thread holds a guard waits for that thread, but not for threads that take guards later.
     #[test]
     fn retired_frames_wait_for_pinned_threads() {
-        let reclaimer = Reclaimer::new();
+        let reclaimer = FrameReclaimer::new();
         let reclaim_guard = reclaimer.enter();
         let tag = reclaimer.retire();
         assert!(reclaimer.oldest() <= tag);
@@ -178,15 +178,15 @@ mod models {
         OuterFirst,
     }
 
-    /// There are two frames, and an entry that names the first. A reader takes a guard and reads the page that the
-    /// entry names, twice. A writer points the entry at the second frame, and refills the first as soon as the
+    /// There are two frames, and an entry that refers to the first. A reader takes a guard and reads the page that the
+    /// entry refers to, twice. A writer points the entry at the second frame, and refills the first as soon as the
     /// reclaimer allows it.
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn read_during_reuse(guards: Guards) {
         struct Frames {
             entry: AtomicU64,
             pages: [UnsafeCell<u64>; 2],
-            reclaimer: Reclaimer,
+            reclaimer: FrameReclaimer,
         }
         // SAFETY: the model shows whether accesses are ordered.
         unsafe impl Sync for Frames {}
@@ -196,7 +196,7 @@ mod models {
             let frames = Arc::new(Frames {
                 entry: AtomicU64::new(0),
                 pages: [UnsafeCell::new(7), UnsafeCell::new(7)],
-                reclaimer: Reclaimer::new(),
+                reclaimer: FrameReclaimer::new(),
             });
             // Allocate the blocks of slots before threads race for them.
             drop(frames.reclaimer.enter_as(0));

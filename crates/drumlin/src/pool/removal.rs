@@ -1,4 +1,4 @@
-//! Removing pages from their keyspace, singly or all together.
+//! Removing pages from their keyspace, one by one or all together.
 
 use super::Pool;
 use super::frame_header::Residency;
@@ -47,7 +47,7 @@ impl Pool {
         let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
             unreachable!("{entry:?} is not on disk")
         };
-        // Claim the page: after this no thread moves it or begins to read it, and a read in flight finds the entry
+        // Claim the page. From now on, no thread moves it or begins to read it, and a read in flight finds the entry
         // changed.
         if !pages.table.exchange(page, entry, PageEntry::Reserved) {
             return false;

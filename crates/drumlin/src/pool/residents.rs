@@ -1,4 +1,4 @@
-//! The list of pages in memory, which the next opening prefetches.
+//! The list of pages in memory, which the next opening will prefetch.
 
 use super::Pool;
 use crate::format::advice::ResidentPage;
@@ -6,8 +6,8 @@ use crate::format::extent::{HEADER_BYTES, KIND_OFFSET, Kind};
 use crate::format::{ValueId, get_u64};
 use crate::space::{FrameIndex, PageEntry};
 
-/// A frame, and its place in the list. Inner nodes come first, because every row needs some of them; all other pages
-/// follow by address.
+/// A frame, and its place in the list. Inner nodes come first, because every row needs some of them. All other pages
+/// follow in the order of their addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resident {
     place: u64,
@@ -19,14 +19,14 @@ pub(crate) struct Resident {
 const NO_INNER_NODE_BIT: u64 = 1 << 63;
 
 impl Pool {
-    /// Returns the number of frames that hold, or have held, a page. [`residents`](Self::residents) finds no more pages
-    /// than that, unless more come into memory.
+    /// Returns the number of frames that hold, or have held, a page. [`residents`](Self::residents) finds at most this
+    /// number of pages, unless more pages are brought into memory before.
     pub(crate) fn resident_count_max(&self) -> usize {
         self.frames.sizes().into_iter().map(|(_, count)| count).sum()
     }
 
     /// Returns the frames of up to `count_max` pages that are both in memory and on disk, in the order of the list. O(n
-    /// log n). Pages may come and go during the call.
+    /// log n). Other threads may load and evict pages during the call.
     pub(crate) fn residents(&self, count_max: usize) -> Vec<Resident> {
         let mut residents = Vec::with_capacity(count_max);
         for frame in self.frames.all() {

@@ -16,8 +16,8 @@ impl Span {
         (self.end - self.start) as usize
     }
 
-    /// Extends the span to include an extent, given by what it [covers](crate::space::Space::cover), or starts a span
-    /// with it. Returns `false` if separate requests are better, or if the span would exceed `bytes_max`.
+    /// Extends the span to include an extent, given by the range that it [covers](crate::space::Space::cover), or
+    /// starts a span with it. Returns `false` if separate requests are better, or if the span would exceed `bytes_max`.
     pub(super) fn join(span: &mut Option<Span>, (start, length, _): (u64, usize, usize), bytes_max: usize) -> bool {
         debug_assert!(length > 0, "an extent of no bytes at {start}");
         let end = start + length as u64;

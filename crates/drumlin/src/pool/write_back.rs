@@ -1,8 +1,8 @@
 //! Writing back dirty pages: a page is copied into the segment of its epoch, written, and marked clean.
 //!
-//! Pages that are written together lie together in the file, so that a scan can read them together. A batch of the
-//! dirty pages at the clock's hand would consist of leaves from all over the tree. So batches come from an *elevator*
-//! instead, which takes all dirty pages in key order, from the lowest key to the highest, over and over.
+//! Pages that are written together are neighbours in the file, so a scan can read them together. A batch of the dirty
+//! pages at the clock's hand would consist of leaves from all over the tree. So batches come from an *elevator*, which
+//! repeatedly goes through all dirty pages in key order.
 
 use super::Pool;
 use super::elevator::Elevator;
@@ -23,13 +23,14 @@ const ELEVATOR_FRAMES: usize = 256 << 10;
 /// Keyspace, kind, and the beginning of the lowest key. The key is stored as bytes to avoid padding in the sorted list.
 type WriteOrder = (KeyspaceId, u8, [u8; size_of::<u128>()]);
 
-/// Minimum number of pages in an elevator. Fewer pages would be no closer together than those of a batch at the clock's
-/// hand, and would delay the pages that the clock waits for. Simulations have few pages, so their minimum is lower.
+/// The minimum number of pages in an elevator. Fewer pages would lie no closer together than those of a batch at the
+/// clock's hand, and would delay the pages that the clock waits for. Simulations have few pages, so their minimum is
+/// lower.
 const ELEVATOR_PAGES_MIN: usize = if cfg!(feature = "sim") { 8 } else { 8 * BATCH_PAGES };
 
 impl Pool {
-    /// Writes a batch of dirty pages of a size, and waits until they can be evicted. The batch comes from the elevator,
-    /// topped up with `frames`.
+    /// Writes a batch of dirty pages of one size, and waits until they can be evicted. The batch comes from the
+    /// elevator and is topped up with `frames`.
     pub(super) fn write_back(&self, page_bytes: usize, frames: &[FrameIndex]) -> Result<()> {
         let Some(_guard) = self.writing_back.try_lock() else {
             // Another thread is writing back. The pages that it writes will serve this caller too.
@@ -92,14 +93,14 @@ impl Pool {
         }
     }
 
-    /// Returns `true` if a page is dirty and not in use, so that the clock's hand would write it back too. Pages in use
-    /// will change again.
+    /// Returns `true` if a page is dirty and the clock's hand would write it back too. A page in use is not due,
+    /// because it will change again.
     fn is_due(&self, frame: FrameIndex) -> bool {
         let header = self.frames.header(frame);
         header.dirty().is_some() && header.is_idle() && !header.is_referenced()
     }
 
-    /// Writes dirty pages before a checkpoint, as far as that leaves enough free space for the checkpoint. No
+    /// Writes dirty pages before a checkpoint, as long as enough free space is left for the checkpoint. Called when no
     /// checkpoint is running.
     pub(crate) fn write_back_all(&self, frees: Reclaims) -> Result<()> {
         let _guard = self.writing_back.lock();
@@ -167,8 +168,8 @@ impl Pool {
         if only.is_some_and(|only| only != epoch) {
             return Ok(None);
         }
-        // Another thread may be capturing the same page under the same shared latches. The thread that comes second
-        // finds the page clean.
+        // Another thread may be capturing the same page under the same shared latches. The second thread finds the page
+        // clean.
         let _capturing = self.page_locks(&pages, page_key.page).capturing.lock();
         if header.dirty() != Some(epoch) {
             crate::coverage::mark!("a page was copied by another thread first");
@@ -230,7 +231,7 @@ impl Pool {
         self.append_due_image(epoch_guard, write).map_err(Stop::Error)
     }
 
-    /// Like [`prepare_change`](Self::prepare_change), but without checking for room.
+    /// Like [`prepare_change`](Self::prepare_change), but does not check for room.
     pub(crate) fn append_due_image(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
         let header = write.header();
         let current = epoch_guard.epoch();
@@ -238,8 +239,8 @@ impl Pool {
             Some(epoch) if epoch != current => {
                 assert_eq!(epoch.next(), current, "a page is due to a checkpoint that has ended");
                 crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
-                // The frame does not have to be pinned for this write: it is marked dirty immediately, so it won't be
-                // evicted before its next image is written.
+                // This write needs no pin: the frame is marked dirty immediately, so it won't be evicted before its
+                // next image is written.
                 self.append_image(epoch_guard, epoch, write.page_key(), write, header, None)?;
                 self.frames.set_dirty(write.frame(), Some(current));
                 Ok(())
@@ -264,7 +265,7 @@ impl Pool {
         let ordered = frames.filter_map(|frame| Some((self.write_order(frame)?, frame)));
         let mut ordered: Vec<(WriteOrder, FrameIndex)> = ordered.collect();
         ordered.sort_unstable();
-        // Copy into a vector of the exact size, because an elevator keeps it.
+        // Copy into a vector of the exact size, because an elevator retains it.
         let mut frames = Vec::with_capacity(ordered.len());
         frames.extend(ordered.into_iter().map(|(_, frame)| frame));
         frames
@@ -301,8 +302,8 @@ mod tests {
     use super::*;
     use crate::Config;
 
-    /// Batches come from the elevator instead of from the given frames, and their keys ascend from batch to batch. They
-    /// omit pages that are clean or have been used since.
+    /// Batches come from the elevator instead of from the given frames, and their keys ascend from batch to batch.
+    /// Pages that are clean or have been used since are skipped.
     #[test]
     fn an_elevator_ascends() {
         const PAGE_BYTES: usize = 4096;
@@ -310,7 +311,7 @@ mod tests {
         let keyspace = db.keyspace("k").unwrap();
         (0..100_000u64).for_each(|row| keyspace.insert((row * 7919 % 100_003).to_be_bytes(), [7; 100]).unwrap());
         let pool = &db.store().unwrap().engine.pool;
-        // Stop the background writer: it would extend the elevators too, and pages would be in them twice.
+        // Stop the background writer. It would extend the elevators too, and pages would be in them twice.
         pool.stop_background();
         pool.take_threads().into_iter().for_each(|thread| thread.join().unwrap());
         for _ in 0..=crate::pool::frame_header::INNER_CHANCES {
@@ -323,7 +324,7 @@ mod tests {
         let (used, clean) = (upcoming[3], upcoming[5]);
         pool.frames.header(used).touch();
         pool.capture(clean, None).unwrap().unwrap();
-        // The elevator's batch is written instead of the page at the clock's hand.
+        // The elevator's batch is written, and the page at the clock's hand is not.
         let is_dirty = |frame: FrameIndex| pool.frames.header(frame).dirty().is_some();
         let farthest = *upcoming.last().unwrap();
         pool.write_back(PAGE_BYTES, &[farthest]).unwrap();

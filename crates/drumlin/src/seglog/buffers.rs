@@ -3,7 +3,7 @@
 use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
 use crate::io::AlignedBuffer;
 
-/// The first and last of the records that are not on the medium.
+/// The timestamps of the first and the last record that are not on the medium yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct UnwrittenRecords {
     pub(super) first: Timestamp,
@@ -16,9 +16,10 @@ pub(super) struct LogBuffer {
     pub(super) buffer: AlignedBuffer,
     pub(super) base: StreamPosition,
     pub(super) used: usize,
-    /// Earlier records in the first block are already on the medium, and are rewritten with the same bytes.
+    /// The first block may also hold earlier records. They are already on the medium, and are rewritten with the same
+    /// bytes.
     pub(super) pending: Option<UnwrittenRecords>,
-    /// At least one of the pending records names values in extents; see
+    /// Set if a pending record names values in extents; see
     /// [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
 }
@@ -34,7 +35,7 @@ impl LogBuffer {
     }
 }
 
-/// The records of a stream that are not on the medium. At most one batch is being written, and its bytes never change.
+/// The records of a stream that are not on the medium yet. At most one batch is in flight, and its bytes never change.
 /// Every pending record is either in that batch or in the active buffer.
 #[derive(Debug)]
 pub(super) struct Buffers {
@@ -42,7 +43,7 @@ pub(super) struct Buffers {
     active: LogBuffer,
     /// The other buffer, or `None` while that buffer is being written.
     idle: Option<AlignedBuffer>,
-    /// The records that are being written. If the write fails, this stays set forever.
+    /// The records in flight. Stays set forever if their write fails.
     writing: Option<UnwrittenRecords>,
     /// Everything below this position is on the medium.
     durable_position: StreamPosition,
@@ -61,14 +62,14 @@ impl Buffers {
         }
     }
 
-    /// Returns the maximum bytes of a record: together with the earlier records of its block and one padding, it must
-    /// fit into an otherwise empty buffer.
+    /// Returns the maximum size of a record. An empty buffer must hold the record, the earlier records of its first
+    /// block, and one padding.
     pub(super) fn record_bytes_max(buffer_bytes: usize) -> usize {
         assert!(buffer_bytes > 2 * BLOCK_BYTES, "a buffer of {buffer_bytes} bytes holds no record");
         buffer_bytes - 2 * BLOCK_BYTES
     }
 
-    /// Returns the size of the buffer that a record of this size requires.
+    /// Returns the buffer size that a record of `record_bytes` requires.
     pub(super) fn buffer_bytes_for(record_bytes: usize) -> usize {
         (record_bytes + 2 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
     }
@@ -84,10 +85,10 @@ impl Buffers {
         self.durable_position
     }
 
-    /// Returns `true` if the active buffer has room for `bytes`, which include the reserved bytes.
+    /// Returns `true` if the active buffer has room for `bytes`, which must include the reserved bytes.
     ///
-    /// One block is kept in reserve: if no record is appended during a write, the write's last block moves to the front
-    /// of the empty buffer, because the next record shares that block.
+    /// One block is kept in reserve. If no record is appended during a write, the next record shares the write's last
+    /// block, so that block is copied to the front of the empty buffer.
     pub(super) fn admits(&self, bytes: usize) -> bool {
         self.active.used + bytes <= self.active.buffer.capacity() - BLOCK_BYTES
     }
@@ -97,19 +98,19 @@ impl Buffers {
         self.active.used + bytes <= self.active.buffer.capacity()
     }
 
-    /// Returns `true` if half of the active buffer is used, so that pending records should not wait any longer.
+    /// Returns `true` if more than half of the active buffer is used. Pending records should then be written soon.
     pub(super) fn is_near_full(&self) -> bool {
         self.active.used > self.active.buffer.capacity() / 2
     }
 
-    /// Returns the first record that is not on the medium.
+    /// Returns the timestamp of the first record that is not on the medium.
     pub(super) fn floor(&self) -> Option<Timestamp> {
         let ascend = |(older, newer): (UnwrittenRecords, UnwrittenRecords)| older.last < newer.first;
         debug_assert!(self.writing.zip(self.active.pending).is_none_or(ascend), "records of the two buffers ascend");
         self.writing.or(self.active.pending).map(|pending| pending.first)
     }
 
-    /// Returns the last record that is not on the medium.
+    /// Returns the timestamp of the last record that is not on the medium.
     pub(super) fn last_pending(&self) -> Option<Timestamp> {
         self.active.pending.or(self.writing).map(|pending| pending.last)
     }
@@ -119,7 +120,7 @@ impl Buffers {
         self.writing.is_none() && self.active.pending.is_some()
     }
 
-    /// Adds a record. The caller copies the record's bytes into the returned slice.
+    /// Allocates space for a record. The caller copies the record's bytes into the returned slice.
     pub(super) fn push(&mut self, timestamp: Timestamp, bytes: usize, names_extents: bool) -> &mut [u8] {
         let begin = self.active.used;
         debug_assert!(self.fits(bytes), "a record of {bytes} bytes overflows the buffer");
@@ -145,9 +146,9 @@ impl Buffers {
         batch
     }
 
-    /// Returns the batch from [`begin_write`](Self::begin_write), which is now on the medium. If no record was appended
-    /// during the write, the next record follows in the batch's last block, and `reserved_bytes` must fit after that
-    /// position.
+    /// Takes back the batch from [`begin_write`](Self::begin_write), which is now on the medium. If no record was
+    /// appended during the write, the next record follows in the batch's last block, and the buffer must have room for
+    /// `reserved_bytes` after that position.
     pub(super) fn complete(&mut self, batch: LogBuffer, reserved_bytes: usize) {
         assert_eq!(self.writing, batch.pending, "another batch than was begun is completed");
         assert!(self.durable_position <= batch.end(), "a stream's durable position goes back");
@@ -161,7 +162,7 @@ impl Buffers {
             self.active.buffer[..shared_bytes].copy_from_slice(&batch.buffer[block_start..batch.used]);
         }
         debug_assert!(self.active.base.is_block_start(), "a buffer begins within a block: {}", self.active.base);
-        // This includes the block that is kept in reserve.
+        // The reservations may use the block that `admits` keeps in reserve.
         let reserved = self.active.used + reserved_bytes;
         assert!(reserved <= self.active.buffer.capacity(), "{reserved} bytes are reserved in a buffer");
         assert!(self.idle.is_none(), "a stream has three buffers");

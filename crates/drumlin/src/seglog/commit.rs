@@ -33,7 +33,7 @@ struct ReservationTicket<'a> {
     stream: usize,
     bytes: usize,
     ticket: Ticket,
-    /// The number of windows that the stream had been refused when this ticket began to wait.
+    /// The stream's refusal count when this ticket joined the queue.
     refusal_count: u64,
 }
 
@@ -55,7 +55,7 @@ enum Answer<'a> {
 enum Turn {
     /// Its space is reserved.
     Admitted,
-    /// A different ticket is first in the queue, or the missing resource is on its way.
+    /// A different ticket is first in the queue, or a write that will free the buffer is in flight.
     Wait,
     /// Pending records have to be written first.
     Write,
@@ -163,7 +163,7 @@ impl SharedLog {
         }
     }
 
-    /// Returns the reservation for bytes that the tail has admitted. Requests a preparation if the stream needs one.
+    /// Returns the reservation for bytes that the tail has admitted. If the stream needs its next window, requests it.
     fn admitted<'a>(&'a self, index: usize, bytes: usize, tail: MutexGuard<'a, Tail>) -> Reservation<'a> {
         debug_assert!(bytes <= tail.reserved_bytes(), "a reservation of {bytes} bytes was not admitted");
         let prepares = tail.preparation().is_some();
@@ -182,8 +182,8 @@ impl SharedLog {
         }
     }
 
-    /// Writes the pending records of a stream. Then wakes the threads that waited for these records, and one thread to
-    /// write next.
+    /// Writes the pending records of a stream. Then wakes the threads that waited for these records, and one of the
+    /// remaining waiters, which writes next.
     fn flush_as_leader<'a>(&'a self, index: usize, mut tail: MutexGuard<'a, Tail>) {
         let stream = &self.streams[index];
         let (batch, segment) = tail.begin_write();
@@ -200,7 +200,7 @@ impl SharedLog {
                 let has_waiters = tail.is_contended();
                 drop(tail);
                 self.publish();
-                // First wake the threads that may append their next record before the next write begins.
+                // Wake these threads first, so that they may append their next records before the next write begins.
                 covered.iter().for_each(Waiter::wake);
                 if let Some(successor) = successor {
                     crate::coverage::mark!("a committer wrote records that arrived during its write");
@@ -214,7 +214,7 @@ impl SharedLog {
         }
     }
 
-    /// Writes a batch to the medium, by one durable write for each window that it touches.
+    /// Writes a batch to the medium, with one durable write for each window that it touches.
     fn write(&self, index: usize, batch: &LogBuffer, first: Arc<Segment>) -> Result<(), String> {
         if batch.names_extents {
             (self.hooks.before_write)().map_err(|error| format!("syncing large values failed: {error}"))?;
@@ -303,7 +303,7 @@ impl SharedLog {
             drop(tail);
             wait::park();
             if self.horizon.durable() >= timestamp {
-                // The thread that advanced the horizon has removed this thread from the list, or will do so.
+                // The thread that advanced the horizon has removed this waiter from the list, or will do so.
                 return Ok(());
             }
         }
@@ -326,7 +326,7 @@ impl SharedLog {
                 self.request_flush(index, Urgency::Now);
             }
         }
-        // The horizon may have advanced, or the log failed, between the first check and the registration.
+        // The horizon may have advanced, or the log may have failed, between the first check and the registration.
         if self.horizon.durable() >= timestamp {
             return Poll::Ready(Ok(()));
         }
@@ -367,7 +367,7 @@ impl SharedLog {
     pub(super) fn flush_requested_streams(&self) {
         for (index, stream) in self.streams.iter().enumerate() {
             if stream.flush_requested.swap(0, Ordering::SeqCst) > 0 {
-                // A failure is permanent, so later calls report it.
+                // A failure is permanent, so later calls will report it.
                 let _ = self.flush(index);
             }
         }

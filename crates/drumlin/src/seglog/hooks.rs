@@ -15,21 +15,21 @@ pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
 /// Called when the list of ranges that must exist changes; see [`Hooks`].
 pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
-/// Callbacks of the log. The caller holds none of the log's locks except those that the log's background work takes.
+/// Callbacks of the log. They are called without any of the log's locks, except those of the log's background work.
 pub(crate) struct Hooks {
-    /// Called before the log prepares a window. If the database has deferred recording in the superblock that it was
-    /// opened, this records it durably. If it fails, the log fails.
+    /// Called before the log prepares a window. Durably records in the superblock that the database was opened, if that
+    /// was deferred. If the hook fails, the log fails.
     pub(crate) before_window: BeforeWrite,
-    /// Called before the log writes a record that names extents. Makes the extents of large values durable. If it
+    /// Called before the log writes a record that names extents. Makes the extents of large values durable. If the hook
     /// fails, the log fails.
     pub(crate) before_write: BeforeWrite,
-    /// Called when the durable horizon has advanced to this timestamp. Several threads may call it concurrently, and
-    /// thus out of order: the receiver keeps the maximum.
+    /// Called when the durable horizon has advanced to this timestamp. Several threads may call it concurrently and out
+    /// of order, so the receiver must keep the maximum.
     pub(crate) on_durable: OnDurable,
-    /// Records durably which ranges must exist when the log is reopened. Called before records are put into a new
-    /// window, and before the file of a window that is no longer needed is reused. If it fails, the log fails.
+    /// Durably records which ranges must exist when the log is reopened. Called before records are put into a new
+    /// window, and before the file of a window that is no longer needed is reused. If the hook fails, the log fails.
     pub(crate) list: List,
-    /// Records durably that the log is closed: no record in it is needed, and nothing more will be written to it.
+    /// Durably records that the log is closed: none of its records is needed, and nothing more will be written to it.
     pub(crate) on_closed: BeforeWrite,
     /// Counts the log's writes, so that background work yields to them.
     pub(crate) share: Arc<Share>,

@@ -41,8 +41,8 @@ impl Horizon {
         Timestamp(self.durable.load(Ordering::SeqCst))
     }
 
-    /// Assigns a record's timestamp. Returns it with the current horizon. `floor` is the stream's first record that is
-    /// not on the medium. The caller holds the lock of the stream's tail.
+    /// Assigns a timestamp to a record, and returns it with the current horizon. `floor` is the timestamp of the
+    /// stream's first record that is not on the medium. The caller must hold the lock of the stream's tail.
     pub(super) fn take(&self, stream: usize, floor: Option<Timestamp>) -> (Timestamp, Timestamp) {
         let is_first = floor.is_none();
         if is_first {
@@ -58,8 +58,8 @@ impl Horizon {
         (Timestamp(timestamp), horizon)
     }
 
-    /// Raises the stream's floor to its first record that is not on the medium, or to `NO_FLOOR` if all are. The caller
-    /// holds the lock of the stream's tail.
+    /// Raises the stream's floor to the timestamp of its first record that is not on the medium, or to `NO_FLOOR` if
+    /// all its records are. The caller must hold the lock of the stream's tail.
     pub(super) fn raise_floor(&self, stream: usize, floor: Option<Timestamp>) {
         debug_assert!(floor.is_none_or(|floor| floor <= self.last()), "a record is pending that has no timestamp yet");
         assert!(floor.is_none_or(|floor| self.durable() < floor), "the horizon has passed a record that is pending");
@@ -68,12 +68,12 @@ impl Horizon {
         self.floors[stream].store(floor.map_or(NO_FLOOR, |floor| floor.0), Ordering::SeqCst);
     }
 
-    /// Returns `true` if a record of the stream at or below the timestamp may not be on the medium.
+    /// Returns `true` if a record of the stream at or below `timestamp` may be missing from the medium.
     pub(super) fn is_held_back(&self, stream: usize, timestamp: Timestamp) -> bool {
         self.floors[stream].load(Ordering::SeqCst) <= timestamp.0
     }
 
-    /// Advances the horizon as far as the floors allow. Returns the new horizon if it has risen.
+    /// Advances the horizon as far as the floors allow. Returns the new horizon if it has advanced.
     pub(super) fn advance(&self) -> Option<Timestamp> {
         // Load `last` before the floors: invariant 2.
         let mut horizon = self.last.load(Ordering::SeqCst);
@@ -150,7 +150,7 @@ mod models {
                 committer.join().unwrap();
             }
             assert!(seen <= rig.look());
-            // The thread that raised its floor last saw the floor that the other thread had raised.
+            // The later of the two threads to raise its floor sees the other thread's raised floor.
             assert_eq!(rig.look(), Timestamp(2));
         });
     }
@@ -162,7 +162,7 @@ mod models {
         explore(|horizon, stream| horizon.take(stream, None).0);
     }
 
-    /// Without the first of the two stores the model fails, which shows that it can detect this bug.
+    /// Without the first of the two stores, the model fails. So the model can detect this bug.
     #[test]
     #[should_panic(expected = "Causality violation")]
     fn loom_a_floor_that_comes_down_late_is_found() {

@@ -37,7 +37,7 @@ impl SharedLog {
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
             let (mut segments, mut newest) = tail.take_covered_windows(covered);
-            // If there is no space for another window, reuse the only one that the stream has.
+            // If there is no space for a second window, reuse the stream's only window.
             if tail.is_disk_full()
                 && let Some(window) = tail.take_last_window(covered)
             {
@@ -65,13 +65,14 @@ impl SharedLog {
         self.request_preparation();
     }
 
-    /// Notes that all records up to this one may have been removed.
+    /// Advances `truncated`: all records at or below `newest` may have been removed.
     fn give_up(&self, newest: Option<Timestamp>) {
         self.truncated.fetch_max(newest.unwrap_or_default().0, Ordering::SeqCst);
     }
 
     pub(super) fn read_from(&self, after: Timestamp) -> Result<Records> {
-        // Load this first: every record up to this horizon lies before the durable positions that are read below.
+        // Load this first. Every record up to this horizon lies before the durable positions, which are read
+        // afterwards.
         let durable = self.horizon.durable();
         let sources = self.sources();
         // Use half of the memory here, because the other half is for record bodies.
@@ -94,7 +95,8 @@ impl SharedLog {
         Ok(Records::new(merge, durable, self.folder.path().to_path_buf()))
     }
 
-    /// Returns the readable part of each stream, current or old. Holds the segments, so that they are not reused.
+    /// Returns the readable part of each stream, including streams of earlier openings. Holds the segments, so that
+    /// they are not reused.
     fn sources(&self) -> Vec<Source> {
         let mut sources: Vec<Source> = Vec::new();
         for window in self.old.lock().iter() {
@@ -182,10 +184,10 @@ impl SharedLog {
     }
 }
 
-/// A segment that is held for reading, with the timestamps and positions of some of its records.
+/// A segment held for reading, and the index of its records.
 type Held = (Arc<Segment>, Vec<(Timestamp, StreamPosition)>);
 
-/// The readable part of one stream, up to a position.
+/// One stream's segments, readable up to `limit`.
 #[derive(Debug)]
 struct Source {
     stream: StreamId,
@@ -198,7 +200,7 @@ impl Source {
         self.windows.push((Arc::clone(&window.segment), window.index.clone()));
     }
 
-    /// Returns a reader that begins at the last indexed record that does not lie past the first record above `after`.
+    /// Returns a reader that begins at the last index entry that can't lie past the first record above `after`.
     fn reader_from(&self, after: Timestamp, chunk_bytes: usize) -> Result<Option<Reader>> {
         let mut first = 0;
         let mut position = StreamPosition::START;

@@ -29,7 +29,7 @@
 //! 10. A segment is reused only once all its records are covered and no reader holds it.
 //! 11. The superblock durably lists the windows that must exist ([`Hooks::list`]). It is updated before records are put
 //!     into a window, and before the file of a window that is no longer needed is reused. The windows of a stream abut.
-//!     So a lost segment is noticed, whatever its contents were.
+//!     So a lost segment is detected, whatever its contents were.
 //! 12. The log writes only to files that it knows to be its own: new files get unused names, and a file is inspected
 //!     before it is reused.
 //! 13. No record is appended to a sealed stream: [`Reservation::append`] checks a flag under the stream's mutex before
@@ -115,15 +115,15 @@ pub(crate) struct Log {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The way in which a log came to be open.
+/// Says whether the log was created, recovered or reopened after closing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// Created with its database. Its first windows are prepared immediately, so a full disk is an error.
+    /// Created together with the database. Its first windows are prepared immediately, so opening fails on a full disk.
     New,
-    /// Recovered from a database that was not closed. Windows are prepared when records arrive, so it can be opened on
-    /// a full disk.
+    /// Recovered because the database had not been closed. Windows are prepared when records arrive, so the log can be
+    /// opened on a full disk.
     Recovered,
-    /// The database was closed. Nothing is written before the first record.
+    /// Reopened after the database was closed. Nothing is written before the first record.
     Closed,
 }
 
@@ -273,8 +273,8 @@ impl Log {
         }
     }
 
-    /// Appends a record without a reservation and assigns its timestamp. Returns `None` if there is not enough space
-    /// right now, or if other threads or tasks are waiting for space.
+    /// Appends a record without a reservation and assigns its timestamp. Returns `None` if there is not enough space at
+    /// present, or if threads or tasks are waiting for space.
     ///
     /// # Errors
     /// Same as [`Reservation::append`].
@@ -292,13 +292,13 @@ impl Log {
         Ok(Some(Appended { wants_preparation: tail.preparation().is_some(), ..appended }))
     }
 
-    /// Requests a preparation of the next windows of all streams that need them.
+    /// Asks for the next windows of all streams that need one.
     pub(crate) fn request_preparation(&self) {
         self.shared.request_preparation();
     }
 
-    /// Reserves space for a record with a body of up to `body_bytes`. If necessary, waits for other records to be
-    /// written, or for the next segment. Fails with [`Error::DiskFull`] if there is no space for a segment.
+    /// Reserves space for a record whose body has at most `body_bytes`. If necessary, waits until other records are
+    /// written or the next segment is prepared. Fails with [`Error::DiskFull`] if there is no disk space for a segment.
     pub(crate) fn reserve(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
         self.shared.reserve(stream, body_bytes)
     }
@@ -308,7 +308,7 @@ impl Log {
         self.shared.reserve_as_task(stream, body_bytes).await
     }
 
-    /// Returns the length of the longest body that the log accepts, which is the longest that the first stream accepts.
+    /// Returns the maximum length of a body. It is the limit of the first stream, which accepts the longest bodies.
     pub(crate) fn body_bytes_max(&self) -> usize {
         self.shared.options.body_bytes_max(0)
     }
@@ -336,7 +336,7 @@ impl Log {
     }
 
     /// Like [`wait_durable_up_to`](Self::wait_durable_up_to), for a task, which is woken when it should poll again. A
-    /// background thread writes for it.
+    /// background thread writes the records.
     pub(crate) fn poll_durable(&self, timestamp: Timestamp, waker: &Waker) -> Poll<Result<()>> {
         self.shared.poll_durable(timestamp, waker)
     }
@@ -363,8 +363,8 @@ impl Log {
         self.shared.horizon.last()
     }
 
-    /// Allows the reuse of segments without records above `covered`. All records up to `covered` must be in the durable
-    /// checkpoint with this number, which the headers of later segments will name.
+    /// Allows the reuse of segments that have no record above `covered`. All records up to `covered` must be in the
+    /// durable checkpoint numbered `checkpoint`, which the headers of later segments will name.
     pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
         self.shared.truncate(covered, checkpoint);
@@ -376,7 +376,7 @@ impl Log {
         self.shared.read_from(after)
     }
 
-    /// Returns the oldest timestamp after which [`read_from`](Log::read_from) can begin.
+    /// Returns the oldest timestamp that may be passed to [`read_from`](Log::read_from).
     #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
     pub(crate) fn truncated(&self) -> Timestamp {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
@@ -408,8 +408,7 @@ impl Log {
         self.shared.sync_count.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes written to the log's files so far, in whole blocks: records with their padding, headers, and
-    /// zeros.
+    /// Returns the bytes written to the log's files so far, in whole blocks: padded records, headers, and zeros.
     pub(crate) fn write_bytes(&self) -> u64 {
         let bytes = self.shared.write_bytes.load(Ordering::Relaxed);
         assert!(bytes.is_multiple_of(BLOCK_BYTES as u64), "{bytes} bytes are no whole blocks");
@@ -421,14 +420,15 @@ impl Log {
         self.shared.failure()
     }
 
-    /// Fails the log on behalf of a different module. No more records will become durable.
+    /// Makes the log fail at the request of a different module. No more records will become durable.
     #[cfg_attr(not(test), expect(dead_code, reason = "for failures outside of the log"))]
     pub(crate) fn fail(&self, reason: &str) {
         self.shared.fail(reason);
     }
 
-    /// Ends appending. When this returns, [`last`](Self::last) is final. New reservations are refused, and so is
-    /// appending a record whose space was reserved before; this call does not wait for the owners of such reservations.
+    /// Stops accepting records. When this returns, [`last`](Self::last) is final. The log then refuses new
+    /// reservations, and also records whose space was reserved before. This call does not wait for the owners of such
+    /// reservations.
     pub(crate) fn seal(&self) {
         for stream in &self.shared.streams {
             stream.tail.lock().seal();
@@ -436,7 +436,7 @@ impl Log {
         }
     }
 
-    /// Seals the log, writes everything that is pending and ends the threads. If a checkpoint at `covered` covers all
+    /// Seals the log, writes everything that is pending and stops the threads. If a checkpoint at `covered` covers all
     /// records, the log is no longer needed, so only one segment of each stream is kept.
     pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
         self.seal();

@@ -56,7 +56,7 @@ impl LogOptions {
         Buffers::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
     }
 
-    /// Returns the size of each of a stream's two buffers. One can be filled while the other is being written.
+    /// Returns the size of each of a stream's two buffers. While one is being written, new records go to the other.
     pub(super) fn stream_buffer_bytes(&self, stream: usize) -> usize {
         let streams = usize::from(self.streams);
         let share = self.buffer_bytes / streams / 2;

@@ -13,7 +13,7 @@ use crate::format::log::SegmentHeader;
 use crate::format::{CheckpointNumber, StreamId, StreamPosition};
 use crate::io::FileRef;
 
-/// Bytes of zeros written between two syncs while the rest of a segment in use is filled.
+/// The bytes of zeros written between two syncs when the rest of a segment already in use is filled.
 const FILL_BYTES: u64 = 8 << 20;
 
 const _: () = assert!(FILL_BYTES.is_multiple_of(BLOCK) && FILL_BYTES > 0, "a segment is filled to within a block");
@@ -23,14 +23,14 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The reason why a preparation failed.
+/// The reason for which a preparation failed.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// There is no space for one more segment.
+    /// The disk has no space for another segment.
     Full(io::Error),
-    /// A file could not be opened or created. No byte was written, and the next attempt may succeed.
+    /// A file could not be opened or created. Nothing was written, and the next attempt may succeed.
     Passing(io::Error),
-    /// The log has failed, so no byte may be written.
+    /// The log has failed, so nothing may be written.
     Final(io::Error),
 }
 
@@ -106,7 +106,7 @@ impl SharedLog {
         }
     }
 
-    /// Fills the next part of the newest window.
+    /// Fills the next part of the newest window with zeros.
     fn fill(&self, index: usize) -> io::Result<()> {
         let stream = &self.streams[index];
         let (segment, start) = stream.tail.lock().windows.to_fill();
@@ -170,7 +170,7 @@ impl SharedLog {
         Ok(())
     }
 
-    /// Begins a new use of a file, with one durable write.
+    /// Begins a new use of an existing file, with one durable write.
     fn recycle(
         &self,
         spare: &Spare,
@@ -190,7 +190,7 @@ impl SharedLog {
             return Err(Refusal::Final(not_ours(file.path())));
         }
         if last_use.header.incarnation != self.incarnation {
-            // A previous process may have left the file's length only in caches.
+            // A previous process may have changed the file's length without syncing it.
             file.sync_data()?;
         }
         segment::write_header(&file, &header, self.persist())?;
@@ -206,7 +206,8 @@ impl SharedLog {
         assert!(!header.filled, "{} is called filled before it is made", spare.name);
         let file = match segment::create(self.folder.as_ref(), &spare.name) {
             Ok(file) => file,
-            // A new slot number is above those of all files that existed when the log was opened.
+            // New slot numbers lie above those of all files that existed when the log was opened, so a file with this
+            // name is not ours.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(Refusal::Final(not_ours(&self.folder.path().join(&spare.name))));
             }
@@ -214,7 +215,7 @@ impl SharedLog {
         };
         let filled = self.fill_new(&file, spare, header);
         if filled.is_err() {
-            // An incomplete file would waste space. A scan would ignore it.
+            // Remove the incomplete file: a scan would ignore it, but it would waste space.
             let _ = self.folder.remove(&spare.name);
         }
         Ok(filled?)
@@ -236,7 +237,7 @@ impl SharedLog {
         let ready = header.start + header.window_bytes.min(FIRST_FILL_BYTES);
         let header = SegmentHeader { filled: ready == header.start + header.window_bytes, ..header };
         segment::write_zeros(file, BLOCK, BLOCK + (ready - header.start))?;
-        // Sync the length first, because a scan trusts a header that says the file is filled.
+        // Sync the length before writing the header, because a scan trusts a header that says the file is filled.
         file.sync_all()?;
         segment::write_header(file, &header, self.persist())?;
         self.write_bytes.fetch_add(BLOCK + (ready - header.start), Ordering::Relaxed);
@@ -250,7 +251,7 @@ impl SharedLog {
         self.streams.iter().any(has_spares) || !self.doomed.lock().is_empty()
     }
 
-    /// Removes all spares except one per stream: the next opening, or the next burst of commits, begins with that one.
+    /// Removes all spares except one per stream, which serves the next opening or the next burst of commits.
     pub(super) fn remove_idle(&self) {
         let _guard = self.preparing.lock();
         for stream in &self.streams {
@@ -271,7 +272,7 @@ impl SharedLog {
         self.remove_idle();
     }
 
-    /// Removes doomed files, and the spares in excess of what recent intervals between truncations needed. Returns
+    /// Removes doomed files, and the spares beyond those that recent intervals between truncations needed. Returns
     /// `true` if it removed any file.
     fn remove_surplus(&self) -> bool {
         let window_bytes = self.options.window_bytes();

@@ -15,7 +15,7 @@ struct Queued {
     waker: Option<Waker>,
 }
 
-/// Reservations that were not available immediately; first come, first served. Each ticket is issued only once.
+/// The waiting reservations of a stream, in first-come, first-served order. Each ticket is issued only once.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     list: VecDeque<Queued>,
@@ -41,13 +41,13 @@ impl Queue {
         ticket
     }
 
-    /// Removes a ticket from the queue. Returns the waker of the ticket's task.
+    /// Removes a ticket from the queue. Returns the waker of its task, if it has one.
     pub(super) fn leave(&mut self, ticket: Ticket) -> Option<Waker> {
         let index = self.list.iter().position(|queued| queued.ticket == ticket);
         self.list.remove(index.expect("who leaves the queue is in it")).and_then(|queued| queued.waker)
     }
 
-    /// Stores the waker of a task. The task is woken when it should check its turn again.
+    /// Stores the waker of the ticket's task. The task will be woken when it should check its turn again.
     pub(super) fn wake_later(&mut self, ticket: Ticket, waker: &Waker) {
         let queued = self.list.iter_mut().find(|queued| queued.ticket == ticket);
         assert!(queued.is_some(), "a task waits that has no place in the queue");

@@ -22,22 +22,23 @@ const CHUNK_BYTES_MAX: usize = 1 << 20;
 const _: () = assert!(CHUNK_BYTES_MAX.is_multiple_of(BLOCK as usize), "a read ends within a block");
 const _: () = assert!(RECORD_HEADER_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a body begins between two steps");
 
-/// Returns the bytes of one read if this many streams share this much memory.
+/// Returns the size of one read if `streams` streams share `memory_bytes`.
 pub(super) fn chunk_bytes(memory_bytes: usize, streams: usize) -> usize {
     let block = BLOCK as usize;
     (memory_bytes / streams.max(1) / block * block).clamp(block, CHUNK_BYTES_MAX)
 }
 
-/// The treatment of record bodies in a merge.
+/// Says whether a merge keeps record bodies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Bodies {
     /// Bodies are verified but not kept.
     Verified,
-    /// Bodies are verified, and kept until their record is taken, up to one chunk per stream.
+    /// Bodies are verified. The body of each stream's current record is kept until it is taken, up to one chunk per
+    /// stream.
     Kept,
 }
 
-/// Decides, by incarnation, which records count.
+/// Decides which records count, by their incarnations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
     /// The openings in ascending order, each with its first timestamp.
@@ -61,8 +62,8 @@ impl History {
         self.openings.last().map(|&(incarnation, _)| incarnation)
     }
 
-    /// Returns `true` if a record counts: its timestamp is at or above the start of its own incarnation, if that is
-    /// listed, and below the starts of all later ones.
+    /// Returns `true` if a record counts. Its timestamp must be at or above the start of its own incarnation, if that
+    /// is listed, and below the starts of all later incarnations.
     pub(super) fn admits(&self, incarnation: Incarnation, timestamp: Timestamp) -> bool {
         let later = self.openings.partition_point(|&(other, _)| other <= incarnation);
         let own = self.openings[..later].last().filter(|&&(other, _)| other == incarnation);
@@ -73,7 +74,7 @@ impl History {
 
 /// Returns the first offset in `bytes`, in steps of 8, at which a record header may begin.
 fn find_magic(bytes: &[u8]) -> Option<usize> {
-    // The unused part of a log file is zeros, which are skipped faster in larger units.
+    // The unused part of a log file is all zeros. Skipping them in larger units is faster.
     const ZEROS: [u8; 512] = [0; 512];
     bytes.chunks(ZEROS.len()).enumerate().filter(|(_, part)| **part != ZEROS[..part.len()]).find_map(|(index, part)| {
         let step = part.chunks_exact(RECORD_ALIGNMENT_BYTES).position(|word| get_u32(word, 0) == RECORD_MAGIC)?;
@@ -92,11 +93,11 @@ pub(super) struct FoundRecord {
     body_checksum: u64,
     /// Set if the record names extents. See [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
-    /// The index, in the reader's list, of the segment in which the record starts.
+    /// The index of the segment in which the record starts, in the reader's list.
     pub(super) segment: usize,
 }
 
-/// The place at which bytes begin that are neither a record nor padding.
+/// The start of bytes that are neither a record nor padding.
 #[derive(Clone, Debug)]
 pub(super) struct Skipped {
     pub(super) path: PathBuf,
@@ -117,19 +118,19 @@ pub(super) struct Reader {
     chunk: AlignedBuffer,
     chunk_segment: usize,
     chunk_start: StreamPosition,
-    /// The newest horizon in any verified header, even if the body after that header did not verify.
+    /// The newest horizon in any verified header, even if the body that followed the header did not verify.
     pub(super) horizon: Timestamp,
     pub(super) newest_incarnation: Incarnation,
     /// For each segment, the end of the last verified record (or verified header without a valid body) that starts in
     /// it.
     pub(super) verified_ends: Vec<Option<StreamPosition>>,
-    /// The start of the first bytes after the last record that are neither a record nor padding.
+    /// The first bytes after the last record that are neither a record nor padding.
     pub(super) skipped: Option<Skipped>,
 }
 
 impl Reader {
-    /// Creates a reader of `segments` that begins at `position`, which lies in the first segment, and stops before
-    /// `limit`. It reads `chunk_bytes` at a time.
+    /// Creates a reader of `segments`. It begins at `position`, which lies in the first segment, stops before `limit`,
+    /// and reads `chunk_bytes` at a time.
     pub(super) fn new(
         segments: Vec<Arc<Segment>>,
         position: StreamPosition,
@@ -233,14 +234,14 @@ impl Reader {
         Ok(None)
     }
 
-    /// Returns the checksum of this many bytes starting at `position`, or `None` if the segments end too early.
+    /// Returns the checksum of `bytes` bytes starting at `position`, or `None` if the segments end too early.
     fn checksum(&mut self, position: StreamPosition, bytes: usize) -> Result<Option<u64>> {
         let mut checksum = Checksum::default();
         let is_whole = self.visit(position, bytes, |part| checksum.update(part))?;
         Ok(is_whole.then(|| checksum.digest()))
     }
 
-    /// Reads the body of the record found last, which is longer than a chunk.
+    /// Reads the body of the last record found, which is longer than a chunk.
     fn read_long(&mut self, found: &FoundRecord) -> Result<Vec<u8>> {
         assert!(self.position == found.end && self.segment == found.segment, "the reader has gone on from {found:?}");
         let mut body = Vec::with_capacity(found.body_bytes as usize);
@@ -316,7 +317,7 @@ impl Reader {
         (segment + 1..self.segments.len()).rev().find(|&next| self.segments[next].start() == end)
     }
 
-    /// Passes this many bytes, starting at `position`, to `take` in parts. `position` must not lie before the current
+    /// Passes the `bytes` bytes starting at `position` to `take`, in parts. `position` must not lie before the given
     /// segment. Returns `false` if the segments end too early.
     fn visit(&mut self, position: StreamPosition, bytes: usize, mut take: impl FnMut(&[u8])) -> Result<bool> {
         let mut segment = self.segment;
@@ -368,8 +369,8 @@ impl Reader {
 pub(super) struct Head {
     pub(super) reader: Reader,
     pub(super) found: Option<FoundRecord>,
-    /// The record's body, if bodies are kept and this one is no longer than a chunk. Longer bodies are read later,
-    /// because dozens of streams may each be at one of the longest.
+    /// The record's body, if bodies are kept and this body is no longer than a chunk. Longer bodies are read only when
+    /// they are taken: otherwise, each of dozens of streams might hold a body of the maximum length in memory.
     body: Vec<u8>,
     /// The bytes that the reader skipped before it reached `found`.
     skipped: Option<Skipped>,
@@ -381,7 +382,7 @@ pub(super) struct Merge {
     pub(super) heads: Vec<Head>,
     bodies: Bodies,
     history: History,
-    /// The timestamp of the record that must come next.
+    /// The timestamp of the next record.
     pub(super) next: Timestamp,
 }
 
@@ -466,14 +467,14 @@ impl Merge {
         Ok(self.heads.iter().map(|head| head.reader.horizon).max().unwrap_or_default())
     }
 
-    /// Returns the likely location of the missing record. The guess is best if later records follow in its stream.
+    /// Returns the likely location of the missing record. The guess is best if its stream has later records.
     pub(super) fn suspect(&self) -> Option<Skipped> {
         let between = self.heads.iter().filter(|head| head.found.is_some()).find_map(|head| head.skipped.clone());
         between.or_else(|| self.heads.iter().find_map(|head| head.skipped.clone()))
     }
 }
 
-/// Returns the error for a missing record that had been durable.
+/// Returns the error for the loss of a record that had been durable.
 pub(super) fn missing(
     missing: Timestamp,
     horizon: Timestamp,
@@ -496,8 +497,8 @@ pub(crate) struct Record {
     pub(crate) body: Vec<u8>,
 }
 
-/// The records after one timestamp up to a later one, in order and without gaps. The iterator ends after its first
-/// error.
+/// The records between two timestamps, in order and without gaps: the earlier timestamp is excluded, the later one
+/// included. The iterator ends after its first error.
 #[derive(Debug)]
 pub(crate) struct Records {
     merge: Merge,

@@ -16,8 +16,8 @@ impl Body {
         Body { bytes, checksum, names_extents: false }
     }
 
-    /// Creates the body of a record that names values in extents. The extents must be durable before the record is. See
-    /// [`Hooks::before_write`](super::Hooks::before_write).
+    /// Creates the body of a record that names values in extents. The extents must become durable before the record
+    /// does. See [`Hooks::before_write`](super::Hooks::before_write).
     pub(crate) fn naming_extents(bytes: Vec<u8>) -> Body {
         Body { names_extents: true, ..Body::new(bytes) }
     }
@@ -45,10 +45,10 @@ impl Body {
 pub(crate) struct Appended {
     pub(crate) timestamp: Timestamp,
     pub(crate) stream: StreamId,
-    /// The position after the record in its stream.
+    /// The position in the stream after the record.
     pub(crate) end: StreamPosition,
     /// Set if the stream's buffer is filling up.
     pub(crate) is_near_full: bool,
-    /// The stream needs its next window prepared, and the caller has to request that.
+    /// Set if the stream needs its next window. The caller must then request it.
     pub(crate) wants_preparation: bool,
 }

@@ -5,8 +5,8 @@ use super::shared::SharedLog;
 use crate::error::Result;
 use crate::format::log::record_bytes;
 
-/// Space reserved in a stream for one record. Its owner must not make a second reservation in the same stream, nor wait
-/// for a thread that might, because the second reservation may have to wait for the first.
+/// Space reserved in a stream for one record. Its owner must not reserve more space in the same stream, nor wait for a
+/// thread that might: the second reservation may have to wait until the first one is used or dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     pub(super) log: &'a SharedLog,
@@ -18,8 +18,8 @@ impl Reservation<'_> {
     /// Appends the record and assigns its timestamp.
     ///
     /// # Errors
-    /// [`Error::Failed`](crate::error::Error::Failed) if the log was sealed or has failed since the reservation: no
-    /// timestamp was assigned and no record was appended.
+    /// [`Error::Failed`](crate::error::Error::Failed) if the log was sealed or has failed since the reservation. In
+    /// this case no timestamp was assigned and no record was appended.
     ///
     /// # Panics
     /// If the body is longer than the reserved length.

@@ -22,8 +22,8 @@ use crate::io::{AlignedBuffer, Backend, FolderRef, OpenOptions, Persist};
 /// The facts about the log that the superblock holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SuperblockLogState<'a> {
-    /// The openings of the database, each with its first timestamp. Records of openings older than the first listed one
-    /// count if they are below the start of that one.
+    /// The openings of the database and the first timestamp of each. Records of openings older than the first listed
+    /// one count if they are below its first timestamp.
     pub(crate) incarnations: &'a [(Incarnation, Timestamp)],
     /// Sequence number of the newest valid superblock.
     pub(crate) checkpoint: CheckpointNumber,
@@ -35,10 +35,10 @@ pub(crate) struct SuperblockLogState<'a> {
     pub(crate) is_closed: bool,
 }
 
-/// The part of a window that is searched for its first record, to decide whether the previous window is still needed.
+/// The bytes of a window that are searched for its first record, to decide whether the previous window is still needed.
 const PROBE_BYTES: u64 = 64 << 10;
 
-/// Number of bytes rewritten in one step.
+/// The bytes rewritten in one step.
 const REWRITE_BYTES: u64 = 1 << 20;
 
 const _: () = assert!(PROBE_BYTES.is_multiple_of(BLOCK) && PROBE_BYTES > 0, "a window is searched to within a block");
@@ -68,13 +68,13 @@ struct StreamScan {
     spares: Vec<Spare>,
     use_number_max: UseNumber,
     slot_max: SlotNumber,
-    /// The end of the last record, or record header, that verified, whatever its timestamp.
+    /// The end of the last record (or record header) that verified, whatever its timestamp.
     verified_end: Option<StreamPosition>,
     /// The position at which a stream without windows continues.
     origin: StreamPosition,
     /// The end of the last record that recovery applies.
     applied_end: Option<StreamPosition>,
-    /// Timestamps and positions of the records that recovery applies but that may not be durable.
+    /// The timestamps and positions of records that recovery applies, although they may not be durable.
     uncertain: VecDeque<(Timestamp, StreamPosition)>,
 }
 
@@ -136,7 +136,7 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Creates a scan without segments, for reading only a database's newest checkpoint.
+    /// Creates a scan without segments, for a caller that reads only the newest checkpoint of a database.
     pub(crate) fn nothing(
         backend: &Arc<dyn Backend>,
         folder: &FolderRef,
@@ -159,10 +159,10 @@ impl Scan {
         }
     }
 
-    /// Makes the writes that a previous process left in caches durable, so that no record found can be lost later;
-    /// changes no byte. A sync alone is not enough: if an earlier sync failed, the system may have dropped the writes
-    /// that it covered and still show them to readers. So the records that are not proven durable are rewritten; they
-    /// are at most those that were in flight at the end.
+    /// Makes all writes durable that a previous process left in caches, so that no record found here can be lost later.
+    /// Changes no byte. A sync alone is not enough: after a failed sync, the system may have dropped the writes but
+    /// still show them to readers. So the records that are not proven durable are rewritten. They are at most those
+    /// that were in flight when the process ended.
     fn harden(&self) -> Result<()> {
         // The process that created a segment may have been killed before the segment's name was durable.
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
@@ -228,8 +228,8 @@ impl Scan {
         Ok(())
     }
 
-    /// Returns `true` if every segment was begun by an opening that the superblock knows. An opening that it does not
-    /// know was recorded in a superblock that has been lost, and its segments may hold records.
+    /// Returns `true` if the superblock knows every opening that began a segment. If it doesn't know an opening, the
+    /// superblock that recorded this opening has been lost, and the opening's segments may hold records.
     fn is_as_closed(&self, incarnations: &[(Incarnation, Timestamp)]) -> bool {
         let newest = incarnations.iter().map(|&(incarnation, _)| incarnation).max();
         let mut windows = self.streams.values().flat_map(|stream| &stream.windows);
@@ -250,7 +250,7 @@ impl Scan {
                     range.to
                 );
                 on_corruption(Error::corrupted(self.folder.path(), what, reason))?;
-                // Continue with the next window after the gap.
+                // Continue with the first window after the gap.
                 let windows = self.streams.get(&range.stream).into_iter().flat_map(|stream| &stream.windows);
                 let starts = windows.map(|window| window.segment.start()).filter(|start| *start > position);
                 position = starts.min().unwrap_or(range.to);
@@ -261,13 +261,13 @@ impl Scan {
         Ok(())
     }
 
-    /// Returns the bytes of one read. All streams are read together, using the memory of the append buffers, which do
-    /// not exist yet.
+    /// Returns the size of one read. All streams are read concurrently. They share the memory of the append buffers,
+    /// which are not allocated yet.
     fn chunk_bytes(&self) -> usize {
         chunk_bytes(self.options.buffer_bytes, self.streams.len())
     }
 
-    /// Verifies all streams together, in timestamp order, up to the first missing record, which is the end of the log.
+    /// Verifies all streams together, in timestamp order, up to the first missing record. That is the end of the log.
     fn find_end(&mut self, openings_horizon: Timestamp, on_corruption: OnCorruption<'_>) -> Result<()> {
         let chunk_bytes = self.chunk_bytes();
         let readers = self.streams.values().map(|stream| Reader::whole(stream.segments(), chunk_bytes));
@@ -309,12 +309,13 @@ impl Scan {
         Ok(())
     }
 
-    /// Durably erases the records that the starts of openings void, so that the starts can be dropped from the list.
-    /// This takes no space and does not change the log's contents. If a power cut interrupts it, repeating it finishes
-    /// the erasure.
+    /// Durably erases the records that the starts of openings void, so that the list need not keep these starts. This
+    /// needs no space and does not change the log's contents. If a power cut interrupts it, the next call finishes the
+    /// erasure.
     ///
     /// The header of each void record is overwritten with zeros. Spares are searched too, because a later opening may
-    /// mistake a spare for a window with records. Records at or above the start of the opening that follows may stay.
+    /// mistake a spare for a window with records. Records at or above the start of the opening
+    /// that is now in progress may stay, because its start will be listed.
     pub(crate) fn erase_void(&self) -> Result<()> {
         for stream in self.streams.values() {
             let spares = stream.spares.iter().filter_map(|spare| spare.last_use.clone());
@@ -346,7 +347,7 @@ impl Scan {
         self.record_bytes
     }
 
-    /// Returns `true` if the log is in the state that closing leaves: there is nothing to recover or to make durable.
+    /// Returns `true` if the log was closed, so there is nothing to recover and nothing to make durable.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed
     }
@@ -362,15 +363,15 @@ impl Scan {
         self.names_extents
     }
 
-    /// Returns the records above the checkpoint. May be called repeatedly.
+    /// Returns the records above the checkpoint. Can be called repeatedly.
     pub(crate) fn records(&self) -> Result<Records> {
         // Use half of the memory here, because the other half is for record bodies.
         let chunk_bytes = chunk_bytes(self.options.buffer_bytes / 2, self.streams.len());
         let mut readers = Vec::new();
         for stream in self.streams.values() {
             let Some(applied_end) = stream.applied_end else { continue };
-            // Leave out windows that were prepared but never used: they hold no records, and one of them may be an
-            // earlier use of the same range.
+            // Leave out the windows that were prepared but never used: they hold no records, and such a window may be
+            // an earlier use of the same range.
             let used = stream.windows.iter().filter(|window| window.last.is_some());
             let segments = used.map(|window| Arc::clone(&window.segment)).collect();
             readers.push(Reader::new(segments, StreamPosition::START, applied_end, chunk_bytes)?);
@@ -379,8 +380,8 @@ impl Scan {
         Ok(Records::new(merge, self.last, self.folder.path().to_path_buf()))
     }
 
-    /// Begins appending at the timestamp after [`last`](Scan::last). Before this is called, the superblock must durably
-    /// list `incarnation` with that timestamp.
+    /// Begins appending at the timestamp after [`last`](Scan::last). The superblock must already list `incarnation`
+    /// with that timestamp, durably.
     pub(crate) fn start(self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Result<Log> {
         let origin = if self.is_closed { Origin::Closed } else { Origin::Recovered };
         let log = self.assemble(incarnation, checkpoint, hooks);
@@ -434,8 +435,8 @@ impl Scan {
     }
 }
 
-/// Overwrites the header of a record with zeros. The record starts in the first of these segments, and its header may
-/// extend into a later one. All other bytes of the header's blocks stay the same.
+/// Overwrites the header of a record with zeros. The record starts in the first of `segments`, and its header may
+/// extend into a later one. The other bytes of the header's blocks stay the same.
 fn erase_header(segments: &[Arc<Segment>], position: StreamPosition, options: &LogOptions) -> Result<()> {
     let mut segment = &segments[0];
     let mut rest = position..position + RECORD_HEADER_BYTES as u64;
@@ -463,8 +464,8 @@ impl StreamScan {
         self.windows.iter().map(|window| Arc::clone(&window.segment)).collect()
     }
 
-    /// Turns the windows without records above `covered` into spares. These are all the windows before one whose first
-    /// record is at or below the first timestamp above `covered`.
+    /// Turns the windows without records above `covered` into spares: all windows before one whose first record is at
+    /// or below the first timestamp above `covered`.
     fn set_aside_covered(&mut self, history: &History, covered: Timestamp) -> Result<()> {
         for later in (1..self.windows.len()).rev() {
             let segment = &self.windows[later].segment;
@@ -493,7 +494,8 @@ impl StreamScan {
         assert!(self.applied_end.is_none() && self.uncertain.is_empty(), "a stream is set aside that has records");
     }
 
-    /// Indexes a record that recovery will apply, and notes it in every window that holds some of its bytes.
+    /// Indexes a record that recovery will apply, and updates the last record of every window that holds some of its
+    /// bytes.
     fn index_record(&mut self, segment: usize, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         self.windows[segment].index_record(timestamp, position);
         let mut reached = segment;
@@ -507,7 +509,7 @@ impl StreamScan {
         self.applied_end = self.applied_end.max(Some(end));
     }
 
-    /// Removes the records up to the horizon from `uncertain`, because they are on the medium.
+    /// Removes the records at or below `horizon` from `uncertain`, because they are on the medium.
     fn forget_certain(&mut self, horizon: Timestamp) {
         while self.uncertain.front().is_some_and(|(timestamp, _)| *timestamp <= horizon) {
             self.uncertain.pop_front();
@@ -537,8 +539,8 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Returns the stream, ready to continue at the block after the last byte that verifies: in the same window if
-    /// there is room, and then in the unused windows that were prepared after it.
+    /// Returns the stream, ready to continue at the block after the last byte that verifies. It continues in the same
+    /// window if there is room, and then in the unused windows that were prepared after it.
     fn resume(mut self, number: StreamId, options: &LogOptions, old: &mut Vec<Window>) -> Stream {
         let begins = self.windows.first().map_or(self.origin, |window| window.segment.start());
         let position = self.verified_end.map_or(begins, StreamPosition::block_end);
@@ -565,14 +567,14 @@ impl StreamScan {
         Stream::new(buffer_bytes, position, kept, Spares::new(spares, use_number_next, slot_next))
     }
 
-    /// Returns `true` if the same range of the stream has a later use, which then counts instead of this one.
+    /// Returns `true` if a later use of the same range exists. The later use then counts instead of this one.
     fn is_begun_again(&self, index: usize) -> bool {
         let start = self.windows[index].segment.start();
         self.windows[index + 1..].iter().any(|window| window.segment.start() == start)
     }
 
     /// Verifies that no window is missing between the first with a record to apply and the last with any record.
-    /// `verified_ends` holds the end of the last record of each window.
+    /// `verified_ends` has the end of each window's last record.
     fn check_abutting(&self, verified_ends: &[Option<StreamPosition>]) -> Result<()> {
         let mut end = None;
         for (index, window) in self.windows.iter().enumerate() {
@@ -591,9 +593,9 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Keeps the windows that lie between two windows that recovery needs, or between the last of these and `position`,
-    /// if the window before them is kept too. They hold records that were left out, and the listed range of a stream
-    /// must have no gaps.
+    /// Keeps the windows that lie between two windows that recovery needs, and those between the last of these and
+    /// `position`, as long as the window before them is kept too. Recovery leaves out their records, but the listed
+    /// range of a stream must have no gaps.
     fn keep_between(&mut self, position: StreamPosition) {
         let mut newest = None;
         let mut end = None;

@@ -13,7 +13,7 @@ use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
 
 pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Bytes of zeros written before a new segment is used: only a few, because a commit may be waiting.
+/// The bytes of zeros written before a new segment is used. They are few, because a commit may be waiting.
 pub(super) const FIRST_FILL_BYTES: u64 = 1 << 20;
 
 /// Size of a single write of zeros: large enough to use the device's bandwidth, small enough not to delay commits.
@@ -27,7 +27,7 @@ pub(super) struct Segment {
     pub(super) file: FileRef,
     pub(super) header: SegmentHeader,
     pub(super) seed: u64,
-    /// `true` if the header on the medium says that the whole window has been written at least once.
+    /// Set if the header on the medium says that the whole window has been written at least once.
     filled: AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl Segment {
         self.filled.load(Ordering::Acquire)
     }
 
-    /// Records durably that the whole window has been written at least once.
+    /// Durably records that the whole window has been written at least once.
     pub(super) fn set_filled(&self, persist: Persist) -> io::Result<()> {
         assert!(!self.is_filled(), "{self:?} is filled twice");
         write_header(&self.file, &SegmentHeader { filled: true, ..self.header }, persist)?;
@@ -77,10 +77,10 @@ impl Segment {
     }
 }
 
-/// Selects the spares that are suitable for a window.
+/// The spares that are suitable for a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SpareSize {
-    /// Spares that held a window of this many bytes.
+    /// Spares whose last window had this many bytes.
     Window(u64),
     /// All spares, because the disk is full.
     Any,
@@ -91,12 +91,11 @@ pub(super) enum SpareSize {
 pub(super) struct Spare {
     pub(super) name: String,
     pub(super) slot: SlotNumber,
-    /// Size in bytes of the window that it held last.
+    /// The size in bytes of the file's last window.
     pub(super) window_bytes: u64,
     /// Set if the whole window has been written before, so that a durable write in it changes no metadata.
     pub(super) filled: bool,
-    /// The file's last use, or `None` if it was never used. Readers may still hold it; the file is not rewritten until
-    /// they have dropped it.
+    /// The file's last use, or `None` if it was never used. The file is not rewritten while a reader still holds it.
     pub(super) last_use: Option<Arc<Segment>>,
 }
 
@@ -134,7 +133,7 @@ pub(super) fn name(stream: StreamId, slot: SlotNumber) -> String {
     name
 }
 
-/// Returns the stream and slot in a segment file's name.
+/// Returns the stream and the slot that a segment file's name contains.
 pub(super) fn parse_name(name: &str) -> Option<(StreamId, SlotNumber)> {
     let (stream, slot) = name.strip_suffix(".seg")?.split_once('-')?;
     Some((StreamId(stream.parse().ok()?), SlotNumber(slot.parse().ok()?)))
@@ -153,7 +152,7 @@ pub(super) fn write_header(file: &FileRef, header: &SegmentHeader, persist: Pers
     file.write_at(&block, 0, persist)
 }
 
-/// Writes zeros over `start..end`, which are offsets in the file.
+/// Writes zeros to the file from offset `start` to offset `end`.
 pub(super) fn write_zeros(file: &FileRef, start: u64, end: u64) -> io::Result<()> {
     assert!(start <= end, "zeros from {start} to {end}");
     assert!(BLOCK <= start && start <= end, "zeros over the header, or backwards");
@@ -176,7 +175,7 @@ pub(super) enum FoundFile {
     Unused,
 }
 
-/// Opens a segment file with these options, and checks its header against its name and the database id.
+/// Opens a segment file with these options, and verifies that its header matches its name and the database id.
 pub(super) fn inspect(
     folder: &dyn Folder,
     name: &str,
@@ -192,7 +191,7 @@ pub(super) fn inspect(
     file.read_up_to(&mut blocks, 0).map_err(|error| Error::io("reading", path, error))?;
     let (header, window) = blocks.split_at(BLOCK_BYTES);
     match SegmentHeader::decode(header) {
-        // A header is made durable before the first record is written after it.
+        // The header is durable before any record is written after it.
         Ok(None) if window.iter().any(|&byte| byte != 0) => {
             Err(Error::corrupted(path, "log segment header", "it is zero, though records follow it"))
         }
@@ -214,8 +213,8 @@ pub(super) fn inspect(
     }
 }
 
-/// Returns the minimum number of bytes that are filled in the window of a segment with this header: they were durable
-/// before the header was written.
+/// Returns the minimum number of bytes filled in the window of a segment with this header. They were durable before the
+/// header was written.
 pub(super) fn written_bytes_min(header: &SegmentHeader) -> u64 {
     if header.filled { header.window_bytes } else { header.window_bytes.min(FIRST_FILL_BYTES) }
 }

@@ -42,18 +42,18 @@ pub(super) struct SharedLog {
     pub(super) sync_count: AtomicU64,
     /// Bytes written to the log's files: blocks of records, headers, and zeros.
     pub(super) write_bytes: AtomicU64,
-    /// Tasks that wait for a timestamp. `tasks_count` is checked whenever the horizon advances.
+    /// The tasks that wait for a timestamp, and their number, which is checked whenever the horizon advances.
     pub(super) tasks: Mutex<Vec<(Timestamp, Waker)>>,
     pub(super) tasks_count: AtomicUsize,
     pub(super) signal: Signal,
     /// Held while segments are prepared or removed.
     pub(super) preparing: Mutex<()>,
-    /// The ranges that were listed last. See [`Hooks::list`].
+    /// The ranges as last listed by [`Hooks::list`].
     pub(super) listed: Mutex<Vec<LogRange>>,
     pub(super) doomed: Mutex<Vec<Spare>>,
-    /// A full disk has been reported, and no segment has been created since.
+    /// Set if a full disk has been logged and no segment has been created since.
     pub(super) is_shortage_logged: AtomicBool,
-    /// `true` if the background threads are running. Otherwise callers prepare segments and write records themselves.
+    /// Set if the background threads are running. Otherwise, callers prepare segments and write records themselves.
     pub(super) has_threads: AtomicBool,
 }
 
@@ -95,7 +95,7 @@ impl SharedLog {
 
     /// Durably lists the ranges that must exist, if they have changed.
     pub(super) fn list(&self) -> io::Result<()> {
-        // Hold the lock during the call, so that lists are recorded in the order in which they were made.
+        // Hold the lock during the hook, so that lists are recorded in the order in which they were made.
         let mut listed = self.listed.lock();
         let ranges = self.ranges();
         if *listed != ranges {
@@ -112,7 +112,7 @@ impl SharedLog {
     /// Appends a record. The stream must have room for it.
     pub(super) fn append(&self, stream: usize, tail: &mut Tail, body: &Body) -> Appended {
         let floor = tail.floor();
-        // No other thread changes the counter, because the tail is locked.
+        // A load and a store suffice: the tail is locked, so no other thread changes the counter.
         let appended_bytes = &self.streams[stream].appended_bytes;
         appended_bytes.store(appended_bytes.load(Ordering::Relaxed) + body.bytes().len() as u64, Ordering::Relaxed);
         let (timestamp, end) = tail.append(body, self.incarnation, || self.horizon.take(stream, floor));
@@ -125,7 +125,7 @@ impl SharedLog {
         }
     }
 
-    /// Fails if the stream with this tail must not accept records.
+    /// Returns an error if the log has failed or the tail is sealed.
     pub(super) fn check_open(&self, tail: &Tail) -> Result<()> {
         match self.failure.get() {
             Some(reason) => Err(Error::Failed { reason: Arc::clone(reason) }),

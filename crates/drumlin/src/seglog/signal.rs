@@ -19,30 +19,30 @@ struct Wanted {
     stop: bool,
 }
 
-/// The urgency of writing records that no thread waits for.
+/// The urgency of a request to write records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Urgency {
-    /// Write within [`GATHERING`]: no task waits for the records either.
+    /// Write within [`GATHERING`]: no caller waits for the records.
     Soon = 1,
-    /// Write immediately: a task waits, or the buffer is filling up.
+    /// Write immediately, because a task waits or the buffer is filling up.
     Now = 2,
 }
 
-/// The delay before writing records that no caller waits for. At 300,000 such records per second, writing whenever no
-/// write was in flight took a quarter of a processor.
+/// The delay before records that no caller waits for are written. When the log wrote them as soon as no write was in
+/// flight, 300,000 such records per second took a quarter of a processor.
 /// Measured: decision 013.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// A log with nothing to prepare for this long counts as idle. Its spare segments are kept this long for the next burst
-/// of commits. A later burst has to create segments, with a sync for each 8 MiB.
+/// A log that has had nothing to prepare for this long counts as idle. Until then, its spare segments are kept for the
+/// next burst of commits. A later burst has to create segments, with a sync for each 8 MiB.
 pub(super) const IDLE: Duration = Duration::from_secs(5);
 
-/// The reason why the preparing thread wakes.
+/// The reason for waking the thread that prepares segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Call {
     Prepare,
-    /// Nothing has had to be prepared for a while.
+    /// There has been nothing to prepare for [`IDLE`].
     Idle,
     Stop,
 }

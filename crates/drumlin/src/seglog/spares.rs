@@ -3,8 +3,8 @@
 use super::segment::{self, Spare, SpareSize};
 use crate::format::{SlotNumber, StreamId, UseNumber};
 
-/// The files of a stream that are available for reuse, the numbers for new files and uses, and how many spares are
-/// worth keeping. The numbers only ascend.
+/// The files of a stream that are available for reuse, the numbers for new files and uses, and the number of spares
+/// worth keeping. The numbers for files and uses only ascend.
 #[derive(Debug)]
 pub(super) struct Spares {
     list: Vec<Spare>,
@@ -12,7 +12,7 @@ pub(super) struct Spares {
     slot_next: SlotNumber,
     /// The number of windows begun since the last truncation.
     begun_windows: usize,
-    /// The number of spares worth keeping: as many as an interval between truncations needs.
+    /// The number of spares worth keeping: an interval between truncations needs that many.
     wanted: usize,
 }
 
@@ -31,7 +31,7 @@ impl Spares {
         debug_assert!(self.list.iter().all(|spare| spare.slot < self.slot_next), "a spare has an unused slot");
     }
 
-    /// Returns the number of the next use of a file.
+    /// Issues the number for the next use of a file.
     pub(super) fn take_use_number(&mut self) -> UseNumber {
         let number = self.use_next;
         self.use_next = number.next();
@@ -39,13 +39,13 @@ impl Spares {
         number
     }
 
-    /// Returns `true` if a spare of this size is immediately available.
+    /// Returns `true` if a spare of this size can be used immediately.
     pub(super) fn has_free(&self, size: SpareSize) -> bool {
         self.list.iter().any(|spare| spare.is_free() && spare.serves(size))
     }
 
-    /// Takes a spare of this size that is immediately available, or else a new file's name, for a window of
-    /// `window_bytes`.
+    /// Takes a file for a window of `window_bytes`: a spare of this size that can be used immediately, or else a new
+    /// name.
     pub(super) fn take(&mut self, stream: StreamId, size: SpareSize, window_bytes: u64) -> Spare {
         let free = self.list.iter().position(|spare| spare.is_free() && spare.serves(size));
         let spare = match free {
@@ -60,13 +60,13 @@ impl Spares {
         spare
     }
 
-    /// Notes that records were appended to `count` more windows.
+    /// Counts `count` more windows as begun, because records were appended to them.
     pub(super) fn note_begun(&mut self, count: usize) {
         self.begun_windows += count;
     }
 
-    /// Estimates the number of spares worth keeping, after a truncation: the next interval between checkpoints will
-    /// probably need as many as the last one did. The estimate decays by a quarter per interval.
+    /// Re-estimates the number of spares worth keeping, after a truncation. The next interval between checkpoints will
+    /// probably need as many as the last one did. The estimate decays by at most a quarter per interval.
     pub(super) fn begin_interval(&mut self) {
         self.wanted = self.begun_windows.max(self.wanted * 3 / 4).max(1);
         self.begun_windows = 0;
@@ -78,8 +78,8 @@ impl Spares {
         self.wanted = 1;
     }
 
-    /// Takes the spares that are not worth keeping: first the spares of other sizes, then those beyond the wanted
-    /// number. Spares of `window_bytes` are the last to go.
+    /// Takes the spares that are not worth keeping: first the spares of unsuitable sizes, then those beyond the wanted
+    /// number. Spares of `window_bytes` are taken last.
     pub(super) fn take_surplus(&mut self, size: SpareSize, window_bytes: u64) -> Vec<Spare> {
         assert!(self.wanted > 0, "a stream on a full disk may need its only spare");
         let (mut kept, mut surplus): (Vec<_>, Vec<_>) = self.list.drain(..).partition(|spare| spare.serves(size));

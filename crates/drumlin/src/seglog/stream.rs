@@ -17,7 +17,7 @@ use super::windows::{Preparation, Window, Windows};
 use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
 use crate::format::{BLOCK_BYTES, Incarnation, StreamId, StreamPosition, Timestamp, UseNumber};
 
-/// The space of a stream that is reserved for records not appended yet. Either both sums are zero or neither is.
+/// The space of a stream that is reserved for records not appended yet. Either both sums are zero or both are positive.
 #[derive(Debug, Default)]
 struct Reserved {
     bytes: usize,
@@ -40,11 +40,11 @@ impl Reserved {
     }
 }
 
-/// The failed attempts to prepare a window.
+/// The history of failed attempts to prepare a window.
 #[derive(Debug, Default)]
 struct Refusals {
     count: u64,
-    /// The reason for the last refusal, or `None` if space was lacking.
+    /// The reason for the last refusal, or `None` if the disk was full.
     last: Option<Arc<io::Error>>,
     /// Set if the last attempt to prepare a window found no space.
     is_disk_full: bool,
@@ -58,7 +58,7 @@ pub(super) struct Tail {
     pub(super) windows: Windows,
     pub(super) spares: Spares,
     refusals: Refusals,
-    /// Once this is set, reservations, appends and preparations are refused.
+    /// Set once the stream refuses reservations, appends and preparations.
     is_sealed: bool,
     /// The reservations that wait for space.
     pub(super) queue: Queue,
@@ -69,13 +69,13 @@ pub(super) struct Tail {
 /// A stream of the log.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// The highest [`Urgency`](super::signal::Urgency) of the pending requests to the background thread to write, or 0
-    /// if there is no request.
+    /// The highest [`Urgency`](super::signal::Urgency) of the pending requests for the background thread to write, or 0
+    /// if there is none.
     pub(super) flush_requested: CachePadded<AtomicU8>,
     pub(super) tail: Mutex<Tail>,
     /// Total bytes of the bodies of records appended since the log was opened. Changed only while the tail is locked.
     pub(super) appended_bytes: AtomicU64,
-    /// Signalled when space in the buffer or a window is freed, or when there will never be any.
+    /// Signalled when space in the buffer or a window is freed, or when no more space will ever be freed.
     pub(super) space: Condvar,
 }
 
@@ -100,7 +100,7 @@ impl Stream {
         }
     }
 
-    /// Announces that space may have been freed. The head of the queue then checks again.
+    /// Announces that space may have been freed, so that the head of the queue checks again.
     pub(super) fn announce_space(&self) {
         let waker = self.tail.lock().queue.take_first_waker();
         self.space.notify_all();
@@ -109,7 +109,7 @@ impl Stream {
         }
     }
 
-    /// Announces that there will be no more space. The whole queue then checks again.
+    /// Announces that no more space will be freed, so that the whole queue checks again.
     pub(super) fn announce_end(&self) {
         let wakers = self.tail.lock().queue.take_wakers();
         self.space.notify_all();
@@ -147,12 +147,12 @@ impl Tail {
         self.buffers.admits(self.reserved.bytes + bytes)
     }
 
-    /// Returns `true` if half of the buffer is used, so that pending records should not wait any longer.
+    /// Returns `true` if more than half of the buffer is used. Pending records should then be written soon.
     pub(super) fn is_near_full(&self) -> bool {
         self.buffers.is_near_full()
     }
 
-    /// Returns the position that the windows must reach for a record of `bytes`, counting the padding before each
+    /// Returns the position that the windows must reach for a record of `bytes`. Allows for the padding before each
     /// reserved record.
     fn span_end(&self, bytes: usize) -> StreamPosition {
         self.position() + self.reserved.span_bytes + bytes as u64 + BLOCK
@@ -162,7 +162,7 @@ impl Tail {
         self.span_end(bytes) <= self.windows.ready()
     }
 
-    /// Returns `true` if a record of `bytes` fits, and appending it would not overtake a request in the queue.
+    /// Returns `true` if a record of `bytes` fits and no request is waiting in the queue.
     pub(super) fn fits_at_once(&self, bytes: usize) -> bool {
         !self.is_contended() && self.buffer_admits(bytes) && self.windows_admit(bytes)
     }
@@ -193,7 +193,7 @@ impl Tail {
         self.windows.want(needed);
     }
 
-    /// Requests a window before a record needs it, if the stream has no window.
+    /// Requests a window before any record needs it, if the stream has none.
     pub(super) fn want_window(&mut self) {
         self.want_windows_for(BLOCK_BYTES);
     }
@@ -206,7 +206,8 @@ impl Tail {
         self.windows.preparation(self.position(), self.refusals.is_disk_full)
     }
 
-    /// Refuses the window that was requested. The reservations that wait for it get the error.
+    /// Refuses the requested window. The reservations that wait for it fail with `error`, or with a full disk if it is
+    /// `None`.
     pub(super) fn refuse(&mut self, error: Option<Arc<io::Error>>) {
         self.windows.want_nothing();
         self.refusals.count += 1;
@@ -218,17 +219,17 @@ impl Tail {
         self.refusals.count
     }
 
-    /// Returns the reason for the last refusal, or `None` if space was lacking.
+    /// Returns the reason for the last refusal, or `None` if the disk was full.
     pub(super) fn last_refusal(&self) -> Option<&Arc<io::Error>> {
         self.refusals.last.as_ref()
     }
 
-    /// Notes whether the disk had space for a window. Returns `true` if it had no space at the previous attempt.
+    /// Records whether the disk had space for a window. Returns `true` if the previous attempt found none.
     pub(super) fn set_disk_full(&mut self, is_disk_full: bool) -> bool {
         std::mem::replace(&mut self.refusals.is_disk_full, is_disk_full)
     }
 
-    /// Returns `true` if there was no space for a window.
+    /// Returns `true` if the last attempt to prepare a window found no space.
     pub(super) fn is_disk_full(&self) -> bool {
         self.refusals.is_disk_full
     }
@@ -238,18 +239,18 @@ impl Tail {
         if self.refusals.is_disk_full { SpareSize::Any } else { SpareSize::Window(window_bytes) }
     }
 
-    /// Returns `true` if there is a spare for the next window.
+    /// Returns `true` if a spare is available for the next window.
     pub(super) fn has_free_spare(&self, window_bytes: u64) -> bool {
         self.spares.has_free(self.spare_size(window_bytes))
     }
 
-    /// Takes the file for the next window, and the number of the file's new use.
+    /// Takes a file for the next window, and the number of the file's new use.
     pub(super) fn take_spare(&mut self, stream: StreamId, window_bytes: u64) -> (Spare, UseNumber) {
         let size = self.spare_size(window_bytes);
         (self.spares.take(stream, size, window_bytes), self.spares.take_use_number())
     }
 
-    /// Takes the spares that are not worth keeping. While the stream lacks its next window, spares of any size are
+    /// Takes the spares that are not worth keeping. While the stream has no window ahead, spares of every size are
     /// worth keeping, because the disk may have no space for a new file.
     pub(super) fn take_surplus(&mut self, window_bytes: u64) -> Vec<Spare> {
         let has_window_ahead = self.windows.has_window_ahead(self.position());
@@ -297,12 +298,12 @@ impl Tail {
         (timestamp, end)
     }
 
-    /// Returns the first record that is not on the medium.
+    /// Returns the timestamp of the first record that is not on the medium.
     pub(super) fn floor(&self) -> Option<Timestamp> {
         self.buffers.floor()
     }
 
-    /// Returns the last record that is not on the medium.
+    /// Returns the timestamp of the last record that is not on the medium.
     pub(super) fn last_pending(&self) -> Option<Timestamp> {
         self.buffers.last_pending()
     }
@@ -320,7 +321,7 @@ impl Tail {
         (batch, segment)
     }
 
-    /// Returns the batch from [`begin_write`](Self::begin_write), which is now on the medium.
+    /// Takes back the batch from [`begin_write`](Self::begin_write), which is now on the medium.
     pub(super) fn complete(&mut self, batch: LogBuffer) {
         debug_assert!(batch.used > 0, "a write of no records is completed");
         self.buffers.complete(batch, self.reserved.bytes);
@@ -331,14 +332,14 @@ impl Tail {
         self.waiters.take_below(self.buffers.floor())
     }
 
-    /// Takes the windows before the current one whose records are all at or below `covered`. Returns them with the
-    /// newest timestamp in them.
+    /// Takes the windows before the current one whose records are all at or below `covered`. Returns their segments,
+    /// and the newest timestamp in them.
     pub(super) fn take_covered_windows(&mut self, covered: Timestamp) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
         self.windows.take_covered(covered, self.buffers.durable_position())
     }
 
-    /// Takes the stream's only window, if all its records are at or below `covered` and none is being written. The
-    /// stream continues after the window, whose remainder stays empty.
+    /// Takes the stream's only window, if all its records are at or below `covered` and none of them is being written.
+    /// The stream continues after the window, whose remainder stays empty.
     pub(super) fn take_last_window(&mut self, covered: Timestamp) -> Option<Window> {
         if self.floor().is_some() || self.reserved.bytes > 0 {
             return None;

@@ -1,4 +1,4 @@
-//! Waiting for a stream in such a way that only threads that can proceed are woken.
+//! Waiting for a stream: only those threads are woken that can proceed.
 
 use std::cell::RefCell;
 
@@ -9,7 +9,7 @@ thread_local! {
     static PARKER: RefCell<Option<Parker>> = const { RefCell::new(None) };
 }
 
-/// The number of a waiter, by which its thread removes it from the list.
+/// Identifies a waiter, so that its thread can remove it from the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct WaiterId(u64);
 
@@ -39,7 +39,7 @@ impl Waiter {
     }
 }
 
-/// The threads that wait for records of a stream. Each number is assigned only once.
+/// The threads that wait for records of a stream. Each id is assigned only once.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     list: Vec<Waiter>,
@@ -47,7 +47,7 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
-    /// Adds the calling thread. Returns its number.
+    /// Adds a waiter for the calling thread. Returns its id.
     pub(super) fn add_current(&mut self, timestamp: Timestamp) -> WaiterId {
         let id = self.next;
         self.next = id.next();

@@ -1,5 +1,4 @@
-//! The windows of a stream: the parts of the stream that are backed by a file, and how far they reach ahead of the
-//! records.
+//! The windows of a stream: the ranges of the stream that have a file. Windows are prepared ahead of the records.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,8 +7,8 @@ use super::segment::Segment;
 use crate::format::log::RECORD_ALIGNMENT_BYTES;
 use crate::format::{BLOCK_BYTES, StreamPosition, Timestamp};
 
-/// Distance between entries of a window's index: the most that a reader has to read before it reaches its starting
-/// point.
+/// The distance between two entries of a window's index. A reader reads at most this much before it reaches its
+/// starting point.
 const INDEX_STRIDE_BYTES: u64 = 64 << 10;
 
 const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a record can't begin with a block");
@@ -27,8 +26,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Creates a window. `held_bytes` is the part of the window that its file holds: if there is only a header,
-    /// allocating an index of full size would be wasteful.
+    /// Creates a window. `held_bytes` is the part of the window that its file holds. If the file holds only a header,
+    /// an index of full size would waste memory.
     pub(super) fn new(segment: Arc<Segment>, ready: StreamPosition, held_bytes: u64) -> Window {
         assert!((segment.start()..=segment.end()).contains(&ready), "{segment:?} is ready up to {ready}");
         let entries = segment.header.window_bytes.min(held_bytes) / INDEX_STRIDE_BYTES + 1;
@@ -63,7 +62,7 @@ impl Window {
     }
 }
 
-/// The next step in preparing a stream.
+/// The next step of preparing a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Preparation {
     Fill,
@@ -77,16 +76,16 @@ pub(super) struct Windows {
     list: VecDeque<Window>,
     /// The index of the window in which the last record started.
     current: usize,
-    /// The start of the next window, used while there are no windows.
+    /// The start of the next window if the list is empty.
     origin: StreamPosition,
     /// The position of this opening's first record.
     began: StreamPosition,
-    /// The end of the windows that a reservation waits for.
+    /// The position that the windows must reach for the waiting reservations.
     wanted: StreamPosition,
 }
 
 impl Windows {
-    /// Creates the windows of a stream. Its next record starts at `position`, which lies in the first window if there
+    /// Creates the windows of a stream. The next record starts at `position`, which lies in the first window if there
     /// is one.
     pub(super) fn new(list: Vec<Window>, position: StreamPosition) -> Windows {
         assert!(list.is_sorted_by(|left, right| left.end() == right.start()), "windows of a stream abut");
@@ -136,8 +135,8 @@ impl Windows {
         &self.list[self.current]
     }
 
-    /// Makes the window that holds `position` the current one. Returns the number of windows that the stream has begun
-    /// by this.
+    /// Makes the window that holds `position` the current one. Returns the number of windows that the stream has moved
+    /// on.
     pub(super) fn advance(&mut self, position: StreamPosition) -> usize {
         assert!(position < self.end(), "a stream reached {position}, past its last window");
         let before = self.current;
@@ -148,7 +147,8 @@ impl Windows {
         self.current - before
     }
 
-    /// Adds a record to the index of the current window, in which it starts, and notes it in every window up to `end`.
+    /// Adds a record to the index of the current window, in which it starts, and makes it the last record of every
+    /// window up to `end`.
     pub(super) fn index_record(&mut self, timestamp: Timestamp, position: StreamPosition, end: StreamPosition) {
         debug_assert!(position < end, "the record at {position} has no bytes");
         assert!(end <= self.end(), "a record ends at {end}, past the last window");
@@ -176,17 +176,17 @@ impl Windows {
         self.list.back().is_some_and(|window| window.start() > position)
     }
 
-    /// Returns the number of bytes to keep ready after the last record: as many as were appended since the opening, but
-    /// at most one window. So a short opening prepares little that it does not use, and a busy one always has a window
-    /// ahead, so no append waits for one.
+    /// Returns the number of bytes to keep ready after the last record. It equals the number appended since the
+    /// opening, but is at most one window. So an opening with few commits prepares little space in vain, and a busy log
+    /// always has a window ahead, so no append waits for one.
     fn lead_bytes(&self, position: StreamPosition) -> u64 {
         let window_bytes = self.list.back().map_or(0, |window| window.segment.header.window_bytes);
         assert!(self.began <= position, "a stream that began at {} is at {position}", self.began);
         (position - self.began).min(window_bytes)
     }
 
-    /// Returns the next step of preparation, if one is needed. The last record ends at `position`. On a full disk, only
-    /// the windows that a reservation waits for are needed.
+    /// Returns the next step of preparation, if one is needed. The last record ends at `position`. On a full disk, a
+    /// new window is prepared only if a reservation waits for it.
     pub(super) fn preparation(&self, position: StreamPosition, is_disk_full: bool) -> Option<Preparation> {
         debug_assert!(
             self.list.iter().rev().skip(1).all(Window::is_filled),
@@ -201,7 +201,7 @@ impl Windows {
         }
     }
 
-    /// Adds a window after the newest one. It must not hold records until [`set_ready`](Self::set_ready) has been
+    /// Adds a window after the newest one. No record may be put into it before [`set_ready`](Self::set_ready) has been
     /// called.
     pub(super) fn push(&mut self, window: Window) {
         assert_eq!(window.start(), self.end(), "windows of a stream abut");
@@ -215,7 +215,7 @@ impl Windows {
         (Arc::clone(&window.segment), window.ready)
     }
 
-    /// Notes that the newest window, which had been filled up to `before`, is now filled up to `ready`.
+    /// Records that the newest window, which had been filled up to `before`, is now filled up to `ready`.
     pub(super) fn set_ready(&mut self, before: StreamPosition, ready: StreamPosition) {
         let window = self.list.back_mut().expect("a window is being filled");
         assert_eq!(window.ready, before, "a window was filled by two threads at once");
@@ -231,8 +231,8 @@ impl Windows {
         Arc::clone(&window.segment)
     }
 
-    /// Takes the windows before the current one whose records are all at or below `covered` and below `durable`.
-    /// Returns them with the newest timestamp in them.
+    /// Takes the windows before the current one whose records are all at or below `covered` and which end at or below
+    /// `durable`. Returns their segments, and the newest timestamp in them.
     pub(super) fn take_covered(
         &mut self,
         covered: Timestamp,
@@ -254,8 +254,8 @@ impl Windows {
         (taken, newest)
     }
 
-    /// Takes the only window, if it is filled and all its records are at or below `covered`. The stream must then
-    /// continue after it.
+    /// Takes the only window, if it is filled and all its records are at or below `covered`. The caller must then
+    /// continue the stream after this window.
     pub(super) fn take_only(&mut self, covered: Timestamp) -> Option<Window> {
         let window = self.list.front()?;
         if self.list.len() > 1 || !window.is_filled() || window.last > Some(covered) {

@@ -1,12 +1,13 @@
-//! Fills segments: packs extents into large buffers, and each buffer is written by one request.
+//! Fills segments: packs extents into large buffers, each of which is written by one request.
 //!
 //! An appender does no I/O itself. It assigns addresses to extents immediately and returns [`WriteJob`]s as buffers
-//! fill up, so it can be used under latches. The jobs are run by the thread that filled the buffer, or by one that
-//! waits for it.
+//! fill up, so it can be used under latches. A job is run by the thread that filled the buffer, or by a thread that
+//! waits for the buffer.
 //!
 //! # Invariants
 //! 1. An extent lies within one buffer, hence within one job and one segment.
-//! 2. A block is written once: a buffer that is flushed early ends at a block boundary, and the next one begins there.
+//! 2. A block is written only once: a buffer that is flushed early ends at a block boundary, and the next one begins
+//!    there.
 //! 3. An extent is sealed when it is packed, because the use of its segment is not known earlier.
 
 use std::ops::{Deref, DerefMut};
@@ -20,12 +21,12 @@ use crate::io::AlignedBuffer;
 use crate::memory::WRITE_BUFFER_COUNT;
 use crate::sync::Mutex;
 
-/// The buffers of one or more appenders. There are as many buffers as were ever in use at the same time. Idle buffers
-/// are kept up to their part of the budget.
+/// The buffers shared by one or more appenders. The pool allocates buffers when no idle one is left. It keeps idle
+/// buffers up to its part of the budget.
 #[derive(Debug)]
 pub(crate) struct WriteBuffers {
-    /// The size of a write. A longer extent gets its own buffer; with a small budget, a chunk of a large value can be
-    /// that long.
+    /// The size of a regular buffer. A longer extent gets its own buffer. If the budget is small, even a chunk of a
+    /// large value can be that long.
     buffer_bytes: usize,
     idle: Mutex<Vec<AlignedBuffer>>,
 }
@@ -44,7 +45,7 @@ impl WriteBuffers {
         WriteBuffer { buffer: Some(buffer), home: Arc::clone(self) }
     }
 
-    /// Allocates a buffer for an extent that is too long for the regular ones. The buffer is not kept afterwards.
+    /// Allocates a buffer for an extent that is too long for the regular buffers. It is deallocated after use.
     fn make(self: &Arc<Self>, extent_bytes: u64) -> WriteBuffer {
         let bytes = (extent_bytes as usize).next_multiple_of(BLOCK_BYTES);
         assert!(bytes > self.buffer_bytes, "an extent of {extent_bytes} bytes has room in a buffer that is kept");
@@ -52,7 +53,7 @@ impl WriteBuffers {
     }
 }
 
-/// A buffer that returns to its pool when dropped.
+/// A buffer that returns to its [`WriteBuffers`] when dropped.
 #[derive(Debug)]
 struct WriteBuffer {
     /// `None` only while it is being dropped.
@@ -89,7 +90,7 @@ impl Drop for WriteBuffer {
 pub(crate) struct WriteJob {
     pub(crate) offset: u64,
     buffer: WriteBuffer,
-    /// The frames whose pages are in the buffer. They must not be evicted until it has been written.
+    /// The frames of the pages in the buffer. They must not be evicted until the buffer has been written.
     pub(crate) frames: Vec<FrameIndex>,
 }
 
@@ -115,7 +116,7 @@ pub(crate) struct Appender {
 struct OpenSegment {
     id: SegmentId,
     epoch: Epoch,
-    /// The first byte that no extent has taken.
+    /// The position of the next extent.
     position: u64,
     end: u64,
     buffer_start: u64,
@@ -128,7 +129,7 @@ impl Appender {
         Appender { buffers, open: None }
     }
 
-    /// Packs one extent and seals it. If a new segment is needed, calls `take` to get it.
+    /// Packs one extent and seals it. If this requires a new segment, calls `take` to get it.
     pub(crate) fn append(
         &mut self,
         segments: &Segments,
@@ -197,7 +198,7 @@ impl Appender {
         Ok(self.open.as_mut().expect("opened above"))
     }
 
-    /// Takes a segment for the epoch if it has none, so that no other purpose can use up the last one.
+    /// Opens a segment for the epoch if it has none, so that no other purpose can take the last one.
     pub(crate) fn begin(
         &mut self,
         segments: &Segments,
@@ -207,7 +208,7 @@ impl Appender {
         self.open(segments, epoch, take).map(drop)
     }
 
-    /// Returns `true` if appending an extent of this size would first hand over the buffer.
+    /// Returns `true` if the buffer would have to be handed over before an extent of this size is appended.
     pub(crate) fn is_full(&self, extent_bytes: usize) -> bool {
         let bytes = (extent_bytes as u64).next_multiple_of(ExtentAddress::UNIT_BYTES);
         self.open.as_ref().is_some_and(|open| open.position + bytes > open.buffer_end().min(open.end))
@@ -218,7 +219,7 @@ impl Appender {
         self.open.as_ref().map_or(0, |open| open.end - open.position)
     }
 
-    /// Returns `true` if the extent is in the buffer, and thus not in a write job yet.
+    /// Returns `true` if the extent is still in the buffer, not in a write job.
     pub(crate) fn holds(&self, address: ExtentAddress) -> bool {
         self.open.as_ref().is_some_and(|open| (open.buffer_start..open.position).contains(&address.start()))
     }
@@ -230,7 +231,7 @@ impl Appender {
         }
     }
 
-    /// Closes the segment.
+    /// Hands over the buffer and closes the segment.
     pub(crate) fn seal(&mut self, segments: &Segments, jobs: &mut Vec<WriteJob>) {
         if let Some(mut open) = self.open.take() {
             open.flush(jobs);
@@ -241,7 +242,7 @@ impl Appender {
 }
 
 impl OpenSegment {
-    /// The offset in the file at which the buffer ends.
+    /// Returns the offset in the file at which the buffer ends.
     fn buffer_end(&self) -> u64 {
         self.buffer_start + self.buffer.capacity() as u64
     }
@@ -261,7 +262,7 @@ impl OpenSegment {
         jobs.push(WriteJob { offset: self.buffer_start, buffer, frames: std::mem::take(&mut self.frames) });
         self.position = self.buffer_start + padded as u64;
         self.buffer_start = self.position;
-        // The last buffer of a segment may be shorter than its others.
+        // The last buffer of a segment may be shorter than the others.
         let rest = (self.end - self.buffer_start) as usize;
         if rest < self.buffer.len() {
             self.buffer.set_len(rest);

@@ -26,21 +26,22 @@ use crate::hash::{HashMap, HashSet};
 use crate::io::FolderRef;
 use crate::memory::reserve;
 
-/// Number of openings that the superblock may list before they are [forgotten](PageTableStore::forget_incarnations): as
-/// many as it has room for. Simulations forget them sooner, to exercise this.
+/// The number of openings that the superblock may list before they are
+/// [forgotten](PageTableStore::forget_incarnations). Outside of simulations, it is the number that fits. Simulations
+/// forget openings sooner, to exercise this.
 const INCARNATIONS_LISTED_MAX: usize = if cfg!(feature = "sim") { 3 } else { INCARNATION_COUNT_MAX };
 
 /// Payload bytes of a summary.
 const SUMMARY_BYTES: usize = 48 << 10;
 
-/// Minimum number of changes since the base image before the next checkpoint folds them in. They must also amount to an
-/// eighth of the pages. Reading this many changes during recovery takes milliseconds.
+/// The minimum number of changes since the base image before the next checkpoint folds them in. In addition, they must
+/// amount to an eighth of the pages. Reading 4,096 changes during recovery takes milliseconds.
 const FOLD_CHANGE_COUNT_MIN: u64 = 4096;
 
-/// The newest durable checkpoint. Owned by the thread that makes the next one.
+/// The newest durable checkpoint. Owned by the thread that makes the next checkpoint.
 #[derive(Debug)]
 pub(crate) struct PageTableStore {
-    /// The next superblock, except for its number and the part that concerns the log.
+    /// The next superblock, except for its number and the part that describes the log.
     pub(crate) superblock: Superblock,
     superblocks: Arc<Superblocks>,
     /// The address of each chunk of each table's base image.
@@ -48,15 +49,15 @@ pub(crate) struct PageTableStore {
     /// Changes since the base image, in order. The sequence number of a change is its index in this list.
     pub(super) table_changes: Vec<TableChange>,
     pub(super) summaries: Vec<ExtentAddress>,
-    /// The chunks of the segment table, and the parts of the catalogue.
+    /// The addresses of the segment table's chunks, and of the catalogue's parts.
     pub(super) segment_table: Vec<ExtentAddress>,
     pub(super) catalogue: Vec<ExtentAddress>,
-    /// Chunks and summaries in these segments will be moved by the next checkpoint.
+    /// The segments to be emptied. The next checkpoint moves the chunks and summaries out of them.
     evacuate: HashSet<SegmentId>,
-    /// Structures that are corrupted on disk and that the next checkpoint will rewrite.
+    /// The structures that are corrupted on disk. The next checkpoint rewrites them.
     pub(super) corrupted: Corrupted,
-    /// Number of changes since the base image at which they are folded in, regardless of the number of pages. This
-    /// bounds the memory that the changes take.
+    /// The number of changes since the base image at which they are folded in, regardless of the number of pages. It
+    /// limits the memory for the changes.
     change_count_max: usize,
 }
 
@@ -87,7 +88,7 @@ impl PageTableStore {
         }
     }
 
-    /// Returns the bytes of memory that the store takes.
+    /// Returns the memory used by the store, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let chunks: usize = self.chunks.values().map(|addresses| addresses.capacity() * 8).sum();
         let others = self.summaries.capacity() + self.segment_table.capacity() + self.catalogue.capacity();
@@ -99,7 +100,7 @@ impl PageTableStore {
         self.evacuate.extend(segments);
     }
 
-    /// Returns the chunks that can't be read. The next checkpoint takes their entries from memory instead.
+    /// Returns the chunks that can't be read. The next checkpoint writes their entries from memory instead.
     pub(crate) fn corrupted_chunks(&self) -> Vec<(KeyspaceId, usize)> {
         self.corrupted.chunks.iter().copied().collect()
     }
@@ -109,15 +110,14 @@ impl PageTableStore {
         self.superblock.incarnations.len() >= INCARNATIONS_LISTED_MAX
     }
 
-    /// Removes all incarnations from the next superblock. The log must hold no record that is void because of their
-    /// starts.
+    /// Removes all incarnations from the next superblock. The log must not contain any record that their starts void.
     pub(crate) fn forget_incarnations(&mut self) {
         crate::coverage::mark!("an opening forgot earlier openings");
         self.superblock.incarnations.clear();
     }
 
     /// Adds this opening to the superblock's list of incarnations and writes the superblock. The newest checkpoint
-    /// stays the same.
+    /// remains the same.
     pub(crate) fn raise_incarnation(
         &mut self,
         space: &Space,
@@ -133,8 +133,8 @@ impl PageTableStore {
         self.superblocks.is_closed()
     }
 
-    /// Adds this opening to the list, and defers writing the superblock until the opening's first write, which also
-    /// syncs these folders. The database must be closed.
+    /// Adds this opening to the list, but defers writing the superblock until the opening's first write. That write
+    /// then also syncs `folders`. The database must be closed.
     pub(crate) fn defer_incarnation(&mut self, incarnation: Incarnation, first: Timestamp, folders: Vec<FolderRef>) {
         self.add_incarnation(incarnation, first);
         self.superblocks.defer(self.superblock.incarnations.clone(), folders);
@@ -147,7 +147,7 @@ impl PageTableStore {
         let incarnations = &mut self.superblock.incarnations;
         assert!(incarnations.last().is_none_or(|&(last, _)| last < incarnation));
         incarnations.push((incarnation, first));
-        // A start is obsolete if the next start hides it, or if both lie at or below the checkpoint: in either case no
+        // A start is obsolete if the next start hides it, or if both lie at or below the checkpoint. In either case, no
         // record depends on it.
         let mut index = 0;
         while index + 1 < incarnations.len() {
@@ -161,8 +161,8 @@ impl PageTableStore {
         assert!(incarnations.last() == Some(&(incarnation, first)), "an opening is left out of the superblock");
     }
 
-    /// Returns `true` if the page tables are known, except for [damaged chunks](Self::corrupted_chunks). Once a summary
-    /// has been lost, any entry may be outdated.
+    /// Returns `true` if all entries of the page tables are known, except those in [damaged
+    /// chunks](Self::corrupted_chunks). If a summary has been lost, any entry may be outdated.
     pub(crate) fn is_table_known(&self) -> bool {
         !self.corrupted.summary
     }
@@ -177,8 +177,8 @@ impl PageTableStore {
             .map_err(|error| space.fail(&format!("writing the superblock failed: {error}")))
     }
 
-    /// Appends the epoch's page-table changes, either as summaries or as a new base image. `corrupted_chunks` holds the
-    /// entries that the [damaged chunks](Self::corrupted_chunks) had when the checkpoint began.
+    /// Appends the epoch's page-table changes, either as summaries or as a new base image. `corrupted_chunks` has the
+    /// entries of the [damaged chunks](Self::corrupted_chunks) as they were when the checkpoint began.
     pub(crate) fn append_summaries(
         &mut self,
         space: &Space,
@@ -224,9 +224,9 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Makes the chunks that bulk loads have written part of the base image. Each replaces the old chunk and all
-    /// changes of its pages that were logged before it. Returns `true` if summaries on disk contain such changes: in
-    /// that case only a new base image shows which entries are valid.
+    /// Adds the chunks that bulk loads have written to the base image. Each chunk replaces the old one, and all earlier
+    /// logged changes of its pages. Returns `true` if summaries on disk contain such changes. In that case, only a new
+    /// base image shows which entries are valid.
     fn take_images(
         &mut self,
         space: &Space,
@@ -245,7 +245,7 @@ impl PageTableStore {
             let is_of =
                 |change: &TableChange| change.keyspace == keyspace && change.page.0 as usize / CHUNK_PAGES == chunk;
             let count = self.table_changes.len() + summarised.len();
-            // A load never uses the chunk of page 0, so the changes that drop a keyspace remain.
+            // A load never uses the chunk of page 0, so the changes that drop a keyspace are retained.
             self.table_changes.retain(|change| !is_of(change));
             summarised.retain(|change| !is_of(change) || change.sequence >= sequence);
             fresh.retain(|change| !is_of(change) || change.sequence >= sequence);
@@ -258,7 +258,7 @@ impl PageTableStore {
         supersedes
     }
 
-    /// Frees the space released in the epoch. The epoch's checkpoint must be durable.
+    /// Frees the space released in the epoch, whose checkpoint must be durable.
     pub(crate) fn settle(&mut self, space: &Space, epoch: Epoch) {
         assert!(epoch == self.superblock.epoch, "the superblock does not cover {epoch}");
         self.evacuate.clear();
@@ -267,13 +267,14 @@ impl PageTableStore {
         space.segments.settle(epoch);
     }
 
-    /// Writes the chunks of the segment table that have changed, are damaged, or lie in segments being emptied.
+    /// Writes the chunks of the segment table that have changed, are damaged, or lie in segments that are being
+    /// emptied.
     pub(crate) fn write_segment_table(&mut self, space: &Space, epoch: Epoch) -> Result<()> {
         let segments = &space.segments;
         let mut changed = segments.take_changed_chunks();
         changed.append(&mut self.corrupted.segment_chunks);
         let chunk_count = segments.chunk_count() as usize;
-        // The file may have shrunk.
+        // Release the chunks beyond the end of the file, which may have shrunk.
         for address in self.segment_table.drain(chunk_count.min(self.segment_table.len())..) {
             release(space, address, epoch);
         }
@@ -293,8 +294,8 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Writes the catalogue as of the beginning of the checkpoint, with the addresses of all tables. Each part names
-    /// the previous part. Returns the catalogue's length in bytes.
+    /// Writes the catalogue as it was when the checkpoint began, with the addresses of all tables. Each part names the
+    /// previous part. Returns the catalogue's length in bytes.
     pub(crate) fn write_catalogue(&mut self, space: &Space, epoch: Epoch, mut catalogue: Catalogue) -> Result<u64> {
         for entry in &mut catalogue.keyspaces {
             entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
@@ -357,7 +358,8 @@ impl PageTableStore {
         !self.evacuate.is_empty() && (self.summaries.iter().any(inside) || self.chunks.values().flatten().any(inside))
     }
 
-    /// Creates a new base image from the old one and the changes since then. Releases the extents that it replaces.
+    /// Writes a new base image, made from the old one and the changes since then. Releases the extents that it
+    /// replaces.
     fn fold(
         &mut self,
         space: &Space,
@@ -367,7 +369,7 @@ impl PageTableStore {
         let mut table_changes = std::mem::take(&mut self.table_changes);
         let dropped: HashSet<KeyspaceId> = dropped(&table_changes).collect();
         table_changes.retain(|change| !dropped.contains(&change.keyspace));
-        // Sort in place, because the changes may fill their part of the memory.
+        // Sort in place, because the changes may fill the memory that they are allowed.
         table_changes.sort_unstable_by_key(|change| (change.keyspace, change.page.0, change.sequence));
         let chunk_of = |change: &TableChange| (change.keyspace, change.page.0 as usize / CHUNK_PAGES);
         let mut unchanged = BTreeSet::new();
@@ -397,8 +399,8 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Writes a new image of a table's chunk: the old entries, or the `known` ones if the old image is damaged, with
-    /// these changes applied in order.
+    /// Writes a new image of a table's chunk. Applies these changes, in order, to the old entries, or to the `known`
+    /// entries if the old image is damaged.
     fn write_chunk(
         &mut self,
         space: &Space,
@@ -438,7 +440,7 @@ impl PageTableStore {
     }
 }
 
-/// Appends changes to the list of changes since the base image, and continues its numbering.
+/// Appends changes to the list of changes since the base image, continuing the sequence numbers of the list.
 pub(super) fn append_changes(since_base: &mut Vec<TableChange>, changes: &[TableChange]) {
     let last = since_base.last().map(|change| change.sequence as usize + 1);
     debug_assert!(last.is_none_or(|count| count == since_base.len()), "changes are not numbered by their places");
@@ -454,14 +456,14 @@ fn dropped(changes: &[TableChange]) -> impl Iterator<Item = KeyspaceId> + '_ {
     changes.iter().filter(|change| change.page == PageId::NONE).map(|change| change.keyspace)
 }
 
-/// Returns the number of changes at which a checkpoint folds them into the base image, for a given number of pages.
+/// Returns the number of changes at which a checkpoint folds them into the base image, if there are `page_count` pages.
 fn unfolded_changes_max(page_count: u64) -> u64 {
     (page_count / 8).max(FOLD_CHANGE_COUNT_MIN)
 }
 
 impl Space {
-    /// Returns the bytes that the changes may take in summaries at the next checkpoint. If there are too many changes,
-    /// the checkpoint folds them instead.
+    /// Returns the maximum size of the summaries that the next checkpoint writes for the changes. If there are too many
+    /// changes, the checkpoint folds them instead.
     pub(crate) fn summary_bytes(&self) -> u64 {
         let mut change_count = self.change_count() as u64;
         if change_count > FOLD_CHANGE_COUNT_MIN {
@@ -470,7 +472,7 @@ impl Space {
         change_count * summary::TABLE_CHANGE_BYTES as u64
     }
 
-    /// Returns the bytes that the next catalogue may take, excluding orphans.
+    /// Returns the maximum size of the next catalogue, excluding orphans.
     pub(crate) fn catalogue_bytes(&self) -> u64 {
         // One address per chunk of a table and per summary, and one extent reference per chunk of the segment table.
         let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<ExtentAddress>() as u64;
@@ -497,15 +499,15 @@ impl Space {
         self.write_jobs.enqueue(jobs);
     }
 
-    /// Writes changes that are not in a summary yet into summaries, as soon as there are enough to fill one. This
-    /// leaves less to write at the end of a checkpoint.
+    /// Writes the changes that are not in a summary yet, once there are enough to fill a summary. This leaves less to
+    /// write at the end of a checkpoint.
     pub(crate) fn summarise(&self, epoch_guard: &super::EpochGuard<'_>) -> Result<()> {
         let epoch = epoch_guard.epoch();
         let part = SUMMARY_BYTES / summary::TABLE_CHANGE_BYTES;
         let unfolded_max = unfolded_changes_max(self.page_count());
         loop {
             let mut changes = self.table_log.lock(epoch);
-            // Changes about to be folded need no summary, and no space is reserved for such a summary.
+            // Changes that are about to be folded need no summary. No space is reserved for it either.
             let will_fold = (changes.fresh.len() + changes.summarised.len()) as u64 >= unfolded_max;
             if changes.fresh.len() < part || will_fold {
                 return Ok(());
@@ -625,8 +627,8 @@ mod tests {
         }
     }
 
-    /// A catalogue of any length can be written and read back, even if it is longer than a superblock could list. If it
-    /// does not fit in the budget, it is rejected before it is read.
+    /// A catalogue of any length can be written and read back, even with more parts than a superblock could list. A
+    /// catalogue that does not fit into the budget is rejected before it is read.
     #[test]
     fn a_catalogue_has_no_limit() {
         for (orphan_count, keyspace_count) in [(0, 0), (900_000, 0), (3, 36_500), (1_000_000, 100)] {
@@ -655,8 +657,8 @@ mod tests {
         }
     }
 
-    /// Until page-table changes are in a base image, they take little more memory than their own size: vectors grow by
-    /// a quarter, and folding allocates no copy. The newest change of each page wins, whichever epoch it belongs to.
+    /// Until page-table changes are in a base image, they use little more memory than their own size: vectors grow by a
+    /// quarter, and folding allocates no copy. The newest change of each page wins, whichever epoch it belongs to.
     #[test]
     fn changes_are_folded_in_their_memory() {
         const PAGES: u32 = 1300;
@@ -672,7 +674,7 @@ mod tests {
             for page in (1..=PAGES).rev() {
                 space.record(epoch.next(), KEYSPACE, PageId(page), address_of(round, page));
             }
-            // The changes of the ending epoch and those of the new one.
+            // The epoch that is ending and the new epoch have their changes in memory.
             let bytes = u64::from(PAGES * round.min(2)) * size_of::<TableChange>() as u64;
             assert!(space.change_bytes() <= bytes + bytes / 4 + 192, "{} for {bytes}", space.change_bytes());
             complete(&space, &mut page_tables, epoch, &catalogue(0, 0));
@@ -694,8 +696,8 @@ mod tests {
         }
     }
 
-    /// A valid superblock is reported as corrupted if it gives an impossible length for the catalogue, or names a part
-    /// other than the last one.
+    /// A superblock with a valid checksum is reported as corrupted if it states an impossible length of the catalogue,
+    /// or names any part of it but the last.
     #[test]
     fn a_misnamed_catalogue_is_damage() {
         let (space, mut page_tables) = stage();

@@ -1,4 +1,4 @@
-//! The state of the data file, which all files of this folder work on.
+//! The state of the data file, on which all modules of this folder operate.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -21,8 +21,9 @@ use crate::io::{FileRef, Share};
 use crate::memory::Budget;
 use crate::sync::{Mutex, RwLock};
 
-/// The share of background work (cleaning, read-ahead, warm start, and the writes of checkpoints) in the requests in
-/// flight while reads or commits are active: three background requests for each foreground request.
+/// The maximum share of background work in the requests in flight while reads or commits are active: three background
+/// requests for each foreground request. Cleaning, read-ahead, warm start, and the writes of checkpoints are background
+/// work.
 /// Measured: decision 044.
 pub(crate) const BACKGROUND_SHARE: f64 = 0.75;
 
@@ -35,11 +36,11 @@ pub(crate) struct Traffic {
     pub(crate) write_bytes: AtomicU64,
 }
 
-/// The first reason why the database stopped, if it has stopped.
+/// The reason why the database first stopped, if it has.
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     pub(super) stopped: OnceLock<Stopped>,
-    /// The database was closed, possibly after a failure. Nothing will be read from now on.
+    /// Set if the database was closed, possibly after a failure. Nothing will be read any longer.
     pub(super) is_closed: AtomicBool,
 }
 
@@ -59,28 +60,28 @@ pub(crate) struct Space {
     /// The appenders of the two epochs, indexed by the parity of the epoch.
     pub(super) appenders: [Mutex<Appender>; 2],
     pub(super) table_log: TableLog,
-    /// Encoders that are not in use.
+    /// Idle encoders.
     pub(super) encoders: Mutex<Vec<Encoder>>,
     pub(super) write_jobs: WriteJobs,
     pub(super) values: ValueSegment,
-    /// Appender for extents that the reclaimer moves, and the epoch in which it moves them.
+    /// The appender for extents that the reclaimer moves, and the epoch in which it moves them.
     pub(super) mover: Mutex<(Appender, Epoch)>,
     /// Set if bytes have been written to the file since the last sync began.
     pub(super) unsynced: AtomicBool,
     pub(super) syncing: Mutex<()>,
     pub(super) page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
-    /// Bytes of the catalogue's entries for keyspaces (excluding the lists of their tables' chunks), and bytes of its
+    /// The catalogue's size in bytes: its entries for keyspaces, excluding the lists of their tables' chunks, and its
     /// list of summaries.
     pub(super) keyspace_bytes: AtomicU64,
     pub(super) summary_list_bytes: AtomicU64,
     pub(super) failure: Failure,
     pub(crate) traffic: Traffic,
     pub(super) reservations: Reservations,
-    /// Counts the requests in flight of the whole database, so that background work yields to reads and commits.
+    /// Counts the whole database's requests in flight, so that background work yields to reads and commits.
     pub(crate) share: Arc<Share>,
     /// The memory that the database may use.
     pub(super) budget: Arc<Budget>,
-    /// Records this opening before the first write; `None` if that is not needed.
+    /// Records this opening before the first write. `None` if that is not needed.
     pub(super) superblocks: Option<Arc<Superblocks>>,
 }
 
@@ -132,12 +133,12 @@ impl Space {
         Space { superblocks: Some(superblocks), ..self }
     }
 
-    /// Sets the share of background work in the requests in flight.
+    /// Sets the counter of requests in flight, which limits background work.
     pub(crate) fn with_share(self, share: Arc<Share>) -> Space {
         Space { share, ..self }
     }
 
-    /// Returns the counters of the bytes in memory that the next checkpoint has to write.
+    /// Returns the counters of the bytes that the next checkpoint has to write from memory.
     pub(crate) fn debt(&self) -> Arc<CheckpointDebt> {
         Arc::clone(&self.reservations.debt)
     }

@@ -1,20 +1,21 @@
-//! Counters of the bytes in memory that the next checkpoint has to write. Every change of a page updates them.
+//! Counters of the bytes that the next checkpoint has to write from memory. Every change of a page updates them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::{Epoch, catalogue};
 use crate::sync::CachePadded;
 
-/// The bytes in memory that the next checkpoint will write. The pool and the versions keep the counters up to date.
+/// The bytes that the next checkpoint will write from memory. The buffer pool and the store of old versions update the
+/// counters.
 #[derive(Debug, Default)]
 pub(crate) struct CheckpointDebt {
     dirty: CachePadded<DirtyPages>,
     orphan_count: AtomicU64,
-    /// Pages of values that are no longer needed and wait to be freed.
+    /// Pages of unneeded large values that wait to be freed.
     pub(super) unfreed_pages: AtomicU64,
 }
 
-/// The bytes of dirty pages, and their number by the parity of the epoch that last changed them.
+/// The bytes of dirty pages, and the number of dirty pages by the parity of the epoch that last changed them.
 #[derive(Debug, Default)]
 struct DirtyPages {
     bytes: AtomicU64,
@@ -22,7 +23,8 @@ struct DirtyPages {
 }
 
 impl CheckpointDebt {
-    /// Moves a page from the epoch of its previous change to that of its newest change. `None` stands for a clean page.
+    /// Moves a page from the epoch of its previous change to the epoch of its newest change. `None` means that the page
+    /// is clean.
     #[inline]
     pub(crate) fn count_dirty(&self, page_bytes: u64, before: Option<Epoch>, after: Option<Epoch>) {
         if before == after {
@@ -66,7 +68,8 @@ impl CheckpointDebt {
         self.orphan_count.store(count as u64, Ordering::Relaxed);
     }
 
-    /// Sets the number of pages of unneeded values that wait for an epoch with enough memory to log their changes.
+    /// Sets the number of pages of unneeded large values. They wait for an epoch with enough memory to log their
+    /// changes.
     pub(crate) fn set_unfreed_pages(&self, count: u64) {
         self.unfreed_pages.store(count, Ordering::Relaxed);
     }

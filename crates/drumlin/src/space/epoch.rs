@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::format::Epoch;
 use crate::sync::{ShardedLock, ShardedReadGuard, ShardedWriteGuard};
 
-/// Fixes the current epoch while pages change. Threads that change pages take the latch shared; a checkpoint takes it
-/// exclusively to begin.
+/// Ensures that the epoch does not change while pages do. Threads that change pages take the latch shared. To begin, a
+/// checkpoint takes it exclusively.
 #[derive(Debug)]
 pub(crate) struct EpochLatch {
     latch: ShardedLock,
-    /// Changed only under the exclusive latch.
+    /// Changed only while the latch is held exclusively.
     newest: AtomicU64,
 }
 
-/// Guard of the [`EpochLatch`]: the epoch does not change while the guard lives. It is held briefly, and never while
-/// waiting.
+/// A guard of the [`EpochLatch`]: the epoch does not change while the guard lives. It is held only briefly, and never
+/// across a wait.
 #[derive(Debug)]
 pub(crate) struct EpochGuard<'a> {
     epoch: Epoch,
@@ -28,7 +28,7 @@ impl EpochLatch {
         EpochLatch { latch: ShardedLock::default(), newest: AtomicU64::new(epoch.0) }
     }
 
-    /// Begins the next epoch. The caller holds the latch of the current one exclusively.
+    /// Begins the next epoch. The caller must hold the latch exclusively.
     pub(super) fn begin_next(&self, epoch_guard: &EpochGuard<'_>) {
         let ended = epoch_guard.epoch();
         assert!(epoch_guard.exclusive.is_some() && ended == self.newest(), "an epoch began beside its latch");
@@ -44,13 +44,13 @@ impl EpochLatch {
         EpochGuard { epoch: self.newest(), _shared: shared, exclusive: None }
     }
 
-    /// Takes the latch exclusively, so that no other thread changes a page.
+    /// Takes the latch exclusively, so that no other thread can change a page.
     pub(crate) fn exclusive(&self) -> EpochGuard<'_> {
         let exclusive = Some(self.latch.write());
         EpochGuard { epoch: self.newest(), _shared: None, exclusive }
     }
 
-    /// Returns the newest epoch without latching it, so it may end at any moment.
+    /// Returns the newest epoch without taking the latch, so the epoch may end at any moment.
     pub(super) fn newest(&self) -> Epoch {
         Epoch(self.newest.load(Ordering::Relaxed))
     }

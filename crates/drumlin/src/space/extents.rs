@@ -38,7 +38,7 @@ pub(crate) fn open_extent(space: &Space, address: ExtentAddress, bytes: &[u8]) -
     Ok((header, page))
 }
 
-/// Like [`open_extent`], but decompresses into the beginning of `page`, which must be long enough.
+/// Like [`open_extent`], but decompresses into the beginning of `page`, which must be long enough for the contents.
 pub(crate) fn open_extent_into(space: &Space, address: ExtentAddress, bytes: &[u8], page: &mut [u8]) -> Result<Header> {
     let reason = |reason| space.corrupted("an extent", address, reason);
     let header = space.verify(address, bytes).map_err(reason)?;

@@ -6,7 +6,8 @@ use super::Space;
 use crate::error::{Error, Result, Stopped};
 
 impl Space {
-    /// Records that a write or sync failed. Nothing will be written after this. Returns the error for the caller.
+    /// Records that a write or sync failed, so that nothing will be written after this. Returns the error for the
+    /// caller.
     pub(crate) fn fail(&self, reason: &str) -> Error {
         debug_assert!(!reason.is_empty(), "a failure has no reason");
         if self.failure.stopped.set(Stopped::Failed(reason.into())).is_ok() {
@@ -21,7 +22,7 @@ impl Space {
         let _ = self.failure.stopped.set(Stopped::Failed(reason.into()));
     }
 
-    /// Stops all writing because the database is closed. An earlier failure remains on record.
+    /// Stops all writing because the database is closed. An earlier failure remains the recorded reason.
     pub(crate) fn close(&self) {
         let _ = self.failure.stopped.set(Stopped::Closed);
         let was_closed = self.failure.is_closed.swap(true, Ordering::AcqRel);
@@ -38,7 +39,7 @@ impl Space {
         if self.failure.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 
-    /// Returns the error to report for a failed read: `Closed` if the database has been closed, because the file may
+    /// Returns the error to report for a failed read. It is `Closed` if the database was closed, because the file may
     /// already belong to a different opening.
     pub(crate) fn read_error(&self, error: Error) -> Error {
         self.check_open().err().unwrap_or(error)

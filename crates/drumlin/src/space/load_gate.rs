@@ -1,7 +1,7 @@
 //! The bulk loads that are attached to a keyspace, as its readers and writers see them.
 //!
-//! A bulk load takes no row locks, and its pages have no commit timestamps. So readers and writers can't notice it the
-//! way they notice other commits. Instead the keyspace records two facts about loads, for them to query:
+//! A bulk load takes no row locks, and its pages have no commit timestamps. So readers and writers can't detect it the
+//! way they detect other commits. Instead, the keyspace records two facts about loads, for them to query:
 //!
 //! - *When the newest load was attached.* At that time the keyspace had no row for any reader, so a reader at an
 //!   earlier timestamp treats every leaf as empty ([`is_loaded_since`](LoadGate::is_loaded_since)).
@@ -18,7 +18,7 @@
 //! 4. Publish the timestamp, then replace the root.
 //! 5. Drop the announcement.
 //!
-//! A writer locks its row, then calls `may_have_changed`, which looks for the announcement before it looks at the
+//! A writer locks its row, then calls `may_have_changed`, which checks for the announcement before it reads the
 //! published timestamp. Either the load sees the lock in step 2, or the writer sees the announcement or, after step 5,
 //! the published timestamp. A reader latches a leaf, then calls `is_loaded_since`. It can reach a leaf of the load only
 //! through the new root, so it sees the effect of step 3.
@@ -34,12 +34,12 @@ use crate::sync;
 /// The loads of one keyspace, as its readers and writers see them. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct LoadGate {
-    /// Timestamp of the newest commit that attached a load, or 0 if none did.
+    /// The timestamp of the newest commit that attached a load, or 0 if there was none.
     attached_at: AtomicU64,
     is_attaching: sync::atomic::AtomicBool,
 }
 
-/// Held while a load is being attached. Dropping it reopens the gate.
+/// Announces a load while it is being attached. Dropping it reopens the gate.
 #[derive(Debug)]
 pub(crate) struct Announcement<'g>(&'g LoadGate);
 
@@ -55,16 +55,16 @@ impl LoadGate {
         Announcement(self)
     }
 
-    /// Returns `false` if no commit was published since the snapshot, and no load that missed the caller's row lock is
-    /// about to be attached. In that case no row that the caller has locked has changed since the snapshot.
+    /// Returns `false` if no commit was published since the snapshot and no load is being attached that might have
+    /// missed the caller's row lock. In that case, no row that the caller has locked has changed since the snapshot.
     #[inline]
     pub(crate) fn may_have_changed(&self, snapshot: Timestamp, published: impl FnOnce() -> Timestamp) -> bool {
-        // The order matters: a load withdraws its announcement only after it is published.
+        // The order matters: a load is published before it withdraws its announcement.
         self.is_attaching.load(Ordering::Acquire) || published() > snapshot
     }
 
     /// Returns `true` if a load has been attached since this snapshot. If so, the keyspace was empty at the snapshot,
-    /// although the pages do not show when their rows came. The caller must hold a leaf's latch.
+    /// although the pages do not show when their rows were added. The caller must hold a leaf's latch.
     #[inline]
     pub(crate) fn is_loaded_since(&self, snapshot: Timestamp) -> bool {
         self.attached_at.load(Ordering::Acquire) > snapshot.0

@@ -17,11 +17,11 @@ use crate::format::summary::{self, TableChange};
 use crate::format::{Epoch, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, ValueId, extent};
 use crate::hash::HashMap;
 
-/// The catalogue is read only if this many times its size fits into the budget, because it is held in memory both
+/// The catalogue is read only if the budget has room for this many times its size, because it is in memory twice:
 /// encoded and decoded.
 const CATALOGUE_BUDGET_FACTOR: u64 = 4;
 
-/// The state of a database that its newest superblock describes.
+/// The database as its newest superblock describes it.
 #[derive(Debug)]
 pub(crate) struct LoadedTables {
     pub(crate) page_tables: PageTableStore,
@@ -29,8 +29,8 @@ pub(crate) struct LoadedTables {
 }
 
 impl PageTableStore {
-    /// Reads everything that the superblock refers to, and fills the page tables and segment states. Fails before
-    /// allocating them if the catalogue or the page tables would not fit into the budget of `memory_bytes`. If
+    /// Reads everything that the superblock refers to, and fills the page tables and segment states. If the catalogue
+    /// or the page tables would not fit into the budget of `memory_bytes`, fails before allocating them. If
     /// `on_corruption` continues after an error, the corrupted structure counts as empty.
     pub(crate) fn load(
         mut self,
@@ -84,8 +84,8 @@ impl PageTableStore {
         Ok(LoadedTables { page_tables: self, catalogue })
     }
 
-    /// Returns the page-table changes since the base image, by keyspace and chunk. Omits changes made before their
-    /// keyspace was dropped.
+    /// Returns the page-table changes since the base image, by keyspace and chunk. Omits the changes of keyspaces that
+    /// were dropped afterwards.
     fn changes_by_chunk(&self) -> HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> {
         let mut changes: HashMap<KeyspaceId, BTreeMap<usize, Vec<TableChange>>> = HashMap::default();
         for change in &self.table_changes {
@@ -99,8 +99,8 @@ impl PageTableStore {
         changes
     }
 
-    /// Returns the entries of a table's chunk, from its base image and the changes since then. Marks the extents that
-    /// the entries name as in use.
+    /// Returns the entries of a table's chunk, made from its base image and the changes since then. Marks the extents
+    /// that the entries name as in use.
     fn load_chunk(
         &mut self,
         space: &Space,
@@ -153,7 +153,7 @@ impl PageTableStore {
         Ok(entries)
     }
 
-    /// Reads the catalogue from its last part to its first. Allocates memory only for parts that exist.
+    /// Reads the catalogue, from its last part to its first. Allocates memory only for parts that exist.
     fn read_catalogue(&mut self, space: &Space, memory_bytes: u64) -> Result<Catalogue> {
         let malformed = || Error::corrupted(space.path(), "the catalogue", "it is malformed");
         let catalogue_bytes = self.superblock.catalogue_bytes;
@@ -202,7 +202,7 @@ impl PageTableStore {
             }
         }
         self.segment_table = named.iter().map(|extent| extent.address).collect();
-        // The file may have shrunk since the checkpoint.
+        // Leave out the chunks beyond the end of the file, which may have shrunk since the checkpoint.
         for (chunk, &address) in (0..chunk_count).map(SegmentTableChunk).zip(&self.segment_table) {
             if address.is_none() || self.corrupted.segment_chunks.contains(&chunk) {
                 continue;
@@ -221,8 +221,8 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Verifies every structure that is not a page: catalogue, page tables, summaries. Calls `found` with each error
-    /// and its consequence. Returns the bytes read.
+    /// Verifies every structure that is not a page: catalogue, page tables, summaries. Calls `found` for each error,
+    /// with a description of its consequence. Returns the number of bytes read.
     pub(crate) fn check(&mut self, space: &Space, mut found: impl FnMut(Error, &str)) -> u64 {
         const COST: &str = "the database can't be opened again unless a checkpoint succeeds first";
         let mut bytes = 0;
@@ -236,7 +236,7 @@ impl PageTableStore {
             found(error, COST);
             true
         };
-        // Damage to the catalogue does not have to be noted, because each checkpoint rewrites the catalogue.
+        // Damage to the catalogue need not be remembered, because each checkpoint rewrites the catalogue.
         for &address in &self.catalogue {
             is_damaged(address, "the catalogue");
         }
@@ -278,8 +278,8 @@ fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
     if space.segments.restore_named(extent) { Ok(()) } else { Err(space.corrupted(what, extent.address, MISPLACED)) }
 }
 
-/// Reads a page-table chunk that a bulk load has written. Returns the address of each page, or `NONE` for a page that
-/// does not exist.
+/// Reads a page-table chunk that a bulk load has written. Returns the address of each page, or `NONE` if the page does
+/// not exist.
 pub(crate) fn read_image(space: &Space, image: ChunkImage) -> Result<Vec<ExtentAddress>> {
     let ChunkImage { keyspace, chunk, address } = image;
     let entries = chunk_entries(space, keyspace, chunk, address, read_extent(space, address)?)?;

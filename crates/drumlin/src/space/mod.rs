@@ -153,8 +153,8 @@ impl Space {
 
     // ── extents ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Encodes `page` and appends it to the epoch's open segment. The bytes reach the disk with a later
-    /// [`run_jobs`](Self::run_jobs), which passes `frame` to its callback.
+    /// Encodes `page` and appends it to the epoch's open segment. A later call of [`run_jobs`](Self::run_jobs) writes
+    /// the bytes to the disk and passes `frame` to its callback.
     pub(crate) fn append(
         &self,
         epoch: Epoch,
@@ -181,8 +181,8 @@ impl Space {
     ) -> Result<ExtentAddress> {
         self.assert_open(epoch);
         let mut jobs = Vec::new();
-        // Enqueue the buffers before unlocking the appender, so that at any moment an extent is either in the appender
-        // or in a job that can be found by threads waiting for it.
+        // Enqueue the buffers before unlocking the appender. So at any moment an extent is either in the appender, or
+        // in a job that threads waiting for it can find.
         let mut appender = self.appender(epoch).lock();
         let take = || self.take_segment(Purpose::Pages);
         let address = appender.append(&self.segments, epoch, extent, frame, &mut jobs, take);
@@ -200,7 +200,7 @@ impl Space {
         }
     }
 
-    /// Appends an extent that is being moved. When packing, the extent goes to the epoch's own segment. Nothing may
+    /// Appends an extent that is being moved. For packing, the extent goes to the epoch's own segment. Nothing may
     /// refer to the new address until [`flush_moved`](Self::flush_moved) has been called and the jobs have run.
     pub(crate) fn append_moved(
         &self,
@@ -243,7 +243,7 @@ impl Space {
         }
     }
 
-    /// Closes the segment to which extents are moved, once the last one has been moved.
+    /// Closes the segment for moved extents, after the last one has been moved.
     pub(crate) fn seal_moved(&self) {
         let mut jobs = Vec::new();
         let mut mover = self.mover.lock();
@@ -251,14 +251,14 @@ impl Space {
         self.write_jobs.enqueue(jobs);
     }
 
-    /// Returns the bytes left in the open segment of the current epoch's pages.
+    /// Returns the bytes left in the open segment for the current epoch's pages.
     pub(crate) fn open_segment_bytes(&self) -> u64 {
         self.appender(self.epoch_latch.newest()).lock().open_segment_bytes()
     }
 
-    /// Takes a segment for the rest of this epoch's writes, if the epoch has none. Called before a checkpoint begins:
-    /// on a full disk, pages of the next epoch that are evicted during the checkpoint might otherwise take the last
-    /// segment.
+    /// Takes a segment for the rest of this epoch's writes, if the epoch has none. Called before a checkpoint begins.
+    /// On a full disk, the last segment might otherwise go to pages of the next epoch that are evicted during the
+    /// checkpoint.
     pub(crate) fn begin_segment(&self) -> Result<()> {
         let epoch_guard = self.epoch_latch.shared();
         let take = || self.take_segment(Purpose::Pages);
@@ -293,18 +293,18 @@ impl Space {
         self.traffic.writes.fetch_add(1, Ordering::Relaxed);
         self.traffic.write_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let written = self.file.write_at(bytes, offset, Persist::Later);
-        // Set this after the write: a sync that began before the write ended may not include it.
+        // Set this after the write: a sync that began before the end of the write may not include it.
         self.unsynced.store(true, Ordering::Release);
         written.map_err(|error| self.fail(&format!("writing {} failed: {error}", self.path.display())))
     }
 
-    /// Records this opening in the superblocks, before the first write to the file.
+    /// Records this opening in the superblocks before the file is first written.
     fn begin_writing(&self) -> Result<()> {
         let Some(superblocks) = &self.superblocks else { return Ok(()) };
         superblocks.begin_writing().map_err(|error| self.fail(&format!("recording this opening failed: {error}")))
     }
 
-    /// Makes everything written so far durable. If this fails, the database stops for good.
+    /// Makes everything written so far durable. If this fails, the database stops permanently.
     pub(crate) fn sync(&self) -> Result<()> {
         self.check_failure()?;
         // Take the lock first: a caller that finds nothing left to sync must not return before the sync that covers
@@ -327,7 +327,7 @@ impl Space {
         self.traffic.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Verifies an extent read from an address, and checks that it belongs there.
+    /// Verifies an extent, and that it belongs at the address from which it was read.
     pub(crate) fn verify(&self, address: ExtentAddress, bytes: &[u8]) -> std::result::Result<Header, ExtentError> {
         let header = extent::verify(bytes)?;
         let mut segment_use = self.segments.segment_use(self.segments.segment_of(address));
@@ -354,14 +354,14 @@ impl Space {
 
     // ── logged changes ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Logs that a page's entry changed in `epoch`. The caller holds the epoch latch. Unless the page is not published
-    /// yet, the caller also holds the page's latch, so each page's changes are logged in order.
+    /// Logs that a page's entry changed in `epoch`. The caller must hold the epoch latch, and also the page's latch if
+    /// the page has been published. So each page's changes are logged in order.
     pub(crate) fn record(&self, epoch: Epoch, keyspace: KeyspaceId, page: PageId, address: ExtentAddress) {
         self.assert_open(epoch);
         self.table_log.push(epoch, keyspace, page, address);
     }
 
-    /// Logs that a bulk load's pages in a chunk were attached. No page of the chunk was in use before that.
+    /// Logs that a bulk load's pages in a chunk were attached. The chunk had no page in use before.
     pub(crate) fn record_image(&self, epoch_guard: &EpochGuard<'_>, image: ChunkImage) {
         self.table_log.push_image(epoch_guard.epoch(), image);
     }
@@ -379,9 +379,9 @@ impl Space {
         self.table_log.push_if(epoch_guard.epoch(), keyspace, page, address, change)
     }
 
-    /// Logs that a page is free. This must precede the reuse of the page's number, because the next owner's change has
-    /// to come later in the log. If the keyspace was dropped, a single change covers all its pages, so nothing is
-    /// logged here: on a full disk there might be no space for one change per page.
+    /// Logs that a page is free. Must be called before the page's id is reused, because the next owner's change has to
+    /// come later in the log. If the keyspace was dropped, nothing is logged: a single change covers all its pages, and
+    /// on a full disk there might be no space for one change per page.
     pub(crate) fn record_free(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, page: PageId) {
         assert!(page != PageId::NONE, "a free page 0 would drop the keyspace");
         if !pages.is_dropped() {
@@ -389,29 +389,29 @@ impl Space {
         }
     }
 
-    /// Returns the number of logged changes of both epochs in memory.
+    /// Returns the number of logged changes in memory, of both epochs.
     pub(crate) fn change_count(&self) -> usize {
         self.table_log.len()
     }
 
-    /// Returns the number of page-table changes of the newest epoch: those logged, plus one for each dirty page, which
-    /// is logged when the page is written. Zero right after a checkpoint has begun. Approximate: a page that is being
-    /// written may be counted twice or not at all.
+    /// Returns the number of page-table changes of the newest epoch. These are the logged changes, plus one for each
+    /// dirty page, which is logged when the page is written. Zero right after a checkpoint has begun. Approximate: a
+    /// page that is being written may be counted twice or not at all.
     pub(crate) fn epoch_change_count(&self) -> u64 {
         loop {
             let newest = self.epoch_latch.newest();
             let logged = self.table_log.count(newest);
             let dirty = self.reservations.debt.dirty_pages(newest);
-            // Both counts must be of the same epoch: once two checkpoints have begun, the counters belong to a
-            // different epoch.
+            // Both counts must belong to the same epoch. Once two more checkpoints have begun, the counters belong to a
+            // later epoch.
             if self.epoch_latch.newest() == newest {
                 return logged + dirty;
             }
         }
     }
 
-    /// Returns the number of pages of unneeded large values that later epochs will free, because the newest epoch has
-    /// no memory for the changes.
+    /// Returns the number of pages of unneeded large values that later epochs will free. The newest epoch has no memory
+    /// for these changes.
     pub(crate) fn unfreed_pages(&self) -> u64 {
         self.reservations.debt.unfreed_pages.load(Ordering::Relaxed)
     }
@@ -424,7 +424,7 @@ impl Space {
         self.epoch_change_count() <= changes_max && self.unfreed_pages() <= unfreed_max
     }
 
-    /// Returns the bytes of memory that the logged changes take.
+    /// Returns the memory used by the logged changes, in bytes.
     pub(crate) fn change_bytes(&self) -> u64 {
         self.table_log.bytes()
     }
@@ -446,7 +446,7 @@ mod tests {
     use crate::io::{Backend, OpenOptions};
     use crate::memory::Budget;
 
-    /// A write of the next epoch can't take the last segment, because the checkpoint in progress has already taken it.
+    /// A write of the next epoch can't take the last segment: a checkpoint takes its own segment before it begins.
     #[test]
     fn a_checkpoint_has_its_segment_before_it_begins() {
         let backend = FaultyBackend::new(crate::io::in_memory());

@@ -1,5 +1,5 @@
-//! Reading extents in order when most of them are adjacent on disk, so that one request reads several. This suits the
-//! page-table chunks that an opening reads, because a base image appends its chunks in order.
+//! Reading extents in order when most of them are adjacent on disk, so that one request reads several. Opening a
+//! database reads page-table chunks this way, because a base image appends its chunks in order.
 
 use std::io;
 
@@ -7,13 +7,13 @@ use super::Space;
 use crate::format::ExtentAddress;
 use crate::io::AlignedBuffer;
 
-/// Maximum bytes of a read. Larger reads are not faster.
+/// The maximum size of a read. Larger reads are not faster.
 const READ_BYTES_MAX: usize = 256 << 10;
 
-/// Maximum gap between extents that one request reads. An additional request costs as much as reading 16 KiB more.
+/// The maximum gap between extents that one request reads. Reading 16 KiB more costs as much as an additional request.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Reads extents that no thread is writing, and keeps the bytes around the extent read last.
+/// Reads extents that no thread is writing. Caches the bytes around the last extent.
 pub(super) struct NeighbourReader<'s> {
     space: &'s Space,
     /// The bytes read last, or `None` before the first read.
@@ -27,9 +27,9 @@ impl NeighbourReader<'_> {
         NeighbourReader { space, buffer: None, start: 0 }
     }
 
-    /// Returns the bytes of the first of `addresses`, which must be plausible. Reads nearby ones of the following
-    /// extents along with it. If that fails, reads the first extent alone, so that a bad block does not affect its
-    /// neighbours.
+    /// Returns the bytes of the first of `addresses`, which must be plausible. The same request reads those of the
+    /// following extents that are nearby. If it fails, the first extent is read alone, so that a bad block does not
+    /// affect its neighbours.
     pub(super) fn read(&mut self, addresses: &[ExtentAddress]) -> io::Result<&[u8]> {
         let address = addresses[0];
         assert!(self.space.segments.is_plausible(address), "{address:?} can't be read");

@@ -1,4 +1,4 @@
-//! The pages of a keyspace: their table, and state that concerns all of them.
+//! The pages of a keyspace: their table, and the state that concerns all of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -109,7 +109,7 @@ impl PageSpace {
         dropped_in != 0 && dropped_in <= epoch.0
     }
 
-    /// Notes that entries of the page table may have been lost.
+    /// Records that entries of the page table may have been lost.
     pub(crate) fn expect_lost_pages(&self) {
         self.has_lost_pages.store(true, Ordering::Release);
     }

@@ -1,38 +1,39 @@
-//! The policy of disk space: which purposes may take how much of it. It is a pure function of a [`SpaceState`];
+//! The policy for disk space: how much of it each purpose may take. It is a pure function of a [`SpaceState`].
 //! README.md shows it as a table, which a test generates.
 //!
 //! # Rules
 //! 1. *Coverage.* A purpose that makes pages dirty leaves enough free segments for the checkpoint that writes these
 //!    pages.
-//! 2. *Yielding.* A purpose that only takes space leaves more: what packing needs. So removals, and packing after them,
-//!    still find space when puts no longer do.
+//! 2. *Yielding.* A purpose that only takes space also leaves the space that packing needs. So removals, and packing
+//!    after them, still find space when puts no longer do.
 //! 3. *Monotonicity.* More free space never turns a grant into a refusal, and more claims never turn a refusal into a
 //!    grant. Reserved bytes count the same as requested ones.
 
 use std::fmt;
 
-/// Fixed by the format: a summary's entry takes 24 bytes per page, and a page has at least 512 bytes. Their ratio, 24 /
-/// 512, is rounded up to a twentieth.
+/// The minimum number of bytes of pages per byte of their entries in summaries. Fixed by the format: an entry has 24
+/// bytes, and a page at least 512. The ratio 24 / 512 is rounded up to 1 / 20.
 const ENTRY_SHARE: u64 = 20;
 
-/// The part of a segment that is certain to be used, in quarters. The rest may be wasted: up to a 64 KiB page at the
+/// The part of a segment that can certainly be used, in quarters. The rest may be wasted: up to a 64 KiB page at the
 /// end of a 256 KiB segment, or partial blocks at flushes.
 const USED_QUARTERS: u64 = 3;
 
-/// Segments that packing needs in addition to those for tables: one for the checkpoint before it, one for the extents
-/// that it moves, and one for the checkpoint after it. Each of the three fits into one segment if the tables do.
+/// The segments that packing needs in addition to those for tables: one for the checkpoint before it, one for the
+/// extents that it moves, and one for the checkpoint after it. Each of the three fits into one segment if the tables
+/// do.
 const PACKING_SEGMENTS_MIN: u64 = 3;
 
-/// Packing also needs this multiple of the table bytes beyond the first segment: the checkpoint before packing may free
+/// Packing also needs this multiple of the table bytes beyond the first segment. The checkpoint before packing may free
 /// nothing and rewrite every table, and so may the checkpoint after it.
 const PACKING_TABLES_FACTOR: u64 = 2;
 
-/// Puts and values leave room for packing twice: once for the removals that follow them, and once for the packing that
-/// these removals in turn leave room for.
+/// Puts and values leave room for two packings: one for the removals that follow them, and one that these removals must
+/// in turn leave room for.
 const PUT_PACKING_FACTOR: u64 = 2;
 
-/// A reclaimer stops making space when this many segments are free in addition to twice the spare ones: as many as the
-/// file grows by in one step.
+/// A reclaimer stops making space once this many segments are free in addition to twice the spare segments. The file
+/// grows by the same number in one step.
 const RELIEVED_SEGMENTS: u64 = 8;
 
 /// The purpose for which space is reserved.
@@ -48,13 +49,13 @@ pub(crate) enum Purpose {
     Pages,
     /// Segments of large values.
     Value,
-    /// Pages and segments to which the reclaimer moves extents when it empties sparse segments.
+    /// Pages and segments to which the reclaimer moves extents in order to empty sparse segments.
     Move,
     /// Like `Move`, but on a full disk, where extents are moved into the checkpoint's own segments.
     Pack,
-    /// Everything that a checkpoint writes. The checkpoint itself reserves no bytes.
+    /// All writes of a checkpoint. The checkpoint itself reserves no bytes.
     Checkpoint(Reclaims),
-    /// Images of dirty pages that are written before a checkpoint that frees this much.
+    /// Images of dirty pages, written before a checkpoint that frees this much.
     WriteBack(Reclaims),
 }
 
@@ -63,7 +64,7 @@ pub(crate) enum Purpose {
 pub(crate) enum Reclaims {
     /// At least one segment, once the checkpoint is durable.
     Segments,
-    /// Possibly no segment, so the following checkpoint has to find space too.
+    /// Possibly no segment, so the next checkpoint has to find space too.
     Nothing,
 }
 
@@ -72,22 +73,22 @@ pub(crate) enum Reclaims {
 pub(crate) enum Margin {
     /// Space for waste at the ends of segments, plus the space that the purpose leaves to other purposes.
     Full,
-    /// No margin. For operations that free space, when the full margin is not available.
+    /// No margin. A purpose that frees space falls back to it if the full margin is not available.
     Least,
 }
 
 /// The result of [`admit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
-    /// There is enough space at the full margin.
+    /// There is enough space with the full margin.
     Granted,
-    /// There is enough space only at the least margin. The full margin requires this many free segments.
+    /// There is enough space only with the least margin. The full margin would require this many free segments.
     Scarce { segments: u64 },
-    /// There is not enough space. The two margins require these numbers of free segments.
+    /// There is not enough space. The full margin and the least margin would require these numbers of free segments.
     Short { segments: u64, least_segments: u64 },
 }
 
-/// Free space, and the bytes that claim it.
+/// The free space, and the bytes that claim parts of it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SpaceState {
     pub(crate) segment_bytes: u64,
@@ -95,35 +96,36 @@ pub(crate) struct SpaceState {
     /// The bytes left in the open segment of the epoch's pages.
     pub(crate) open_segment_bytes: u64,
     pub(crate) dirty_bytes: u64,
-    /// The bytes of live reservations.
+    /// The bytes that are reserved now.
     pub(crate) reserved_bytes: u64,
-    /// The bytes that a checkpoint may write in addition to pages: summaries or a base image, the segment table,
-    /// and the catalogue.
+    /// The maximum number of bytes that a checkpoint writes in addition to pages: summaries or a base image, the
+    /// segment table, and the catalogue.
     pub(crate) table_bytes: u64,
 }
 
-/// The free space that a purpose requires to be admitted: the sum of these parts, in segments.
+/// The free space that a purpose requires: the sum of these parts, in segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Demand {
     cover: Cover,
-    /// The number of packings that must still be possible.
+    /// The number of packings for which space must remain.
     packings: u64,
-    /// The number of further checkpoints, writing only tables, for which space must remain.
+    /// The number of later checkpoints, each writing only tables, for which space must remain.
     table_checkpoints: u64,
     /// Segments that the purpose takes immediately.
     taken: u64,
 }
 
-/// The way in which the bytes of the next checkpoint are converted to segments.
+/// The rule by which the bytes of the next checkpoint are converted to segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cover {
-    /// They are not counted.
+    /// The bytes are not counted.
     Nothing,
-    /// In segments, assuming that up to a quarter of each is wasted.
+    /// Free segments must hold the bytes, although up to a quarter of each segment may be wasted.
     Wasteful,
-    /// In whole segments, after the open segment is full.
+    /// The rest of the open segment and whole free segments must hold the bytes.
     Tight,
-    /// Together with the packed bytes, in all space that can be written. Up to a quarter of it may be wasted.
+    /// All writable space must hold the bytes together with the packed bytes, although up to a quarter of the space may
+    /// be wasted.
     Packed,
 }
 
@@ -163,8 +165,8 @@ impl fmt::Display for Demand {
 }
 
 impl Purpose {
-    /// The policy: the demands at the full margin and at the least margin. Segments that values and moves are about to
-    /// take are counted here, not among the reserved bytes.
+    /// The policy: returns the demands at the full margin and at the least margin. The segments that values and moves
+    /// are about to take count here, not among the reserved bytes.
     fn demands(self, state: &SpaceState, bytes: u64) -> (Demand, Demand) {
         let cover = Demand { cover: Cover::Wasteful, ..NOTHING };
         let tight = Demand { cover: Cover::Tight, ..NOTHING };
@@ -173,10 +175,10 @@ impl Purpose {
         match self {
             Purpose::Put => (put, put),
             Purpose::Value => alike(Demand { taken: 1, ..put }),
-            // A move may end before a segment is empty, so the checkpoint after it may free nothing.
+            // A move may end before a segment is empty, so that the checkpoint after it frees nothing.
             Purpose::Move => alike(Demand { table_checkpoints: 1, taken: 1, ..cover }),
             Purpose::Remove => (Demand { packings: 1, ..cover }, tight),
-            // The commit already had its space once, so a full disk is no reason to refuse it.
+            // The commit had its space before the crash, so a full disk is no reason to refuse it.
             Purpose::Replay => (put, NOTHING),
             // These bytes were already reserved when the pages became dirty.
             Purpose::Pages => alike(NOTHING),
@@ -185,8 +187,8 @@ impl Purpose {
                 let table_checkpoints = frees.checkpoints_after();
                 (Demand { table_checkpoints, ..cover }, Demand { table_checkpoints, ..tight })
             }
-            // An image is at most as long as its page, and the flush after it wastes less than that length. So the
-            // write-back fits into the open segment and takes no new one.
+            // The image is at most as long as its page, and the flush after it wastes less than that length. So the
+            // write-back fits into the open segment and needs no new one.
             Purpose::WriteBack(_) if state.open_segment_bytes >= 2 * bytes => alike(NOTHING),
             Purpose::WriteBack(frees) => alike(Demand { table_checkpoints: 1 + frees.checkpoints_after(), ..NOTHING }),
         }
@@ -208,8 +210,8 @@ fn alike(demand: Demand) -> (Demand, Demand) {
 }
 
 impl Reclaims {
-    /// Returns the number of further checkpoints that must find space after this one. A checkpoint that frees nothing
-    /// must leave space for one more, which will free what this one has replaced.
+    /// Returns the number of later checkpoints for which this one must leave space. A checkpoint that frees nothing
+    /// must leave space for one more, which will free the extents that this one has replaced.
     fn checkpoints_after(self) -> u64 {
         match self {
             Reclaims::Segments => 0,
@@ -218,7 +220,7 @@ impl Reclaims {
     }
 }
 
-/// Decides whether this many bytes can be reserved for a purpose.
+/// Decides whether a purpose may reserve this many bytes.
 pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admission {
     assert!(state.open_segment_bytes <= state.segment_bytes, "an open segment has more room than there is: {state:?}");
     let (full, least) = purpose.demands(state, bytes);
@@ -235,20 +237,20 @@ pub(crate) fn admit(state: &SpaceState, purpose: Purpose, bytes: u64) -> Admissi
 }
 
 impl SpaceState {
-    /// Returns the bytes that a checkpoint may write if `more_bytes` more are reserved.
+    /// Returns the maximum number of bytes that a checkpoint writes if `more_bytes` more are reserved.
     fn checkpoint_bytes(&self, more_bytes: u64) -> u64 {
         let page_bytes = self.dirty_bytes + self.reserved_bytes + more_bytes;
         page_bytes + page_bytes / ENTRY_SHARE + self.table_bytes
     }
 
-    /// Returns the number of free segments that are sure to hold [these bytes](Self::checkpoint_bytes), even with
-    /// waste.
+    /// Returns the number of free segments that certainly hold [these bytes](Self::checkpoint_bytes), even if space is
+    /// wasted.
     fn needed_segments(&self, more_bytes: u64) -> u64 {
         self.checkpoint_bytes(more_bytes) / (self.segment_bytes * USED_QUARTERS / 4) + 1
     }
 
-    /// Returns the number of free segments that hold the same bytes together with the rest of the open segment, if
-    /// little space is wasted.
+    /// Returns the number of free segments that, together with the rest of the open segment, hold these bytes if little
+    /// space is wasted.
     fn least_segments(&self, more_bytes: u64) -> u64 {
         match self.checkpoint_bytes(more_bytes).saturating_sub(self.open_segment_bytes * USED_QUARTERS / 4) {
             0 => 0,
@@ -256,14 +258,14 @@ impl SpaceState {
         }
     }
 
-    /// Returns the number of free segments that hold `moved_bytes` and the next checkpoint, together with the rest of
-    /// the open segment.
+    /// Returns the number of free segments that, together with the rest of the open segment, hold `moved_bytes` and the
+    /// next checkpoint.
     fn packed_segments(&self, moved_bytes: u64) -> u64 {
         let writable_bytes = (4 * (self.checkpoint_bytes(0) + moved_bytes)).div_ceil(USED_QUARTERS);
         writable_bytes.saturating_sub(self.open_segment_bytes).div_ceil(self.segment_bytes)
     }
 
-    /// Returns the number of segments that the tables take, rounded down.
+    /// Returns the number of segments that the tables fill, rounded down.
     fn table_segments(&self) -> u64 {
         self.table_bytes / self.segment_bytes
     }
@@ -280,30 +282,30 @@ impl SpaceState {
         PUT_PACKING_FACTOR * self.packing_segments()
     }
 
-    /// Returns the number of free segments that are not given back to the file system: on a disk that other programs
-    /// fill, they might not be available later.
+    /// Returns the number of free segments that the file retains when it shrinks. On a disk that other programs fill,
+    /// the space might not be available later.
     pub(crate) fn kept_segments(&self) -> u64 {
         self.needed_segments(0) + self.spare_segments()
     }
 
-    /// Returns the number of free segments in excess of those that the next checkpoint needs.
+    /// Returns the number of free segments beyond those that the next checkpoint needs.
     pub(crate) fn idle_segments(&self) -> u64 {
         self.free_segments.saturating_sub(self.needed_segments(0))
     }
 
-    /// Returns the bytes that can be moved into free space before the next checkpoint.
+    /// Returns the maximum number of bytes that can be moved into free space before the next checkpoint.
     pub(crate) fn movable_bytes(&self) -> u64 {
         let writable_bytes = self.free_segments * self.segment_bytes + self.open_segment_bytes;
         (writable_bytes * USED_QUARTERS / 4).saturating_sub(self.checkpoint_bytes(0))
     }
 
-    /// Returns `true` if so many segments are free that no more space has to be made for now.
+    /// Returns `true` if enough segments are free, so that the reclaimer may stop making space.
     pub(crate) fn is_relieved(&self) -> bool {
         self.free_segments >= 2 * self.spare_segments() + RELIEVED_SEGMENTS
     }
 
-    /// Returns `true` if twice as much space is free as a commit of `bytes` needs. Only then does a disk that was full
-    /// count as having space, so that the answer does not flip with each segment.
+    /// Returns `true` if twice as much space is free as a commit of `bytes` needs. A disk that was full counts as full
+    /// until then, so that the answer does not flip with each segment.
     pub(super) fn has_plenty(&self, bytes: u64) -> bool {
         self.free_segments >= 2 * self.needed_segments(bytes) + self.spare_segments()
     }
@@ -313,8 +315,7 @@ impl SpaceState {
         let covers = match purpose {
             Purpose::Put | Purpose::Value | Purpose::Move => self.free_segments >= self.needed_segments(bytes),
             Purpose::Remove | Purpose::Checkpoint(_) => self.free_segments >= self.least_segments(bytes),
-            // Packing is limited by all space that can be written. The bytes of the remaining purposes are already part
-            // of the sums.
+            // Packing may use all writable space. The bytes of the other purposes are already part of the sums.
             Purpose::Pack => bytes <= self.movable_bytes(),
             Purpose::Replay | Purpose::Pages | Purpose::WriteBack(_) => true,
         };

@@ -42,14 +42,14 @@ use super::reservation_sums::Admissions;
 use crate::error::{Error, Result};
 use crate::format::SegmentId;
 
-/// The space that was lacking for a reservation.
+/// The shortage of space that prevented a reservation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shortage {
-    /// Number of free segments that would have sufficed.
+    /// The number of free segments that would have been enough.
     segments: u64,
-    /// The bytes that other reservations held.
+    /// The bytes that other reservations held at that time.
     pub(crate) reserved_bytes: u64,
-    /// Without an allowance, the reservation would have needed less.
+    /// Set if the reservation included an allowance, so it would have needed less space without one.
     is_for_allowance: bool,
 }
 
@@ -76,7 +76,7 @@ impl Drop for SpaceReservation<'_> {
             assert!(admissions.packing_count > 0, "{self:?} was not counted");
             admissions.packing_count -= 1;
         }
-        // Release: the pages that the holder made dirty are counted before the bytes stop being reserved.
+        // Release: the pages that the holder made dirty are counted before the bytes stop counting as reserved.
         reservations.allowance.ended_bytes.fetch_add(self.bytes, Ordering::Release);
     }
 }
@@ -86,8 +86,7 @@ impl SpaceReservation<'_> {
         self.purpose
     }
 
-    /// Replaces the reserved bytes by `bytes`. If the policy does not admit them, reserves no bytes and returns
-    /// `false`.
+    /// Changes the reservation to `bytes`. If the policy does not admit them, reserves nothing and returns `false`.
     pub(crate) fn resize(&mut self, bytes: u64) -> bool {
         assert!(!self.purpose.is_of_commits(), "an allowance is not resized");
         let mut admissions = self.space.reservations.admissions.lock();
@@ -104,7 +103,7 @@ impl SpaceReservation<'_> {
 }
 
 impl Space {
-    /// Reserves space, growing the file if too little is free. On a full disk, a purpose that frees space falls back to
+    /// Reserves space, growing the file if too little is free. On a full disk, purposes that free space fall back to
     /// the least margin.
     ///
     /// # Errors
@@ -125,7 +124,7 @@ impl Space {
         }
     }
 
-    /// Reserves space without growing the file: from the allowance if it suffices, otherwise by the policy.
+    /// Reserves space without growing the file: out of the allowance if it suffices, otherwise by asking the policy.
     #[inline]
     pub(crate) fn try_reserve(
         &self,
@@ -145,7 +144,7 @@ impl Space {
         let mut admissions = self.reservations.admissions.lock();
         let state = self.settled_state(&mut admissions);
         if purpose.is_of_commits() && bytes <= ALLOWANCE_BYTES && admissions.full_disk.is_none() {
-            // An allowance is admitted by the same rule as commits with new rows.
+            // An allowance is admitted under the same rule as commits with new rows.
             let admitted_bytes = bytes + ALLOWANCE_BYTES;
             match admit(&state, Purpose::Put, admitted_bytes) {
                 Admission::Granted => {
@@ -165,10 +164,11 @@ impl Space {
         Ok(())
     }
 
-    /// Grows the file by the number of segments that were lacking.
+    /// Grows the file until the required number of segments is free.
     ///
     /// # Errors
-    /// [`Error::DiskFull`], unless only the allowance did not fit: in that case the caller retries without one.
+    /// [`Error::DiskFull`] if the file can't grow. But if only the allowance lacked space, returns no error, and the
+    /// caller retries without an allowance.
     pub(crate) fn grow(&self, shortage: Shortage) -> Result<()> {
         assert!(shortage.segments > 0, "nothing was short: {shortage:?}");
         self.begin_writing()?;
@@ -182,7 +182,7 @@ impl Space {
         })
     }
 
-    /// If the disk is still full, notes that sparse segments have been packed as far as that gains space.
+    /// Records that packing sparse segments would gain no more space, if the disk is still full.
     pub(crate) fn set_packed(&self) {
         let mut admissions = self.reservations.admissions.lock();
         let state = self.settled_state(&mut admissions);
@@ -192,7 +192,7 @@ impl Space {
         }
     }
 
-    /// Takes a segment for a purpose, growing the file if too few are free.
+    /// Takes a segment for a purpose, growing the file if too few segments are free.
     pub(crate) fn take_segment(&self, purpose: Purpose) -> Result<SegmentId> {
         let takes = matches!(purpose, Purpose::Pages | Purpose::Value | Purpose::Move);
         assert!(takes, "{purpose:?} has its segments taken by others");
@@ -204,7 +204,7 @@ impl Space {
             let mut admissions = self.reservations.admissions.lock();
             let state = self.settled_state(&mut admissions);
             match check_admission(&admissions, &state, purpose, 0, Margin::Full) {
-                // An epoch's appender may have taken the last segment, because it does not ask the policy.
+                // The last segment may have been taken by an epoch's appender, which does not ask the policy.
                 Ok(()) => match self.segments.try_take() {
                     Some(segment) => return Ok(segment),
                     None => continue,
@@ -217,17 +217,17 @@ impl Space {
         }
     }
 
-    /// Gives the free end of the file back to the file system, but keeps `keep` free segments, or the
+    /// Returns the free end of the file to the file system. Retains `keep` free segments, or the
     /// [kept](SpaceState::kept_segments) number if that is larger.
     pub(crate) fn shrink(&self, keep: u64) -> Result<()> {
-        // Hold the lock, so that the file does not lose segments on which a concurrent admission relies.
+        // Hold the lock, so that the file does not lose segments that a concurrent admission relies on.
         let mut admissions = self.reservations.admissions.lock();
         let keep = keep.max(self.settled_state(&mut admissions).kept_segments());
         let keep = u32::try_from(keep).unwrap_or(u32::MAX);
         self.segments.shrink(keep).map_err(|error| Error::io("shrinking", self.path(), error))
     }
 
-    /// Returns `true` if the policy would still grant the purpose, for bytes that are already reserved.
+    /// Returns `true` if the policy would still grant bytes that are already reserved for this purpose.
     pub(crate) fn is_admitted(&self, purpose: Purpose, bytes: u64) -> bool {
         admit(&self.state(), purpose, bytes) == Admission::Granted
     }
@@ -246,7 +246,7 @@ impl Space {
     }
 
     fn state_of(&self, admissions: &Admissions) -> SpaceState {
-        // The parts of the catalogue have headers, and are stored in units of 64 bytes.
+        // The parts of the catalogue have headers, and each part is padded to a multiple of 64 bytes.
         let catalogue_bytes = self.catalogue_bytes() + self.reservations.debt.orphan_bytes();
         let catalogue_bytes = catalogue_bytes + catalogue_bytes / 256 + 128;
         SpaceState {
@@ -265,13 +265,13 @@ impl Space {
         self.state().reserved_bytes
     }
 
-    /// Returns `true` while extents are being packed. During that time their bytes count twice.
+    /// Returns `true` while extents are being packed. Until packing ends, the bytes of these extents count twice.
     pub(crate) fn is_packing(&self) -> bool {
         self.reservations.admissions.lock().packing_count > 0
     }
 }
 
-/// Asks the policy for a reservation that has no allowance.
+/// Asks the policy to admit a reservation without an allowance.
 fn check_admission(
     admissions: &Admissions,
     state: &SpaceState,
@@ -279,7 +279,7 @@ fn check_admission(
     bytes: u64,
     margin: Margin,
 ) -> Result<(), Shortage> {
-    // Do not require packing before each removal, because packing takes at least one checkpoint.
+    // If packing would gain nothing, fall back to the least margin: each packing takes at least one checkpoint.
     let is_packed = admissions.full_disk.as_ref().is_some_and(|full_disk| full_disk.is_packed(state));
     let margin = if purpose == Purpose::Remove && is_packed { Margin::Least } else { margin };
     let segments = match (admit(state, purpose, bytes), margin) {

@@ -7,11 +7,11 @@ use super::debt::CheckpointDebt;
 use super::policy::{Purpose, SpaceState};
 use crate::sync::{CachePadded, Mutex};
 
-/// Bytes admitted in advance: 18 single-row commits, each with 7 pages of 4 KiB. With a larger allowance, small files
-/// would grow for its sake alone.
+/// The size of an allowance: enough for 18 single-row commits, each with 7 pages of 4 KiB. A larger allowance would
+/// make small files grow just for its sake.
 pub(super) const ALLOWANCE_BYTES: u64 = 512 << 10;
 
-/// The sums of the reserved bytes.
+/// The sums of all reservations.
 #[derive(Debug)]
 pub(super) struct Reservations {
     pub(super) debt: Arc<CheckpointDebt>,
@@ -19,10 +19,10 @@ pub(super) struct Reservations {
     pub(super) allowance: CachePadded<Allowance>,
 }
 
-/// The allowance of commits, which commits change without a lock.
+/// The allowance of commits, which take bytes from it without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Allowance {
-    /// The bytes that are left of the allowance.
+    /// The bytes left in the allowance.
     pub(super) left_bytes: AtomicU64,
     /// The bytes of reservations that have ended since the sums were last settled.
     pub(super) ended_bytes: AtomicU64,
@@ -30,26 +30,26 @@ pub(super) struct Allowance {
 
 #[derive(Debug, Default)]
 pub(super) struct Admissions {
-    /// The bytes of reservations that were live when the sums were last settled, and of later reservations that did not
-    /// use the allowance.
+    /// The bytes of two kinds of reservations: those that were live when the sums were last settled, and later ones
+    /// that did not use the allowance.
     pub(super) in_use_bytes: u64,
-    /// The bytes that were granted as the current allowance.
+    /// The size of the current allowance when it was granted.
     granted_bytes: u64,
-    /// Number of reservations for [`Purpose::Pack`].
+    /// The number of live reservations for [`Purpose::Pack`].
     pub(super) packing_count: u32,
-    /// Set when the file can't grow, until [plenty](SpaceState::has_plenty) of space is free.
+    /// Set when the file can't grow, and reset once [plenty](SpaceState::has_plenty) of space is free.
     pub(super) full_disk: Option<FullDisk>,
 }
 
-/// The state that is tracked while the disk is full.
+/// The state that exists only while the disk is full.
 #[derive(Debug, Default)]
 pub(super) struct FullDisk {
-    /// The number of [idle segments](SpaceState::idle_segments) that were left after sparse segments were last packed.
+    /// The number of [idle segments](SpaceState::idle_segments) after the last packing of sparse segments.
     pub(super) packed_idle_segments: Option<u64>,
 }
 
 impl FullDisk {
-    /// Returns `true` if packing would gain no more space: the last attempt has ended, and no segment has been taken
+    /// Returns `true` if packing would gain no more space: the last packing has ended, and no segment has been taken
     /// since.
     pub(super) fn is_packed(&self, state: &SpaceState) -> bool {
         self.packed_idle_segments.is_some_and(|idle_segments| idle_segments <= state.idle_segments())
@@ -72,14 +72,15 @@ impl Reservations {
     #[inline]
     pub(super) fn take_allowed(&self, bytes: u64) -> bool {
         let left_bytes = &self.allowance.left_bytes;
-        // Relaxed: the bytes become visible to `settle` when the reservation ends, or with a later modification.
+        // Relaxed: `settle` sees the subtraction when the reservation ends, or at a later modification of the
+        // allowance.
         left_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
     }
 
-    /// Revokes the allowance and brings the sum of the live reservations up to date.
+    /// Revokes the allowance, and updates the sum of the live reservations.
     pub(super) fn settle(&self, admissions: &mut Admissions) {
-        // Read the ended bytes first: each of them was taken earlier, so it is among the taken bytes. Acquire pairs
-        // with the release in `SpaceReservation::drop`.
+        // Read the ended bytes first: all of them were taken before they ended, so they are among the taken bytes.
+        // Acquire pairs with the release in `SpaceReservation::drop`.
         let ended_bytes = self.allowance.ended_bytes.swap(0, Ordering::Acquire);
         let left_bytes = self.allowance.left_bytes.swap(0, Ordering::Relaxed);
         let granted_bytes = std::mem::take(&mut admissions.granted_bytes);

@@ -1,15 +1,15 @@
-//! The allocation of the data file's segments: the segments in use, and the use of each in which its extents were
-//! written.
+//! The allocation of the data file's segments, and the use of each segment in which its extents were written.
 //!
 //! # Invariants
 //! 1. A segment is free only if neither the durable tables nor those being made durable refer to it. Space released in
 //!    an epoch is subtracted only after the checkpoint that ends the epoch is durable.
 //! 2. The file system has allocated space for every segment of the file, so writing to a segment can't fail for lack of
 //!    space. A full disk shows when the file grows, before anything depends on the new segments.
-//! 3. The lowest free segment is taken first, so that the end of the file empties and can be given back.
+//! 3. The lowest free segment is taken first, so that the end of the file empties and can be returned to the file
+//!    system.
 //! 4. Each time a segment is taken, a new *use* of it begins, with a number that was never used before. Every extent in
-//!    the segment carries that number. So if a write is lost, the old extent at that address is not mistaken for one of
-//!    the newer use.
+//!    the segment carries that number. So if a write is lost, the old extent at its address is not mistaken for the new
+//!    one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,7 +23,7 @@ use crate::format::extent::{Origin, SEGMENT_TABLE_ENTRIES};
 use crate::format::{DatabaseId, Epoch, ExtentAddress, ExtentRef, SegmentId, SegmentUse};
 use crate::io::FileRef;
 
-/// Number of segments by which the file grows in one step if the disk has room.
+/// The number of segments by which the file grows in one step if the disk has room.
 const GROWTH_SEGMENTS: u32 = 8;
 
 /// The segments of a data file. See the module documentation.
@@ -43,16 +43,16 @@ pub(crate) struct Segments {
 
 #[derive(Debug, Default)]
 struct SegmentState {
-    /// The state of each segment, indexed by number. Segment 0 holds the superblocks.
+    /// The state of each segment, indexed by its number. Segment 0 holds the superblocks.
     segments: Vec<Segment>,
     free: BTreeSet<SegmentId>,
-    /// The smallest number of free segments since the last [`take_unneeded`](Segments::take_unneeded).
+    /// The lowest number of free segments since the last call of [`take_unneeded`](Segments::take_unneeded).
     free_count_min: u64,
     /// The number of the next use.
     next_use: SegmentUse,
-    /// Chunks of the segment table that have changed since they were last written.
+    /// The chunks of the segment table that have changed since they were last written.
     changed_chunks: BTreeSet<SegmentTableChunk>,
-    /// Bytes released in each epoch whose checkpoint is not durable yet.
+    /// The bytes released in each epoch whose checkpoint is not durable yet.
     released: BTreeMap<Epoch, HashMap<SegmentId, u64>>,
     /// The last epoch of this opening whose checkpoint is durable.
     settled: Epoch,
@@ -61,21 +61,21 @@ struct SegmentState {
 #[derive(Clone, Copy, Debug, Default)]
 struct Segment {
     live_bytes: u64,
-    /// Extents are still being appended to it, so it is not free even if it holds no live bytes.
+    /// Set while extents are still being appended to the segment. It is then not free even if it holds no live bytes.
     open: bool,
 }
 
-/// The use of each segment, readable without a lock; zero if the segment was never used.
+/// The current or last use of each segment, readable without a lock. Zero if the segment was never used.
 #[derive(Debug, Default)]
 struct Uses {
-    /// Each level has twice as many entries as the one before it.
+    /// Each level has twice as many entries as the previous one.
     levels: [OnceLock<Box<[AtomicU64]>>; Uses::LEVEL_COUNT],
 }
 
 impl Uses {
-    /// Number of segments in the first level.
+    /// The number of segments in the first level.
     const FIRST_LEVEL_SEGMENTS: u64 = 1024;
-    /// Fixed by the number of segments: enough levels for all 2³² segments: 2¹⁰ · (2²³ − 1).
+    /// Fixed by the number of segments: these levels are enough for all 2³² segments: 2¹⁰ · (2²³ − 1).
     const LEVEL_COUNT: usize = 23;
 
     fn locate(segment: SegmentId) -> (usize, usize) {
@@ -97,7 +97,7 @@ impl Uses {
     }
 }
 
-/// The number of a chunk of the segment table.
+/// Identifies a chunk of the segment table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct SegmentTableChunk(pub(crate) u32);
 
@@ -127,7 +127,7 @@ pub(crate) struct Usage {
 }
 
 impl Segments {
-    /// Creates the state of a database file of `count` segments, all of them free except the first. `first_use` must be
+    /// Creates the state of a data file of `count` segments, all of them free except the first. `first_use` must be
     /// greater than all uses ever assigned.
     pub(crate) fn new(
         file: FileRef,
@@ -175,7 +175,7 @@ impl Segments {
         SegmentId((address.start() / self.segment_bytes) as u32)
     }
 
-    /// Returns the origin that extents carry if they were written in this use of a segment.
+    /// Returns the origin that identifies extents written in this use of a segment.
     pub(crate) fn origin(&self, segment_use: SegmentUse) -> Origin {
         Origin { database: self.database, segment_use }
     }
@@ -185,14 +185,14 @@ impl Segments {
         self.uses.get(segment)
     }
 
-    /// Returns a reference to a live extent that includes the use of its segment, so that the extent can be verified
-    /// without the segment table.
+    /// Returns a reference to a live extent. It includes the use of the extent's segment, so that the extent can be
+    /// verified without the segment table.
     pub(crate) fn name(&self, address: ExtentAddress) -> ExtentRef {
         ExtentRef { address, segment_use: self.segment_use(self.segment_of(address)) }
     }
 
-    /// Returns `true` if an address read from disk is possible: within one segment, and not in the segment of the
-    /// superblocks.
+    /// Returns `true` if an address that was read from disk is possible: it must lie within one segment, and not in the
+    /// segment of the superblocks.
     pub(crate) fn is_plausible(&self, address: ExtentAddress) -> bool {
         self.is_within(&self.state.lock(), address)
     }
@@ -209,7 +209,7 @@ impl Segments {
         self.state.lock().free.len() as u64
     }
 
-    /// Returns the number of segments that have been free ever since the last call.
+    /// Returns the number of segments that have been free at all times since the last call.
     pub(crate) fn take_unneeded(&self) -> u64 {
         let mut state = self.state.lock();
         let free_count = state.free.len() as u64;
@@ -248,7 +248,7 @@ impl Segments {
 
     fn grow(&self, segment_count: u32, added: u32) -> io::Result<u32> {
         assert!(added > 0 && segment_count > 0, "{added} segments are added to {segment_count}");
-        // Fail here, before anything relies on the space: no address could name an extent past the limit.
+        // Fail here, before anything relies on the space: no address could name an extent past this limit.
         if added > self.segment_count_max.saturating_sub(segment_count) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -257,7 +257,7 @@ impl Segments {
         Ok(added)
     }
 
-    /// Takes the lowest free segment, if there is one.
+    /// Takes the lowest free segment, or returns `None` if no segment is free.
     pub(super) fn try_take(&self) -> Option<SegmentId> {
         let mut state = self.state.lock();
         let segment = state.free.pop_first()?;
@@ -283,7 +283,7 @@ impl Segments {
         }
     }
 
-    /// Notes that no more extents will be appended to the segment. If it has no live bytes, it is freed.
+    /// Marks the segment as closed: no more extents will be appended to it. Frees it if it has no live bytes.
     pub(crate) fn close(&self, segment: SegmentId) {
         let mut state = self.state.lock();
         let closed = state.segment(segment);
@@ -307,10 +307,10 @@ impl Segments {
 
     // ── opening ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Like [`retain`](Self::retain), for an extent found while the database is opened. If its segment was free, it no
-    /// longer is. Returns `false` if the address is impossible: outside the file, across two segments, or in a segment
-    /// that is already full. Whether the extent belongs to the segment's use is checked only when it is read, so that
-    /// one unreadable page leaves all other pages readable.
+    /// Like [`retain`](Self::retain), for an extent found while the database is being opened. Its segment no longer
+    /// counts as free. Returns `false` if the address is impossible: outside of the file, across two segments, or in a
+    /// segment that is already full. The extent's use is verified only when the extent is read, so that one unreadable
+    /// page leaves all other pages readable.
     #[must_use]
     pub(crate) fn restore(&self, address: ExtentAddress) -> bool {
         let mut state = self.state.lock();
@@ -329,8 +329,8 @@ impl Segments {
         fits
     }
 
-    /// Like [`restore`](Self::restore), for an extent that is named together with its use. Also returns `false` if a
-    /// live extent in the same segment belongs to a different use.
+    /// Like [`restore`](Self::restore), for an extent whose reference includes its use. Also returns `false` if a live
+    /// extent in the same segment belongs to a different use.
     #[must_use]
     pub(crate) fn restore_named(&self, extent: ExtentRef) -> bool {
         if !self.is_plausible(extent.address) {
@@ -349,7 +349,7 @@ impl Segments {
     }
 
     /// Restores a chunk of the segment table. The table may be outdated, so a segment that already has live extents
-    /// keeps the use with which these were named.
+    /// keeps the use that the references to these extents name.
     pub(crate) fn restore_uses(&self, chunk: SegmentTableChunk, uses: &[SegmentUse]) {
         let state = self.state.lock();
         for (segment, &segment_use) in chunk.segments().zip(uses) {
@@ -359,8 +359,8 @@ impl Segments {
         }
     }
 
-    /// Marks the uses in a damaged chunk of the segment table as unknown, except those already known from extent
-    /// references.
+    /// Marks the uses in a damaged chunk of the segment table as unknown, except those that extent references have
+    /// already named.
     pub(crate) fn forget_uses(&self, chunk: SegmentTableChunk) {
         self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
     }
@@ -372,7 +372,7 @@ impl Segments {
         SegmentTableChunk::of(SegmentId(self.state.lock().segments.len() as u32 - 1)).0 + 1
     }
 
-    /// Returns the bytes of the segment table that a checkpoint may write, which is the whole table.
+    /// Returns the maximum number of bytes of the segment table that a checkpoint writes: the whole table.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.chunk_count()) * (SEGMENT_TABLE_ENTRIES as u64 * 8 + 64)
     }
@@ -383,12 +383,12 @@ impl Segments {
     }
 
     /// Returns the current contents of a chunk of the segment table. They are correct for every segment with live
-    /// extents, even if other segments are taken concurrently.
+    /// extents, even while other segments are being taken.
     pub(crate) fn uses_in(&self, chunk: SegmentTableChunk) -> impl Iterator<Item = SegmentUse> + '_ {
         chunk.segments().map(|segment| self.uses.get(segment))
     }
 
-    /// Notes that the extent is no longer in use once `epoch` has ended.
+    /// Releases the extent: it is no longer in use once `epoch` has ended.
     pub(crate) fn release(&self, address: ExtentAddress, epoch: Epoch) {
         let segment = self.segment_of(address);
         let mut state = self.state.lock();
@@ -406,7 +406,7 @@ impl Segments {
     }
 
     /// Frees the space that was released up to `epoch`, whose checkpoint is durable. Returns the number of segments
-    /// that this freed.
+    /// freed.
     pub(crate) fn settle(&self, epoch: Epoch) -> u64 {
         let mut state = self.state.lock();
         assert!(epoch > state.settled, "{epoch} is settled after {}", state.settled);
@@ -421,7 +421,7 @@ impl Segments {
         (state.free.len() - free_before) as u64
     }
 
-    /// Gives the free end of the file back to the file system, but keeps `keep` free segments.
+    /// Returns the free end of the file to the file system, but keeps `keep` free segments.
     pub(crate) fn shrink(&self, keep: u32) -> io::Result<()> {
         let _resize = self.resize.lock();
         let count = {
@@ -444,8 +444,8 @@ impl Segments {
         self.file.set_len(u64::from(count) * self.segment_bytes)
     }
 
-    /// Returns up to `count_max` segments worth emptying, emptiest first: closed segments whose live share is at most
-    /// `live_share_max`. Bytes released in an epoch that is not settled yet do not count as live.
+    /// Returns up to `count_max` segments worth emptying, emptiest first. They are closed, and at most `live_share_max`
+    /// of each is live. Bytes released in an epoch that is not settled yet do not count as live.
     pub(crate) fn sparse(&self, live_share_max: f64, count_max: usize) -> Vec<(SegmentId, u64)> {
         let state = self.state.lock();
         let limit = (self.segment_bytes as f64 * live_share_max) as u64;
@@ -460,7 +460,7 @@ impl Segments {
         found
     }
 
-    /// Returns `true` if the next checkpoint will free a segment, because all of its bytes have been released.
+    /// Returns `true` if the next checkpoint will free a segment: one whose bytes have all been released.
     pub(crate) fn has_released(&self) -> bool {
         let state = self.state.lock();
         let is_released = |(index, segment): (usize, &Segment)| {
@@ -469,7 +469,7 @@ impl Segments {
         state.segments.iter().enumerate().skip(1).any(is_released)
     }
 
-    /// Returns the closed segments in use, starting with number `first`.
+    /// Returns the closed segments in use whose number is at least `first`.
     pub(crate) fn from(&self, first: SegmentId) -> Vec<SegmentId> {
         let state = self.state.lock();
         let used = |segment: &Segment| !segment.open && segment.live_bytes > 0;
@@ -498,7 +498,8 @@ impl SegmentState {
         &mut self.segments[segment.0 as usize]
     }
 
-    /// Asserts that every segment except the first is either free or in use: open, or holding live bytes.
+    /// Asserts that every segment except the first is either free or in use. A segment in use is open or holds live
+    /// bytes.
     fn assert_sums(&self) {
         let used = self.segments.iter().skip(1).filter(|segment| segment.open || segment.live_bytes > 0).count();
         let (free, all) = (self.free.len(), self.segments.len() - 1);
@@ -537,7 +538,7 @@ mod tests {
         Segments::new(file, DatabaseId(77), 64 << 10, count, SegmentUse::first_of(Incarnation(3)))
     }
 
-    /// A segment that is freed and taken again within the same epoch gets a new use.
+    /// A segment that is freed and retaken within the same epoch gets a new use.
     #[test]
     fn each_use_has_a_number_of_its_own() {
         let segments = segments(2);
@@ -550,7 +551,7 @@ mod tests {
         }
     }
 
-    /// A file that has reached the limit of addresses behaves like a full disk when it would have to grow.
+    /// If a file would have to grow past the highest address, it behaves as if the disk were full.
     #[test]
     fn a_file_ends_where_addresses_do() {
         assert_eq!(u64::from(Segments::count_max(1 << 20)) << 20, ExtentAddress::FILE_BYTES_MAX);
@@ -580,7 +581,7 @@ mod tests {
         assert!(level < Uses::LEVEL_COUNT && (offset as u64) < Uses::FIRST_LEVEL_SEGMENTS << level);
     }
 
-    /// An extent named together with a use must agree with all live extents in its segment.
+    /// An extent whose reference names a use must agree with all live extents in its segment.
     #[test]
     fn an_extent_named_with_another_use_is_not_restored() {
         let segments = segments(1100);

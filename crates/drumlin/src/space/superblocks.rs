@@ -1,15 +1,14 @@
 //! The two superblocks. No other module writes them.
 //!
 //! A superblock names the newest checkpoint, the openings, and the log ranges that must exist. Checkpoints and openings
-//! change one part of it, and the log changes the other. Both write through this module, and each change is one durable
+//! change one part of it, and the log changes the other. Both write through this module. Each change is one durable
 //! write into the slot that does not hold the newest superblock.
 //!
 //! # Invariants
-//! 1. Only one write is in progress at a time, and each starts from the superblock of the previous write. So no write
-//!    loses what an earlier one has listed.
-//! 2. After a failed write there are no further writes: the contents of its slot are unknown, and the other slot is
-//!    needed.
-//! 3. After a superblock that says *closed*, another one is written before anything on which an opening depends: data,
+//! 1. Only one write is in flight at a time, and each starts from the superblock of the previous write. So no write
+//!    loses anything that an earlier one listed.
+//! 2. No write follows a failed one: the contents of its slot are unknown, and the other slot is needed.
+//! 3. After a superblock that says *closed*, a new one is written before anything on which an opening depends: data,
 //!    log or name. So as long as the closed superblock is the newest, the log holds no record above its checkpoint, and
 //!    no number that the next opening will assign is in use.
 //!
@@ -32,9 +31,9 @@ use crate::sync::Mutex;
 pub(crate) struct Superblocks {
     file: FileRef,
     sync: SyncMethod,
-    /// The newest superblock on the medium; `None` once a write has failed.
+    /// The newest superblock on the medium, or `None` once a write has failed.
     newest: Mutex<Option<Superblock>>,
-    /// Present until this opening writes for the first time.
+    /// The steps that were deferred until this opening's first write.
     deferred: Mutex<Option<Deferred>>,
     is_deferred: AtomicBool,
 }
@@ -44,7 +43,7 @@ pub(crate) struct Superblocks {
 struct Deferred {
     /// The openings that the next superblock will list.
     incarnations: Vec<(Incarnation, Timestamp)>,
-    /// Folders whose names a previous process may have left unsynced when it ended.
+    /// The folders in which a previous process may have left unsynced names.
     folders: Vec<FolderRef>,
 }
 
@@ -52,7 +51,7 @@ struct Deferred {
 #[derive(Debug)]
 pub(crate) struct FoundSuperblock {
     pub(crate) newest: Superblock,
-    /// The reason why the superblock in the other slot is invalid, if it is.
+    /// The reason why the superblock in the other slot is invalid, if it is invalid.
     pub(crate) reason: Option<Error>,
 }
 
@@ -62,7 +61,7 @@ impl Superblocks {
         Superblocks { file, sync, newest, deferred, is_deferred: AtomicBool::new(false) }
     }
 
-    /// Defers recording this opening of a closed database until its first write, which will also sync these folders.
+    /// Defers recording this opening of a closed database until its first write. That write will also sync `folders`.
     pub(crate) fn defer(&self, incarnations: Vec<(Incarnation, Timestamp)>, folders: Vec<FolderRef>) {
         assert!(self.is_closed(), "an opening is put off of a database that was not closed");
         *self.deferred.lock() = Some(Deferred { incarnations, folders });
@@ -70,7 +69,7 @@ impl Superblocks {
     }
 
     /// If recording this opening was deferred, records it now, by a durable superblock that follows the closed one.
-    /// Called before the first write to any other part of the database; later calls cost one atomic load.
+    /// Called before each write to any other part of the database. All calls but the first cost one atomic load.
     pub(crate) fn begin_writing(&self) -> io::Result<()> {
         if !self.is_deferred.load(Ordering::Acquire) {
             return Ok(());
@@ -93,9 +92,9 @@ impl Superblocks {
         self.newest.lock().as_ref().is_some_and(|newest| newest.is_closed)
     }
 
-    /// Records that the database is closed: the log is not needed, and nothing will be written from now on. Both
-    /// superblocks say so, because the log may be removed afterwards: if one of the two is lost, the other must not
-    /// require the log. Does nothing if nothing has been written since the database was last closed.
+    /// Records that the database is closed: the log is not needed, and nothing more will be written. Both superblocks
+    /// say so, because the log may be removed afterwards: if one of the two is lost, the other must not require the
+    /// log. Does nothing if nothing has been written since the database was last closed.
     pub(crate) fn close(&self) -> io::Result<()> {
         if self.is_closed() {
             assert!(self.is_deferred.load(Ordering::Acquire), "a database was written to that is closed");
@@ -138,8 +137,8 @@ impl Superblocks {
         Ok(())
     }
 
-    /// Rewrites the newest superblock as it was read. It may exist only in caches, from which a failed sync dropped it,
-    /// and the next write will overwrite the slot of its predecessor.
+    /// Rewrites the newest superblock as it was read. A failed sync may have left it in caches only, and the next write
+    /// will overwrite the slot of its predecessor.
     pub(crate) fn write_again(&self) -> io::Result<()> {
         let newest = self.newest.lock();
         let Some(newest) = newest.as_ref() else {
@@ -149,8 +148,9 @@ impl Superblocks {
     }
 }
 
-/// Returns the newer of the two superblocks, or the only valid one. An unreadable superblock or one of a newer format
-/// is ignored if the other is valid. So a format change has to mark both superblocks before it changes anything else.
+/// Returns the newer of the two superblocks, or the only valid one. A superblock that is unreadable or has a newer
+/// format is ignored if the other is valid. So a format change has to mark both superblocks before it changes anything
+/// else.
 pub(crate) fn read(file: &FileRef) -> Result<FoundSuperblock> {
     let mut newest: Option<Superblock> = None;
     let mut other_format = None;
@@ -158,7 +158,7 @@ pub(crate) fn read(file: &FileRef) -> Result<FoundSuperblock> {
     let mut reasons = Vec::new();
     for (slot, offset) in SLOT_OFFSETS.into_iter().enumerate() {
         let mut block = AlignedBuffer::zeroed(BLOCK_BYTES);
-        // Try twice: the other superblock is older, and should not be used because of a transient error.
+        // Try twice. The other superblock is older, and should not be used because of a transient error.
         let read = file.read_at(&mut block, offset).or_else(|_| file.read_at(&mut block, offset));
         if let Err(error) = read {
             if error.kind() == io::ErrorKind::UnexpectedEof {
@@ -216,8 +216,7 @@ pub(crate) fn write_first(file: &FileRef, superblock: &Superblock, sync: SyncMet
     file.sync_all().map_err(|error| Error::io("syncing", file.path(), error))
 }
 
-/// Returns `true` if the file is in the state that an interrupted creation leaves: empty, or all zeros except for
-/// superblocks.
+/// Returns `true` if the file is as an interrupted creation leaves it: empty, or all zeros except for the superblocks.
 pub(crate) fn is_begun(file: &FileRef) -> io::Result<bool> {
     let mut buffer = AlignedBuffer::zeroed(64 * BLOCK_BYTES);
     let mut offset = 0;

@@ -1,17 +1,17 @@
 //! The page table of a keyspace: one atomic entry per page.
 //!
-//! Only a page's entry tells where the page is; nodes refer to pages by number. So moving a page, on disk or in memory,
-//! changes only its entry.
+//! Only a page's entry says where the page is; nodes refer to pages by id. So if a page moves, on disk or in memory,
+//! only its entry changes.
 //!
 //! # States of an entry, and transitions
 //! ```text
 //! Free ── allocate ──▶ Reserved
 //! Reserved ── publish (the allocating commit or split) ──▶ Leaf / Immutable / OnDisk
 //! OnDisk ── a fault claims it ──▶ Reading
-//! Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk again: the read failed)
+//! Reading ── the same fault ends ──▶ Leaf / Immutable (or OnDisk, if the read failed)
 //! OnDisk ── the reclaimer has copied the extent ──▶ OnDisk (elsewhere)
 //! Leaf, Immutable ── eviction of a clean frame ──▶ OnDisk
-//! Immutable ── a changed copy replaces it ──▶ Immutable (another frame)
+//! Immutable ── a changed copy replaces it ──▶ Immutable (in a different frame)
 //! Leaf ── the root's rows go to two children ──▶ Immutable
 //! Immutable ── the root's last child replaces it ──▶ Leaf
 //! OnDisk, Reading ── the page is claimed to be freed ──▶ Reserved
@@ -20,7 +20,7 @@
 //! Unattached ── the load discards the page ──▶ Reserved
 //! Leaf, Immutable, Reserved, Unattached ── free ──▶ Free (from any state if the keyspace is dropped)
 //! ```
-//! [`PageEntry::may_become`] lists all of them; `store` and `exchange` assert it.
+//! [`PageEntry::may_become`] lists all transitions; `store` and `exchange` assert it.
 //!
 //! # Invariants
 //! 1. Every change of an entry, except between OnDisk, Reading and resident states, happens under the epoch latch, so a
@@ -40,26 +40,26 @@ use crate::sync::Mutex;
 use crate::format::{ExtentAddress, PageId};
 use crate::memory::{Account, Budget};
 
-/// The number of a frame in the buffer pool. Its top three bits are the frame's size class.
+/// Identifies a frame in the buffer pool. The top three bits are the frame's size class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct FrameIndex(pub(crate) u32);
 
 /// The state of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PageEntry {
-    /// There is no such page.
+    /// The page does not exist.
     Free,
-    /// Allocated; the thread that allocated it is about to publish it.
+    /// Allocated, but not published yet by the thread that allocated it.
     Reserved,
     /// On disk.
     OnDisk(ExtentAddress),
     /// On disk, with a read in flight.
     Reading(ExtentAddress),
-    /// In a frame, and protected by the frame's latch.
+    /// In a frame, whose latch protects the page.
     Leaf(FrameIndex),
-    /// In a frame, and never changed there: an inner node or a medium value.
+    /// In a frame, where it never changes: an inner node or a medium value.
     Immutable(FrameIndex),
-    /// On disk, written by a bulk load that has not been attached yet.
+    /// On disk. Written by a bulk load that has not been attached yet.
     Unattached(ExtentAddress),
 }
 
@@ -73,7 +73,7 @@ const TAG_UNATTACHED: u64 = 5;
 const ADDRESS_MASK: u64 = (1 << TAG_SHIFT) - 1;
 
 impl PageEntry {
-    /// Returns `true` if the module's state machine allows a transition from this entry to `next`, not counting
+    /// Returns `true` if the module's state machine allows a transition from this entry to `next`. Does not cover
     /// `allocate` and `free`.
     fn may_become(self, next: PageEntry) -> bool {
         use PageEntry::{Immutable, Leaf, OnDisk, Reading, Reserved, Unattached};
@@ -128,19 +128,19 @@ impl PageEntry {
     }
 }
 
-/// Number of pages per chunk, whose entries take 8 KiB.
+/// The number of pages per chunk. Their entries fill 8 KiB.
 pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 
-/// Bytes of memory that a chunk takes.
+/// The memory for a chunk, in bytes.
 pub(crate) const CHUNK_BYTES: u64 = (CHUNK_PAGES * size_of::<AtomicU64>()) as u64;
 
-/// Number of chunks in the first level of the directory. Each level has twice as many chunks as the one before it.
+/// The number of chunks in the first level of the directory. Each level has twice as many chunks as the previous one.
 const FIRST_LEVEL_CHUNKS: usize = 64;
 
-/// Bytes of memory that a chunk's slot in the directory takes.
+/// The memory for a chunk's slot in the directory, in bytes.
 const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
 
-/// Fixed by the number of pages: enough levels for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
+/// Fixed by the number of pages: these levels are enough for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
 const LEVEL_COUNT: usize = 17;
 
 type Chunk = Box<[AtomicU64]>;
@@ -150,22 +150,22 @@ type Level = Box<[OnceLock<Chunk>]>;
 pub(crate) struct PageTable {
     levels: [OnceLock<Level>; LEVEL_COUNT],
     allocation: Mutex<Allocation>,
-    /// Bytes that the table has taken from the budget.
+    /// The memory that the table has taken from the budget, in bytes.
     bytes: AtomicU64,
     budget: Arc<Budget>,
-    /// The exclusive limit on page numbers.
+    /// All page numbers are below this limit.
     page_count_max: AtomicU64,
 }
 
-/// The allocation of page numbers. A page is free if its entry is `Free`; the counts narrow down the search for free
+/// The allocation of page numbers. A page is free if its entry is `Free`. The counts narrow down the search for free
 /// pages.
 #[derive(Default)]
 struct Allocation {
-    /// Number of free pages in each chunk that exists.
+    /// The number of free pages in each existing chunk.
     free_counts: Vec<u16>,
-    /// Number of free pages in all chunks.
+    /// The number of free pages in all chunks.
     free_count: u64,
-    /// The page after those allocated last.
+    /// The page after the last allocated run. The next search starts here.
     cursor: usize,
 }
 
@@ -187,21 +187,22 @@ impl PageTable {
         }
     }
 
-    /// Returns `true` if the table takes its memory from this budget. Each open database has its own budget, so this
-    /// tells whether the frames named by the entries belong to a given database's pool.
+    /// Returns `true` if the table takes its memory from this budget. Each open database has its own budget. So the
+    /// result shows whether the entries name frames of this database's pool.
     #[inline]
     pub(crate) fn is_within(&self, budget: &Arc<Budget>) -> bool {
         Arc::ptr_eq(&self.budget, budget)
     }
 
-    /// Returns `true` if this many page numbers would be left even after the allocations of all commits in progress,
-    /// each of which has called this function too. A commit that has its timestamp must not run out of page numbers.
+    /// Returns `true` if `page_count` page numbers would be left even after the allocations of all commits in progress.
+    /// Every commit calls this function first, because it must not run out of page numbers once it has its timestamp.
     /// O(1), without a lock.
     pub(crate) fn has_numbers(&self, page_count: u64) -> bool {
-        /// One in this many numbers is reserved for commits in progress: enough for thousands of the largest commits.
+        /// One in this many page numbers is reserved for commits in progress. That is enough for thousands of the
+        /// largest commits.
         const IN_PROGRESS_SHARE: u64 = 64;
         let page_count_max = self.page_count_max.load(Ordering::Relaxed);
-        // This includes the directory's bytes, so it slightly underestimates how many numbers are left.
+        // The memory includes the directory, so this slightly underestimates the number of page numbers left.
         let reached = self.memory_bytes() / size_of::<AtomicU64>() as u64;
         reached + page_count + page_count_max / IN_PROGRESS_SHARE <= page_count_max
     }
@@ -263,8 +264,8 @@ impl PageTable {
         self.cell(page).is_some_and(|cell| cell.load(Ordering::Acquire) == entry.to_bits())
     }
 
-    /// Publishes a new entry. The caller holds the latches that, by the module's states, keep other threads from
-    /// changing it.
+    /// Publishes a new entry. The caller must hold the latches that, according to the module's states, keep other
+    /// threads from changing the entry.
     pub(crate) fn store(&self, page: PageId, entry: PageEntry) {
         assert!(page != PageId::NONE, "page 0 does not exist");
         let cell = self.cell(page).expect("the page was allocated");
@@ -273,7 +274,7 @@ impl PageTable {
         cell.store(entry.to_bits(), Ordering::Release);
     }
 
-    /// Replaces `expected` by `new`. Returns `false` if the entry was not `expected`.
+    /// Replaces the entry by `new` if it is `expected`. Returns `false` otherwise.
     pub(crate) fn exchange(&self, page: PageId, expected: PageEntry, new: PageEntry) -> bool {
         assert!(page != PageId::NONE, "page 0 does not exist");
         assert!(expected.may_become(new), "page {page}: {expected:?} can't become {new:?}");
@@ -282,12 +283,12 @@ impl PageTable {
         })
     }
 
-    /// Returns the bytes of memory that the table takes.
+    /// Returns the memory used by the table, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of memory that a table with this many chunks takes.
+    /// Returns the memory that a table with this many chunks uses, in bytes.
     pub(crate) fn memory_bytes_of(chunk_count: u64) -> u64 {
         let levels = (0..LEVEL_COUNT).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
         let mut reached = 0;
@@ -334,12 +335,12 @@ impl PageTable {
         ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1 + allocation.free_count)
     }
 
-    /// Allocates `count` consecutive pages and marks them as reserved. Amortised O(count); never waits.
+    /// Allocates `count` consecutive pages, with the entry `Reserved`. Amortised O(count); never waits.
     pub(crate) fn allocate(&self, count: u32) -> PageId {
         assert!(count > 0);
         let mut allocation = self.allocation.lock();
         let first = self.find_run(&allocation, count as usize).unwrap_or_else(|| {
-            // A run at the end of the table may begin among the free pages at the end of the last chunk.
+            // A run at the end of the table may begin with the free pages at the end of the last chunk.
             let end = allocation.free_counts.len() * CHUNK_PAGES;
             end - self.free_tail(end, count as usize)
         });
@@ -367,8 +368,8 @@ impl PageTable {
         PageId(first as u32)
     }
 
-    /// Allocates all pages of `count` consecutive chunks that are new or have no page in use, and marks them as
-    /// reserved. Returns the first of these chunks. For bulk loads. O(chunks).
+    /// Allocates all pages of `count` consecutive chunks, which are new or have no page in use, with the entry
+    /// `Reserved`. Returns the first of these chunks. Used by bulk loads. O(chunks).
     pub(crate) fn allocate_chunks(&self, count: usize) -> usize {
         let mut allocation = self.allocation.lock();
         let chunk_count = allocation.free_counts.len();
@@ -395,8 +396,8 @@ impl PageTable {
         first
     }
 
-    /// Enters the pages of a chunk that was written by a bulk load; the log attaches the load to a keyspace without
-    /// pages. Returns `false` if the chunk can't exist, or was entered before. Only called while the database is being
+    /// Enters the pages of a chunk that was written by a bulk load. The log will attach the load to a keyspace without
+    /// pages. Returns `false` if the chunk can't exist, or was entered before. Called only while the database is being
     /// opened.
     #[must_use]
     pub(crate) fn restore_unattached(&self, chunk: usize, addresses: &[ExtentAddress]) -> bool {
@@ -416,7 +417,7 @@ impl PageTable {
         true
     }
 
-    /// Allocates the root's page, which has just been freed. The caller holds the exclusive epoch latch.
+    /// Allocates the page of the root, which has just been freed. The caller must hold the epoch latch exclusively.
     pub(crate) fn allocate_root(&self) {
         let mut allocation = self.allocation.lock();
         let cell = self.cell(PageId::ROOT).expect("a keyspace has a root");
@@ -426,7 +427,7 @@ impl PageTable {
         allocation.free_count -= 1;
     }
 
-    /// Adds chunks up to and including this one. Their pages are free.
+    /// Adds chunks of free pages, up to and including this chunk.
     fn grow_to(&self, allocation: &mut Allocation, chunk: usize) {
         while allocation.free_counts.len() <= chunk {
             let next = allocation.free_counts.len();
@@ -438,7 +439,7 @@ impl PageTable {
         }
     }
 
-    /// Returns the number of free pages directly before `end`, but no more than `most`.
+    /// Returns the number of free pages directly before `end`, but at most `most`.
     fn free_tail(&self, end: usize, most: usize) -> usize {
         (1..=most.min(end.saturating_sub(1)))
             .take_while(|back| self.load(PageId((end - back) as u32)) == PageEntry::Free)
@@ -446,8 +447,8 @@ impl PageTable {
             .unwrap_or(0)
     }
 
-    /// Searches for `count` consecutive free pages, starting where the last search ended, in up to 16 chunks that have
-    /// enough free pages.
+    /// Searches for `count` consecutive free pages. Starts after the last allocated run, and examines up to 16 chunks
+    /// that have enough free pages.
     fn find_run(&self, allocation: &Allocation, count: usize) -> Option<usize> {
         if allocation.free_count < count as u64 {
             return None;
@@ -456,7 +457,7 @@ impl PageTable {
         const CHUNKS_SEARCHED_MAX: usize = 16;
         let chunks = allocation.free_counts.len();
         let cursor_chunk = allocation.cursor / CHUNK_PAGES;
-        // Start after the page allocated last. The pages before it in the same chunk come last.
+        // Start after the last allocated run. The pages before it in the same chunk are examined last.
         let starts = (0..=chunks).map(|step| match step {
             0 => allocation.cursor,
             _ => (cursor_chunk + step) % chunks * CHUNK_PAGES,
@@ -466,7 +467,7 @@ impl PageTable {
             .take(CHUNKS_SEARCHED_MAX);
         for start in promising {
             let mut run = 0;
-            // A run may extend into the following chunks.
+            // A run may extend into later chunks.
             let end = (start / CHUNK_PAGES + 1) * CHUNK_PAGES + count;
             for index in start.max(1)..end.min(chunks * CHUNK_PAGES) {
                 run = if self.load(PageId(index as u32)) == PageEntry::Free { run + 1 } else { 0 };
@@ -478,7 +479,7 @@ impl PageTable {
         None
     }
 
-    /// Frees a page. Returns the entry that it had. The caller must release the page's extent and frame.
+    /// Frees a page. Returns its previous entry. The caller must release the page's extent and frame.
     pub(crate) fn free(&self, page: PageId) -> PageEntry {
         assert!(page != PageId::NONE, "page 0 does not exist");
         let mut allocation = self.allocation.lock();
@@ -492,7 +493,7 @@ impl PageTable {
         before
     }
 
-    /// Fills a chunk with the entries that a checkpoint recorded. Only called while the database is being opened.
+    /// Fills a chunk with the entries that a checkpoint recorded. Called only while the database is being opened.
     pub(crate) fn restore_chunk(&self, chunk: usize, entries: &[u64]) {
         assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         let mut allocation = self.allocation.lock();
@@ -508,7 +509,7 @@ impl PageTable {
         allocation.free_count -= used;
     }
 
-    /// Returns all pages in use with their entries, in order. Concurrent changes may or may not be included.
+    /// Returns all pages in use and their entries, in order. May or may not include concurrent changes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, PageEntry)> + '_ {
         (0..self.chunk_count()).flat_map(move |chunk| {
             let cells = self.chunk(chunk).expect("chunks up to the count exist");
@@ -540,7 +541,7 @@ mod tests {
         PageTable::new(&Budget::of_pages(1 << 30))
     }
 
-    /// Encoding an entry and decoding the bits yields the same entry.
+    /// An entry that is encoded and then decoded stays the same.
     #[test]
     fn entries_survive_their_bits() {
         let address = ExtentAddress::new(4096, 300, crate::format::SegmentUse(7));
@@ -593,13 +594,13 @@ mod tests {
         }
         let mut again: Vec<u32> = (0..10).map(|_| table.allocate(1).0).collect();
         again.sort_unstable();
-        // Both new and freed pages may be used, but no page twice.
+        // Both new and freed pages may be allocated, but no page twice.
         again.dedup();
         assert_eq!(again.len(), 10);
         assert_eq!(table.page_count(), 3002);
     }
 
-    /// Allocating and freeing runs over and over does not make the table grow.
+    /// Repeatedly allocating and freeing runs does not make the table grow.
     #[test]
     fn freed_runs_serve_again() {
         let table = table();
@@ -612,7 +613,7 @@ mod tests {
         assert!(table.chunk_count() <= 3, "{} chunks", table.chunk_count());
     }
 
-    /// A table takes its memory from the budget, no more than predicted, and gives it back when dropped.
+    /// A table takes its memory from the budget, at most as much as predicted, and returns it when dropped.
     #[test]
     fn a_table_takes_its_memory_of_the_budget() {
         let table = table();

@@ -1,5 +1,5 @@
-//! The page-table changes of both epochs that no checkpoint on disk contains yet: see invariant 4 in the documentation
-//! of `space`.
+//! The page-table changes of both epochs that are not in any checkpoint on disk yet: see invariant 4 in the
+//! documentation of `space`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ use crate::sync::{CachePadded, Mutex, MutexGuard};
 
 const _: () = assert!(size_of::<TableChange>() as u64 == memory::CHANGE_BYTES);
 
-/// A chunk of a page table as a bulk load has written it. No page of the chunk was in use before.
+/// A chunk of a page table that a bulk load has written. No page of the chunk was in use before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChunkImage {
     pub(crate) keyspace: KeyspaceId,
@@ -23,12 +23,12 @@ pub(crate) struct ChunkImage {
 pub(super) struct EpochChanges {
     /// Changes that no summary contains yet.
     pub(super) fresh: Vec<TableChange>,
-    /// Changes that a summary contains, kept for folding.
+    /// Changes that a summary contains. They are kept for folding.
     pub(super) summarised: Vec<TableChange>,
     /// The addresses of the epoch's summaries.
     pub(super) summaries: Vec<ExtentAddress>,
-    /// Base-image chunks written by bulk loads, each with the sequence number of the next change. They supersede
-    /// earlier changes of their pages.
+    /// Base-image chunks written by bulk loads, and the sequence number of the next change at that time. A chunk
+    /// supersedes the earlier changes of its pages.
     pub(super) images: Vec<(ChunkImage, u32)>,
     next_sequence: u32,
 }
@@ -77,7 +77,8 @@ impl TableLog {
         self.push_if(epoch, keyspace, page, address, || true);
     }
 
-    /// Calls `change`, and logs the change if it returns `true`. No later change of the page is logged before this one.
+    /// Calls `change`, and if it returns `true`, logs the change. No later change of the page is logged before this
+    /// one.
     pub(super) fn push_if(
         &self,
         epoch: Epoch,
@@ -90,8 +91,7 @@ impl TableLog {
         let changed = change();
         if changed {
             changes.push(keyspace, page, address);
-            // Count while holding the lock, so that a thread that estimates the next checkpoint's writes misses no
-            // change.
+            // Count under the lock, so that a thread that estimates the next checkpoint's writes misses no change.
             self.count_of(epoch).fetch_add(1, Ordering::Relaxed);
         }
         changed
@@ -122,7 +122,7 @@ impl TableLog {
         self.counts.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum()
     }
 
-    /// Returns the bytes of memory that the changes take.
+    /// Returns the memory used by the changes, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let capacity = |changes: &Mutex<EpochChanges>| {
             let changes = changes.lock();

@@ -1,4 +1,4 @@
-//! Large values: their chunks are written immediately, to separate segments.
+//! Large values. Their chunks are written immediately, to segments of their own.
 
 use super::{Purpose, Space};
 use crate::error::Result;
@@ -6,13 +6,13 @@ use crate::format::{BLOCK_BYTES, ExtentAddress, SegmentUse, extent};
 use crate::io::AlignedBuffer;
 
 impl Space {
-    /// Returns the maximum size of a large value's extent, including its header and the value id: 256 KiB, or less if
-    /// segments are small.
+    /// Returns the maximum size of a large value's extent, including the header and the value id. It is 256 KiB, or
+    /// less if segments are small.
     pub(crate) fn value_chunk_bytes(&self) -> usize {
         (256usize << 10).min(self.segments.segment_bytes() as usize / 4)
     }
 
-    /// Writes a chunk of a large value immediately. Returns its address, which is not in any table yet.
+    /// Writes a chunk of a large value immediately. Returns its address, to which no table refers yet.
     pub(crate) fn write_value_chunk(&self, extent: &mut AlignedBuffer, bytes: usize) -> Result<ExtentAddress> {
         let padded = bytes.next_multiple_of(BLOCK_BYTES);
         assert!(bytes > 0, "a chunk of a value has no bytes");

@@ -1,5 +1,5 @@
-//! Full buffers on their way to the disk. A thread that fills a buffer, or waits for a buffer, writes all the waiting
-//! ones.
+//! Full buffers on their way to the disk. A thread that fills a buffer, or waits for one, writes all buffers that are
+//! waiting.
 
 use super::write_queue::overlap;
 use super::{FrameIndex, Space};
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::format::ExtentAddress;
 
 impl Space {
-    /// Returns `true` if the buffers that are waiting or being written use up their part of the budget.
+    /// Returns `true` if the buffers that are waiting or being written exhaust their part of the budget.
     pub(crate) fn is_near_full(&self) -> bool {
         self.write_jobs.jobs.lock().is_near_full()
     }
@@ -19,7 +19,7 @@ impl Space {
         jobs.waiting.len() + jobs.running.len()
     }
 
-    /// Waits until [`is_near_full`](Self::is_near_full) returns `false`, writing the buffers that wait.
+    /// Writes waiting buffers until [`is_near_full`](Self::is_near_full) returns `false`.
     pub(crate) fn wait_for_writes(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         while self.is_near_full() {
             self.run_jobs(&written)?;
@@ -31,8 +31,8 @@ impl Space {
         Ok(())
     }
 
-    /// Writes buffers until none is waiting, and calls `written` with the frames of each. When this returns, other
-    /// threads may still be writing buffers.
+    /// Writes buffers until none is waiting, and calls `written` with the frames of each buffer. When this returns,
+    /// other threads may still be writing buffers.
     pub(crate) fn run_jobs(&self, written: impl Fn(&[FrameIndex])) -> Result<()> {
         loop {
             let job = {

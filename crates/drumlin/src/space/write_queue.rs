@@ -7,7 +7,7 @@ use crate::format::{BLOCK_BYTES, ExtentAddress};
 use crate::memory::WRITE_BUFFER_COUNT;
 use crate::sync::{Condvar, Mutex};
 
-/// The write jobs of a data file. No other lock is taken while this one is held.
+/// The write jobs of a data file. A thread that holds this lock takes no other.
 #[derive(Debug, Default)]
 pub(super) struct WriteJobs {
     pub(super) jobs: Mutex<Jobs>,
@@ -18,9 +18,9 @@ pub(super) struct WriteJobs {
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     pub(super) waiting: VecDeque<WriteJob>,
-    /// Ranges of the file that are being written.
+    /// The ranges of the file that are being written.
     pub(super) running: Vec<std::ops::Range<u64>>,
-    /// Ranges that could not be written, so their content on disk is invalid.
+    /// The ranges of the file that could not be written, so their contents on disk are invalid.
     pub(super) failed: Vec<std::ops::Range<u64>>,
 }
 

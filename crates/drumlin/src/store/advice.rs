@@ -1,12 +1,11 @@
-//! Advice files: `lock`, `probe`, `resident`, `counts-0`, `counts-1`. The database does not depend on them. Each new
-//! version of such a file overwrites the previous one.
+//! Advice files: `lock`, `probe`, `resident`, `counts-0`, `counts-1`. The database works without them. Each new version
+//! of such a file overwrites the previous one.
 //!
 //! # Invariants
-//! 1. The database writes to such a file only after the file's first bytes have proved that it is an advice file. A
-//!    folder, a pipe, a symbolic link or a foreign file of that name is left alone, and the opening proceeds without
-//!    the advice.
-//! 2. An advice file is never synced and never removed. A file that is missing, torn, foreign or outdated is not an
-//!    error.
+//! 1. The database writes to such a file only after the file's first bytes have proved that it is an advice file. If
+//!    the name belongs to a folder, a pipe, a symbolic link or a foreign file, the database leaves it alone and opens
+//!    without the advice.
+//! 2. An advice file is never synced and never removed. A missing, torn, foreign or outdated file is not an error.
 //!
 //! `resident`, `counts-0` and `counts-1` consist of parts (`format/advice.rs`), which [`AdviceFiles`] writes and reads.
 //! Their contents are defined in `warm_start.rs` and `kept_counts.rs`.
@@ -26,12 +25,13 @@ pub(super) const RESIDENT_NAME: &str = "resident";
 /// The names of the files of row counts. Checkpoints with even numbers use the first one.
 pub(super) const COUNTS_NAMES: [&str; 2] = ["counts-0", "counts-1"];
 
-/// The number of blocks after a file's first block that are searched. The second part begins within them.
+/// The number of blocks that a search for a part examines after a file's first block. The second part always begins
+/// within them.
 const SEARCHED_BLOCKS: usize = PART_BYTES_MAX / BLOCK_BYTES;
 
-/// Opens an advice file for writing, creating it if necessary. `is_ours` decides whether the file may be overwritten,
-/// given its first block, which is shorter if the file ends earlier. If a power cut left zeros there, a later block
-/// decides. A file that contains only zeros may be overwritten.
+/// Opens an advice file for writing, creating it if necessary. `is_ours` decides from the file's first block, which is
+/// shorter if the file is, whether the file may be overwritten. If a power cut left zeros there, a later block decides.
+/// A file that contains only zeros may be overwritten.
 pub(super) fn open_to_write(folder: &FolderRef, name: &str, is_ours: fn(&[u8]) -> bool) -> io::Result<FileRef> {
     let file = folder.open(name, OpenOptions { write: true, create: true, ..OpenOptions::default() })?;
     let mut block = [0; BLOCK_BYTES];
@@ -64,7 +64,7 @@ impl AdviceFiles {
         AdviceFiles { is_on: AtomicBool::new(is_on), folder, database }
     }
 
-    /// Returns `true` if the files are written.
+    /// Returns `true` unless a file could not be opened for writing, which ends all writing of these files.
     pub(super) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
@@ -73,8 +73,8 @@ impl AdviceFiles {
         self.folder.exists(name).unwrap_or(false)
     }
 
-    /// Overwrites a file with the parts that `write` writes, which are valid for `checkpoint`. `write` needs
-    /// `memory_bytes` of memory. Returns `None` on failure.
+    /// Overwrites a file with the parts that `write` produces, which are valid for `checkpoint`. Reserves
+    /// `memory_bytes` for `write`. Returns `None` on failure.
     pub(super) fn write<T>(
         &self,
         name: &str,
@@ -185,8 +185,7 @@ impl PartWriter {
         Ok(())
     }
 
-    /// Lets the next series overwrite the current one. Called when the last part of the current series has not been
-    /// written.
+    /// Lets the next series overwrite the current one, whose last part has not been written.
     pub(super) fn forfeit_series(&mut self) {
         self.offset = self.series_offset;
     }

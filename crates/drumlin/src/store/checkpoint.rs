@@ -35,8 +35,8 @@ pub struct CheckpointReport {
 
 impl Store {
     /// Makes a checkpoint if there is space for it, or else returns `DiskFull`. A checkpoint that frees no segment must
-    /// leave one free, because otherwise no later checkpoint could be made. `frees` tells whether segments were emptied
-    /// for this checkpoint.
+    /// leave one free, because otherwise no later checkpoint could be made. `frees` says whether segments were emptied,
+    /// so that this checkpoint will free them.
     pub(crate) fn checkpoint_after(&self, frees: Reclaims) -> Result<CheckpointReport> {
         self.checkpoint_of(&mut self.page_tables.lock(), frees)
     }
@@ -47,8 +47,8 @@ impl Store {
         let began = self.now();
         let result = self.make_checkpoint(page_tables, began);
         if let Err(error) = &result {
-            // A checkpoint that has begun cannot be resumed: some pages are already clean, but no table refers to their
-            // images.
+            // Once a checkpoint has begun, a failure is final: some pages are already marked clean, but no table refers
+            // to their images.
             self.engine.space.fail_quietly(&format!("a checkpoint failed: {error}"));
             self.maintenance.state.lock().failed = true;
             self.maintenance.changed.notify_all();
@@ -58,21 +58,21 @@ impl Store {
         result
     }
 
-    /// Performs the steps that may be refused. If they fail, the checkpoint has not begun.
+    /// Performs the steps that can fail without harm, because the checkpoint has not begun.
     fn prepare_checkpoint(&self, frees: Reclaims) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
         // The pages of dropped keyspaces need not be written.
         self.free_dropped()?;
-        // This checkpoint frees the large values that have been removed and that no reader needs, as many as the memory
-        // for changes allows.
+        // Removed large values that no reader needs become free with this checkpoint, as far as the memory for
+        // page-table changes allows.
         engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Reclaims::Segments } else { frees };
         let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
         match reserve() {
             Err(Error::DiskFull { .. }) => {
-                // Until they are written, dirty pages are counted as whole frames. Their compressed size may be much
-                // smaller.
+                // The reservation assumes that dirty pages have their full size. Once compressed and written, they may
+                // be much smaller.
                 crate::coverage::mark!("dirty pages were written to find space for a checkpoint");
                 engine.pool.write_back_all(frees)?;
                 reserve()?;
@@ -88,7 +88,7 @@ impl Store {
         let written_before = space.traffic.write_bytes.load(Ordering::Relaxed);
         // Count log bytes from here on, so that commits made during this checkpoint do not immediately request another.
         engine.log_bytes_checkpointed.store(engine.log_bytes_written(), Ordering::Relaxed);
-        // Close the segment that large values are appended to when the epoch ends. An open segment could never be
+        // At the end of the epoch, close the segment that large values are appended to. An open segment could never be
         // emptied.
         space.seal_values();
         let corrupted_chunks = page_tables.corrupted_chunks();
@@ -114,7 +114,7 @@ impl Store {
         page_tables.settle(space, epoch);
         engine.log().truncate(timestamp, page_tables.superblock.checkpoint);
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
-        // Page tables may have grown and may need the memory that the states of reducers take.
+        // Page tables may have grown, and may need memory that reducer states occupy.
         self.shed_states();
         self.warm_start.count_written(pages_written);
         let duration = self.now() - began;
@@ -134,8 +134,7 @@ mod tests {
     use crate::space::Reclaims;
     use crate::{Config, Durability};
 
-    /// A checkpoint takes the segment that it writes to before it begins. After that, others may take the free
-    /// segments.
+    /// A checkpoint takes a segment to write to before it begins. Once it has one, commits may use the free segments.
     #[test]
     fn a_checkpoint_begins_with_a_segment() {
         let db = Config::new().backend(crate::io::in_memory()).memory(16 << 20).open("/db").unwrap();
@@ -147,7 +146,7 @@ mod tests {
         assert!(store.engine.space.open_segment_bytes() > 0);
     }
 
-    /// A checkpoint captures counts only until they are written: changes are folded again during its syncs.
+    /// A checkpoint captures counts only until they are written. During its syncs, changes are folded as usual.
     #[test]
     fn changes_are_folded_while_a_checkpoint_syncs() {
         const ROWS: u64 = 5_000;

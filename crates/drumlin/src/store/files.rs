@@ -23,10 +23,10 @@ const LOG_SEGMENT_BYTES_MIN: u64 = 1 << 20;
 const LOG_SEGMENT_BYTES_MAX: u64 = 16 << 20;
 
 /// The duration of the measurement of sync methods, long enough for a hundred syncs with each method on a slow drive.
-/// Creating a database takes this much longer.
+/// Creating a database takes longer by this time.
 const PROBE_DURATION: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// An opening that holds a handle of its folder. Once it does, paths no longer matter.
+/// Opens the files of a database. Once it holds a handle of the folder, paths no longer matter.
 pub(super) struct Opener<'s> {
     pub(super) settings: &'s Settings,
     pub(super) backend: Arc<dyn Backend>,
@@ -37,11 +37,11 @@ pub(super) struct Opener<'s> {
     open_here: Option<Arc<OpenHere>>,
 }
 
-/// The paths of the folders that this process has locked. The process id in a lock file is not enough to recognize
-/// them: a process in another container may have the same id.
+/// The paths of the folders that this process has locked. Comparing process ids with a lock file is not enough: a
+/// process in a different container may have the same id.
 static OPEN_HERE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// An entry for a folder in the list of those that this process has locked. Dropping it removes the entry.
+/// An entry in [`OPEN_HERE`]. Dropping it removes the entry.
 #[derive(Debug)]
 struct OpenHere(PathBuf);
 
@@ -64,7 +64,7 @@ impl Drop for OpenHere {
     }
 }
 
-/// The data file of an opening, complete and locked.
+/// The data file, complete and locked, as an opening found or created it.
 pub(super) struct DataFile {
     /// The handle that holds the lock.
     pub(super) lock: FileRef,
@@ -86,10 +86,10 @@ impl<'s> Opener<'s> {
             location.make_folder()?;
         }
         let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Exclusive)?;
-        // Check this before writing anything into a folder that contains other files.
+        // Before writing anything into a folder without a database, check that it contains no foreign files.
         if folder_is_there && !opener.exists(DATA_NAME)? {
             match opener.check_creatable() {
-                // An earlier creation may have been killed before the folder's own name was durable.
+                // An earlier creation may have been killed before it made the folder's own name durable.
                 Ok(()) => Location { backend: &opener.backend, path }.make_folder()?,
                 // Another process may have created the data file since the check above.
                 Err(_) if opener.exists(DATA_NAME)? => {}
@@ -109,8 +109,8 @@ impl<'s> Opener<'s> {
         opener.write_process_id();
         let sync = opener.sync_method();
         if !opener.exists(LOG_NAME)? {
-            // A creation may have been killed before the data file's name was durable. The log's name must not become
-            // durable before it.
+            // A creation may have been killed before it made the data file's name durable. That name must become
+            // durable before the log's name does.
             opener.sync_folder()?;
         }
         Ok((opener, DataFile { lock: data, sync, created: false }))
@@ -192,8 +192,8 @@ struct Location<'p> {
 
 impl Location<'_> {
     /// Creates the folder and its missing ancestors one by one, and makes each name durable before creating the next
-    /// folder. The lowest existing ancestor may come from a creation that was killed before its name was durable, so
-    /// its name is synced too.
+    /// folder. An earlier creation may have been killed before it made the lowest existing ancestor's name durable, so
+    /// that name is synced too.
     fn make_folder(&self) -> Result<()> {
         let mut missing = Vec::new();
         for folder in self.path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -231,7 +231,7 @@ impl Location<'_> {
 }
 
 impl Opener<'_> {
-    /// Checks that a folder without a data file may become a database: it must contain no foreign files.
+    /// Checks that a folder without a data file may become a database, which is the case if it has no foreign files.
     pub(super) fn check_creatable(&self) -> Result<()> {
         let names = self.folder.list().map_err(|error| self.io("listing", "", error))?;
         if names.iter().any(|name| name == LOG_NAME) {
@@ -260,8 +260,8 @@ impl Opener<'_> {
         Error::NotADatabase { path: self.path().to_path_buf(), why: "the folder is empty".into() }
     }
 
-    /// Returns the error for a lock that another handle holds. The process id in the lock file belongs to that handle
-    /// only if the handle is a writer, as readers write no id.
+    /// Returns the error for a lock that a different handle holds. If a writer holds it, the lock file contains its
+    /// process id. Readers write no id.
     fn locked(&self, by_readers: bool) -> Error {
         let text = || {
             let file = self.folder.open(LOCK_NAME, OpenOptions::default()).ok()?;
@@ -275,7 +275,8 @@ impl Opener<'_> {
         Error::Locked { path, pid, by_this_process }
     }
 
-    /// Writes the process id. Only people read it, so a full disk must not keep the database from opening.
+    /// Writes the process id, for people to read. A failure is ignored, because a full disk must not keep the database
+    /// from opening.
     fn write_process_id(&self) {
         let text = format!("{}\n", self.backend.process_id());
         let is_number = |text: &[u8]| text.len() <= 20 && text.trim_ascii_end().iter().all(u8::is_ascii_digit);
@@ -308,14 +309,14 @@ impl Opener<'_> {
             Err(error) if lock == Lock::Shared => log::debug!("locking {}: {error}", file.path().display()),
             Err(error) => return Err(self.io("locking", name, error)),
         }
-        // The name may have been given to a different file in the meantime.
+        // By the time we hold the lock, the name may belong to a different file.
         if !self.folder.is_same(name, &file).map_err(|error| self.io("looking at", name, error))? {
             return Err(self.locked(false));
         }
         Ok(file)
     }
 
-    /// Measures the sync methods for a new database and returns the chosen one.
+    /// Measures the sync methods for a new database and returns the method chosen.
     fn sync_method_of_new(&self) -> Result<SyncMethod> {
         if self.needs_no_probe() {
             return Ok(SyncMethod::DurableWrite);
@@ -324,8 +325,8 @@ impl Opener<'_> {
         probe.map(|probe| self.adopt(&probe)).map_err(|error| self.io("measuring how to sync in", "", error))
     }
 
-    /// Returns the sync method chosen by a measurement in the database's folder. This is measured when the database is
-    /// created, and repeated after the device, the file system or its mount options have changed.
+    /// Returns the sync method that a measurement in the database's folder chose. The measurement is made when the
+    /// database is created, and repeated if the device, the file system or its mount options have changed.
     fn sync_method(&self) -> SyncMethod {
         if self.needs_no_probe() {
             return SyncMethod::DurableWrite;
@@ -363,7 +364,7 @@ impl Opener<'_> {
         self.settings.backend.is_some() || self.settings.in_memory
     }
 
-    /// Records a measurement in the folder. Returns the method that the measurement chose.
+    /// Records a measurement in the folder, and returns the method that it chose.
     fn adopt(&self, probe: &Probe) -> SyncMethod {
         let path = self.path();
         if probe.tmpfs {
@@ -389,9 +390,9 @@ impl Opener<'_> {
         Probe::decode(std::str::from_utf8(&text).ok()?).ok()
     }
 
-    /// Begins a data file under a temporary name, which it keeps until it is complete, so that an interrupted creation
-    /// leaves nothing that looks like a database. Continues with a file left by an interrupted creation. Returns the
-    /// locked file, or `None` if another process has created the database in the meantime.
+    /// Begins a data file under a temporary name, and continues a file left by an interrupted creation. The file keeps
+    /// that name until it is complete, so an interrupted creation leaves nothing that looks like a database. Returns
+    /// the locked file, or `None` if another process has created the database since the caller looked.
     fn begin_data(&self) -> Result<Option<FileRef>> {
         self.check_creatable()?;
         let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
@@ -400,7 +401,7 @@ impl Opener<'_> {
             return Err(self.holds_other(NEW_DATA_NAME));
         }
         if self.exists(DATA_NAME)? {
-            // The locked file is either the other process's data file or a redundant one that was begun here.
+            // Either the other process has already renamed this file, or it is a redundant one that was begun here.
             let _ = self.folder.remove(NEW_DATA_NAME);
             return Ok(None);
         }
@@ -435,13 +436,13 @@ impl Opener<'_> {
         self.sync_folder()
     }
 
-    /// Returns the log's folder. Creates it if it does not exist and is not needed for recovery. The name of an
-    /// existing folder may not be durable yet, even if another process created it; if the name is lost, everything
-    /// synced in the folder is lost too.
+    /// Returns the log's folder. Creates it if it does not exist and recovery does not need it. The name of an existing
+    /// folder may not be durable yet, even if another process created it. If the name were lost, everything synced in
+    /// the folder would be lost too.
     pub(super) fn log_folder(&self, superblock: &Superblock) -> Result<FolderRef> {
         let exists = self.has_log(superblock)?;
         if !exists && self.settings.read_only {
-            // The database's own folder serves as a substitute, because it contains no log segments either.
+            // Read the log from the database's own folder instead, which contains no log segments either.
             return Ok(Arc::clone(&self.folder));
         }
         if !exists {
@@ -468,7 +469,7 @@ impl Opener<'_> {
         })
     }
 
-    /// Returns `true` if there is a log. Returns an error if a required log is missing.
+    /// Returns `true` if the log's folder exists. If it is missing and recovery needs it, returns an error.
     pub(super) fn has_log(&self, superblock: &Superblock) -> Result<bool> {
         let exists = self.exists(LOG_NAME)?;
         if !superblock.log.is_empty() && !exists {
@@ -499,14 +500,14 @@ impl Opener<'_> {
 }
 
 /// Returns the size of log segments on a file system of `capacity_bytes`. It is at most a 64th of the capacity, because
-/// each log uses two segments at the same time and keeps recent ones. Segments larger than 16 MiB bring no benefit.
+/// each log uses two segments at the same time and retains recent ones. Segments larger than 16 MiB bring no benefit.
 fn log_segment_bytes_on(capacity_bytes: u64) -> u64 {
     let share = (capacity_bytes / 64).max(LOG_SEGMENT_BYTES_MIN);
     (1 << share.ilog2()).min(LOG_SEGMENT_BYTES_MAX)
 }
 
-/// The locks of the folder and of the data file. Until they are dropped, they keep out other processes and other
-/// openings in this process. After that, nothing can be written through the handles of this opening.
+/// The locks of the folder and of the data file. While held, they keep out other processes and other openings in this
+/// process. Once they are dropped, nothing can be written through the handles of this opening.
 #[derive(Debug)]
 pub(crate) struct Locks {
     pub(super) folder: FolderRef,
@@ -518,7 +519,8 @@ pub(crate) struct Locks {
 impl Drop for Locks {
     fn drop(&mut self) {
         self.gate.shut();
-        // Unlock explicitly: a fork has copies of the handles, and would keep the locks for as long as it lives.
+        // Unlock explicitly: a forked process has copies of the handles, and would hold the locks for as long as it
+        // lives.
         if let Err(error) = self.data.unlock().and_then(|()| self.folder.unlock()) {
             log::debug!("unlocking {}: {error}", self.folder.path().display());
         }

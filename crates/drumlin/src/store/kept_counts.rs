@@ -1,35 +1,34 @@
-//! Row counts that are stored with checkpoints. Each checkpoint writes the counts that keyspaces keep to a file, and an
-//! opening that begins with that checkpoint continues with these counts.
+//! Row counts that are stored with checkpoints. Each checkpoint writes the counts that keyspaces cache to a file, and
+//! an opening that begins with that checkpoint continues with these counts.
 //!
 //! There are two such files. A checkpoint writes to the file that the previous checkpoint did not use, so that the
 //! counts of the newest durable checkpoint are complete whenever the process is killed. The counts are written as soon
 //! as the checkpoint has begun, because no changes can be folded until then (`counts/capture.rs`), and before its
-//! superblock: only the superblock makes them valid. If more pages were counted later, closing the database rewrites
-//! the same file.
+//! superblock, because only the superblock makes them valid. If more pages are counted later, closing the database
+//! rewrites the same file.
 //!
 //! # Invariants
 //! 1. A file of counts is advice (`advice.rs`), valid for one checkpoint. The counts of a keyspace are a series of
-//!    parts, and are used completely or not at all.
+//!    parts, and an opening uses all of them or none.
 //! 2. An opening uses counts only if it begins with exactly their checkpoint, and reads them before it replays any
-//!    record of the log. Replay inserts, removes, splits and merges in the same way as commits, so it adds its changes
-//!    to the list and invalidates the entries that it must.
+//!    record of the log. Replay inserts, removes, splits and merges in the same way as commits. So it adds its changes
+//!    to the list, and invalidates the entries of pages whose fences it changes.
 //!
-//! # Why a file is never mistaken for that of a different checkpoint
-//! Each checkpoint draws a random [`CheckpointId`], which is stored in its superblock and in its file of counts. If the
-//! two match, all pages, page tables and keyspaces are as of that checkpoint. So none of the following matters: which
-//! of the two superblocks is valid; whether an earlier opening began a checkpoint with the same number that never
-//! became durable; whether the database is one of two copies that diverged, or was restored from a backup next to a
-//! newer file. Pages keep their numbers, even if the reclaimer has moved their extents. All parts of a file carry a
-//! random number drawn when the file was written. So parts from two writes are never mixed, not even for the same
-//! checkpoint. The last part of a series is written only if the whole series is valid, so the remains of a forfeited
-//! series are never used.
+//! # Why a file is never mistaken for that of a different checkpoint Each checkpoint draws a random [`CheckpointId`],
+//! which is stored in its superblock and in its file of counts. If the two match, all pages, page tables and keyspaces
+//! are as of that checkpoint. So none of the following matters: which of the two superblocks is valid; whether an
+//! earlier opening began a checkpoint with the same number that never became durable; whether the database is one of
+//! two copies that diverged, or was restored from a backup next to a newer file. Pages keep their ids, even if the
+//! reclaimer has moved their extents. All parts of a file carry a random number drawn when the file was written. So
+//! parts from two writes are never mixed, not even for the same checkpoint. The last part of a series is written only
+//! if the whole series is valid, so the remains of a forfeited series are never used.
 //!
 //! - *A database that opens without writing* begins with the same superblock, and so with the same file. Closing it may
-//!   rewrite the file if no commit has followed the checkpoint: then no page has changed its fences.
-//! - *An opening by a program that does not know these files* makes checkpoints with a different id, or with none.
-//! - *Bulk loads and drops above the checkpoint* are replayed: attaching and dropping end the counts of the keyspace.
-//! - *Keyspace numbers* come from the checkpoint's catalogue, and are never reused.
-//! - *Page numbers* may be reused during replay: a newly created page begins with its own entry.
+//!   rewrite the file if no commit has followed the checkpoint, because then no page has changed its fences.
+//! - *A program that does not know these files* makes checkpoints with a different id, or with none.
+//! - *Bulk loads and drops after the checkpoint* are replayed, and both end the counts of their keyspace.
+//! - *Keyspace ids* come from the checkpoint's catalogue, and are never reused.
+//! - *Page ids* may be reused during replay: a newly created page begins with an entry of its own.
 //! - *Timestamps in replay* are those of the last commit of a batch, and may be later than those of the changes. No
 //!   snapshot is older than the last recovered commit, and the counts begin with that commit as their horizon.
 //! - *A salvage opening* skips unreadable pages, so it uses no counts.
@@ -52,14 +51,14 @@ use crate::txn::keyspace::OpenKeyspace;
 /// The maximum number of entries that fit in a part.
 const PART_ENTRIES_MAX: usize = (PART_BYTES_MAX - ITEMS_OFFSET) / ENTRY_BYTES;
 
-/// The memory for writing a file: one part, and the entries of one part.
+/// The memory that writing a file needs: one part, and that part's entries.
 const WRITING_BYTES: u64 = (PART_BYTES_MAX + PART_ENTRIES_MAX * size_of::<(PageId, u32)>()) as u64;
 
 fn name_of(checkpoint: CheckpointNumber) -> &'static str {
     COUNTS_NAMES[(checkpoint.0 % 2) as usize]
 }
 
-/// The checkpoint that counts belong to.
+/// The checkpoint whose counts are written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CountedCheckpoint {
     pub(super) number: CheckpointNumber,
@@ -71,7 +70,7 @@ pub(super) struct CountedCheckpoint {
 pub(super) type CapturedCounts = Vec<(KeyspaceId, CountCapture)>;
 
 impl Store {
-    /// Draws the id of a checkpoint, or returns the default id if no counts are written.
+    /// Draws the id of a checkpoint. Returns 0 if no counts will be written.
     pub(super) fn draw_checkpoint_id(&self) -> CheckpointId {
         CheckpointId(if self.counts_files.is_on() { self.engine.backend.random().max(1) } else { 0 })
     }
@@ -89,8 +88,8 @@ impl Store {
         captured.collect()
     }
 
-    /// Writes the captured counts, if there are any. Ends the capture of a keyspace as soon as its counts are written,
-    /// so that its changes are folded again.
+    /// Writes the captured counts, if there are any. As soon as a keyspace's counts are written, ends their capture, so
+    /// that the keyspace's changes can be folded.
     pub(super) fn write_counts(&self, captured: CapturedCounts, checkpoint: CountedCheckpoint) {
         if captured.is_empty() {
             return;
@@ -108,8 +107,8 @@ impl Store {
         }
     }
 
-    /// Rewrites the counts of the newest checkpoint if it includes all commits and pages were counted after it was
-    /// made. Closing calls this when no more commits can happen.
+    /// Rewrites the counts of the newest checkpoint if no commit has followed it and pages were counted after it was
+    /// made. Called when the database is closed and accepts no more commits.
     pub(super) fn write_counts_again(&self) {
         let page_tables = self.page_tables.lock();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = page_tables.superblock;
@@ -130,7 +129,7 @@ impl Store {
     }
 }
 
-/// Writes the counts of a keyspace: its changes up to a commit, and its entries.
+/// Writes the counts of a keyspace: the row changes up to the checkpoint's commit, and the entries of its pages.
 fn write_keyspace(
     writer: &mut PartWriter,
     buffer: &mut PartBuffer,
@@ -171,8 +170,8 @@ fn write_keyspace(
     Ok(())
 }
 
-/// Restores the counts of the checkpoint that an opening begins with. `last` is the newest recovered commit. No record
-/// has been replayed yet, and no other thread knows the keyspaces.
+/// Restores the counts of the checkpoint that an opening begins with. `last` is the newest recovered commit. Called
+/// before any record is replayed, and before another thread can access the keyspaces.
 pub(super) fn restore_counts(
     files: &AdviceFiles,
     superblock: &Superblock,
@@ -216,7 +215,7 @@ struct Series {
 
 impl Reading<'_> {
     /// Adds the next part. If it is the last part of its series, restores the counts of the keyspace. Returns `None` if
-    /// the part does not belong here.
+    /// the part does not continue the series.
     fn add(&mut self, part: &Part<'_>) -> Option<()> {
         let head = part.head;
         let series = if head.number == 0 { self.begin_series(head)? } else { self.series.take()?.continued(head)? };
@@ -287,7 +286,7 @@ mod tests {
         number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()
     }
 
-    /// Returns a copy of the files as if the process had been killed.
+    /// Returns a copy of the files, as a killed process would leave them.
     fn killed(backend: &Arc<dyn Backend>) -> Arc<dyn Backend> {
         let copy = crate::io::in_memory();
         copy.create_dir_all(Path::new("/db/log")).unwrap();
@@ -303,7 +302,7 @@ mod tests {
         copy
     }
 
-    /// Opens a database whose counts are known, and makes a checkpoint.
+    /// Opens a database, counts its rows, and makes a checkpoint.
     fn counted(backend: &Arc<dyn Backend>, rows: u64) -> Database {
         let db = config(backend).open("/db").unwrap();
         let k = db.keyspace("k").unwrap();
@@ -326,7 +325,7 @@ mod tests {
         store.write_counts(captured, CountedCheckpoint { number, id, timestamp });
     }
 
-    /// Compares counts after recovery with a full scan, whether or not the opening restored counts.
+    /// Compares counts after recovery with a full scan. `has_counts` says whether the opening should restore counts.
     fn compare(backend: &Arc<dyn Backend>, has_counts: bool) {
         let killed = killed(backend);
         let db = config(&killed).open("/db").unwrap();
@@ -341,7 +340,7 @@ mod tests {
     }
 
     /// While counts are written, commits split and merge leaves, and pages are recounted. The file still has the counts
-    /// as of the checkpoint, except those of pages noted as changed. The commits undid their changes to rows, so replay
+    /// as of the checkpoint, except for pages marked as changed. The commits undid their own row changes, so replay
     /// neither splits nor merges any page.
     #[test]
     fn counts_are_written_during_splits_and_merges() {
@@ -364,7 +363,7 @@ mod tests {
         compare(&backend, true);
     }
 
-    /// While counts are written, no changes are folded, and commits after the checkpoint do not enter the file.
+    /// While counts are written, no changes are folded, and the file does not include commits after the checkpoint.
     #[test]
     fn nothing_is_folded_while_counts_are_written() {
         let backend = crate::io::in_memory();
@@ -382,7 +381,8 @@ mod tests {
         compare(&backend, true);
     }
 
-    /// A keyspace is left out of the file if more pages change their fences than can be noted, or if its counts end.
+    /// A keyspace is left out of the file if more pages change their fences than the capture can record, or if its
+    /// counts end.
     #[test]
     fn counts_that_are_not_whole_are_left_out() {
         let backend = crate::io::in_memory();

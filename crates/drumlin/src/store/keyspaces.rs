@@ -20,11 +20,11 @@ use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::versions::Versions;
 
-/// The keyspaces of one open database, and the number of the next one.
+/// The keyspaces of one open database, and the id of the next one.
 #[derive(Debug)]
 pub(crate) struct Keyspaces {
     by_name: RwLock<ByName>,
-    /// The number of the next new keyspace.
+    /// The id of the next new keyspace.
     next: AtomicU32,
     /// Dropped keyspaces whose pages are not freed yet.
     unfreed: Mutex<Vec<Arc<OpenKeyspace>>>,
@@ -78,7 +78,7 @@ impl Alteration {
 }
 
 impl Keyspaces {
-    /// Creates an empty list of keyspaces. The first keyspace to be created gets the number `next`.
+    /// Creates an empty list of keyspaces. The first keyspace to be created gets the id `next`.
     pub(super) fn new(next: u32) -> Keyspaces {
         Keyspaces {
             by_name: RwLock::default(),
@@ -88,13 +88,13 @@ impl Keyspaces {
         }
     }
 
-    /// Returns the numbers of the next `count` new keyspaces, or `None` if there are not so many left.
+    /// Returns the ids of the next `count` new keyspaces, or `None` if so many are not left.
     pub(super) fn next(&self, count: u32) -> Option<impl Iterator<Item = KeyspaceId>> {
         let next = self.next.load(Ordering::Relaxed);
         next.checked_add(count).map(|end| (next..end).map(KeyspaceId))
     }
 
-    /// Pretends that all numbers are used up.
+    /// Pretends that all ids are used up.
     #[cfg(test)]
     pub(crate) fn exhaust(&self) {
         self.next.store(u32::MAX, Ordering::Relaxed);
@@ -114,7 +114,7 @@ impl Keyspaces {
         (open, named.unwrap_or(by_name.last_change))
     }
 
-    /// Returns the keyspace with this number. O(log n).
+    /// Returns the keyspace with this id. O(log n).
     pub(super) fn get_by_id<L>(&self, engine: &Engine<L>, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
         let name = engine.space.page_space(id)?.name();
         self.get(&name).filter(|open| open.tree.pages.id == id)
@@ -125,7 +125,7 @@ impl Keyspaces {
         self.by_name.read().keyspaces.values().cloned().collect()
     }
 
-    /// Returns all keyspaces and the next number, in the form in which a catalogue records them. It lacks what is known
+    /// Returns all keyspaces and the next id, in the form in which a catalogue records them. It lacks what is known
     /// only once their pages are written.
     pub(super) fn entries(&self) -> (Vec<KeyspaceEntry>, u32) {
         let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
@@ -241,8 +241,8 @@ impl Keyspaces {
     }
 }
 
-/// Passes on the structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts
-/// of the changed pages.
+/// Reacts to structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts of
+/// the changed pages.
 struct KeyspaceObserver {
     versions: Arc<Versions>,
     counts: Arc<Counts>,

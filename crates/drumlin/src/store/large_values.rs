@@ -31,7 +31,7 @@ impl Store {
         match values::read_whole(mode, tree, reference, into).await {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.gone(tree, snapshot)),
-            // If the snapshot was ended, the value may be gone and its pages may belong to a different value.
+            // If the snapshot was ended early, the value may be gone and its pages may belong to a different value.
             Err(error) => snapshot.check().and(Err(error)),
         }
     }
@@ -54,9 +54,9 @@ impl Store {
         }
     }
 
-    /// Appends `part` of a chunk to `into`. The chunk belongs to a value that was put by the reading transaction
-    /// itself. It is read from the extents that it was written to, or through the page table if the transaction has
-    /// been committed in the meantime. `snapshot` is older than that commit and so protects the value.
+    /// Appends `part` of a chunk to `into`. The chunk belongs to a value that the reading transaction itself put. Reads
+    /// it from the extents that it was written to, or through the page table if the transaction has since been
+    /// committed. `snapshot` is older than that commit and so protects the value.
     #[expect(clippy::too_many_arguments, reason = "they say which part of which chunk to read, and as of when")]
     pub(crate) async fn read_own_chunk(
         &self,

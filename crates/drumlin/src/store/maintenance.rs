@@ -1,5 +1,5 @@
-//! The background threads of an open database: those that make checkpoints and reclaim space, spill versions, and read
-//! the list of resident pages; and the threads of the pool.
+//! The background threads of an open database: the maintenance thread, which makes checkpoints and reclaims space; the
+//! thread that spills versions; the thread that reads the list of resident pages; and the threads of the pool.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
@@ -10,7 +10,7 @@ use super::requests::Maintenance;
 use super::state::Store;
 use crate::error::{Error, Result};
 
-/// The database counts as idle after this time without requests.
+/// After this time without requests, the database counts as idle.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The interval at which the spilling thread checks whether the snapshot that delays commits has ended.
@@ -20,8 +20,8 @@ impl Store {
     /// Starts the background threads. If one fails to start, the threads started before it run until
     /// [`stop`](Store::stop).
     pub(super) fn start_threads(self: &Arc<Self>) -> Result<()> {
-        // A read-only database needs only the pool's threads, which the first scan that prefetches will start. So a
-        // single short read neither starts nor stops a thread.
+        // A read-only database needs only the pool's threads. The first scan that prefetches starts them, so a single
+        // short read neither starts nor stops a thread.
         if self.is_read_only {
             return Ok(());
         }
@@ -70,7 +70,7 @@ impl Store {
         let mut threads = self.engine.pool.take_threads();
         threads.append(&mut self.threads.lock());
         for thread in threads {
-            // The last handle may be dropped by one of these threads, which must not join itself.
+            // One of these threads may drop the last handle. It must not join itself.
             if thread.thread().id() != crate::sync::current().id() && crate::sync::join(thread).is_err() {
                 log::error!("a background thread of {} panicked", self.path.display());
             }
@@ -78,8 +78,8 @@ impl Store {
     }
 }
 
-/// Fails the database if a background thread panics, because commits wait for checkpoints that no other thread would
-/// make.
+/// Fails the database if a background thread panics. Otherwise, commits would wait forever for a checkpoint that no
+/// other thread makes.
 fn fail_if_panicking(store: &Weak<Store>, maintenance: &Maintenance, body: impl FnOnce()) {
     let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else { return };
     if let Some(store) = store.upgrade() {
@@ -92,7 +92,7 @@ fn fail_if_panicking(store: &Weak<Store>, maintenance: &Maintenance, body: impl 
 
 /// The body of the thread that spills versions on request.
 fn run_spills(store: &Weak<Store>, maintenance: &Maintenance) {
-    // The target of a request that could not be met, while commits are delayed.
+    // While commits are delayed: the target of the request that could not be met.
     let mut delayed: Option<u64> = None;
     loop {
         let bytes_max = {
@@ -179,7 +179,7 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             Err(error) => log::error!("maintenance of {}: {error}", store.path.display()),
             Ok(()) => {}
         }
-        // If the disk was too full for the reclaimer, there may be space later. A failed database makes no more
+        // A reclaimer that failed for lack of disk space may succeed later. A failed database makes no more
         // checkpoints.
         let failed = done.is_err() && store.engine.check_failure().is_err();
         let mut state = maintenance.state.lock();
@@ -199,7 +199,7 @@ mod tests {
     use crate::Config;
     use crate::txn::Reclaim;
 
-    /// Background work is unlimited while a commit waits for it, and goes back to its share afterwards.
+    /// Background work is unlimited while a commit waits for it, and is restricted to its share afterwards.
     #[test]
     fn background_work_that_commits_wait_for_is_urgent() {
         let db = Config::in_memory().open("").unwrap();

@@ -57,13 +57,13 @@ use crate::seglog::Appended;
 use crate::task::WaitMode;
 use crate::txn::TransactionId;
 use crate::txn::commit::{Admitted, Durability, Row};
-use crate::txn::engine::ReadAt;
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
 use crate::txn::snapshots::SnapshotHandle;
 
-/// Prefixes of up to this length need no extra memory: they fit into the copy of a leaf that every reduction has.
+/// The length up to which the prefix of a value needs no extra memory: it fits into the copy of a leaf that every
+/// reduction has anyway.
 const REDUCED_BYTES_FREE: u64 = 4 << 10;
 
 impl Store {
@@ -104,7 +104,7 @@ impl Store {
         if let Some(result) = &*closed {
             return result.clone();
         }
-        // This remains the result if `close_now` panics.
+        // If `close_now` panics, this result remains.
         *closed = Some(Err(Error::Failed { reason: "closing it did not end".into() }));
         let result = self.close_now();
         *closed = Some(result.clone());
@@ -115,7 +115,7 @@ impl Store {
     /// this store. Waits for writes in flight.
     pub(crate) fn release(&self) {
         assert!(self.is_closed(), "a database that is open gives up its folder");
-        // If two threads close the database, this mutex makes the second one wait until the first has released the
+        // If two threads close the database, this mutex makes the second one wait until the first one has released the
         // folder's locks.
         let mut locks = self.locks.lock();
         *locks = None;
@@ -127,8 +127,8 @@ impl Store {
     }
 
     fn close_now(&self) -> Result<()> {
-        // From here on, no commit gets a timestamp. The checkpoint covers the commits that already have a timestamp: it
-        // begins only after they are applied.
+        // Once the log is sealed, no commit gets a timestamp. The checkpoint covers the commits that already have one,
+        // because it begins only after they are applied.
         let log = self.engine.log();
         log.seal();
         let result = self.engine.check_failure().and_then(|()| {
@@ -205,9 +205,6 @@ impl Store {
 
     // ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The version of the database that reads outside of transactions and snapshots see.
-    pub(crate) const LATEST: ReadAt = ReadAt::Visible;
-
     /// Returns an error if the database is open for reading only. Called by every operation that writes.
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.is_read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
@@ -248,7 +245,7 @@ impl Store {
     }
 
     /// Opens a snapshot at the newest published commit, and records in `seen` that a read saw this commit.
-    pub(crate) fn open_latest(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
+    pub(crate) fn open_published(&self, seen: &AtomicU64) -> Arc<SnapshotHandle> {
         let now = self.open_snapshot(|| self.engine.clock.published());
         seen.fetch_max(now.timestamp.0, Ordering::Relaxed);
         now
@@ -293,9 +290,9 @@ impl Store {
         Ok((lock, admitted))
     }
 
-    /// Called after a call that has seen commits up to `seen` and committed nothing. Waits until those commits are
-    /// visible to readers and no power cut can undo them. With [`Relaxed`](Durability::Relaxed), it is enough that they
-    /// are visible.
+    /// Called after an operation that has seen commits up to `seen` and committed nothing. Waits until those commits
+    /// are visible to readers and no power cut can undo them. With [`Relaxed`](Durability::Relaxed), waits only until
+    /// they are visible.
     pub(crate) async fn confirm(&self, mode: WaitMode<'_>, seen: Timestamp, durability: Durability) -> Result<()> {
         if durability == Durability::Relaxed && seen <= self.engine.clock.visible() {
             return Ok(());
@@ -316,8 +313,8 @@ impl Store {
         self.engine.await_written(mode, &logged, durability).await
     }
 
-    /// Performs the part of a [commit](Self::commit) that precedes the wait for its log write, and requests that write.
-    /// `for_task` means that a task will wait for the write, even if this call itself blocks.
+    /// Performs the first part of a [commit](Self::commit): everything up to the request for its log write. The caller
+    /// then waits for that write. `for_task` means that a task will wait for it, even if this call itself blocks.
     pub(crate) async fn apply<L>(
         &self,
         mode: WaitMode<'_>,
@@ -355,15 +352,15 @@ impl Store {
             || self.engine.space.epoch_change_count() > self.engine.budget.epoch_changes_max() / 8 * 5
     }
 
-    /// Reserves memory for a chunk that a source fills. Waits if there is none, because the sources of other calls may
-    /// be slow and hold theirs for long.
+    /// Reserves memory for a chunk that a source will fill. Waits if there is no memory left: the sources of other
+    /// calls may be slow, and hold theirs for long.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         self.check_writable()?;
         self.engine.source_memory(mode).await
     }
 
-    /// Reserves memory for `bytes` of a value that is passed to a reducer. A value that is larger than this account of
-    /// the budget takes the whole account, so that it is the only such value in memory.
+    /// Reserves memory for `bytes` of a value that is passed to a reducer. A value that is larger than the whole
+    /// account of the budget reserves all of it, so that no other such value is in memory.
     pub(crate) async fn reduced_memory(&self, mode: WaitMode<'_>, bytes: u64) -> Result<Grant> {
         let engine = &self.engine;
         if bytes <= REDUCED_BYTES_FREE {

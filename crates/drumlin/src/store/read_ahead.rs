@@ -9,11 +9,12 @@ use crate::tree::{Direction, Target, Tree};
 use crate::txn::engine::Engine;
 
 /// The maximum number of leaves that a scan prefetches. It also prefetches at most a quarter of the leaves seen so far,
-/// so that few reads are wasted when it ends.
+/// so that few reads are wasted if the scan ends there.
 /// Measured: decision 030.
 const AHEAD_PAGES: usize = 1024;
-/// Up to this many, a scan prefetches four times the leaves it has seen, so that the device is soon busy. After that,
-/// no request is for fewer leaves: in a large request, more leaves are neighbours in the file.
+/// Up to this number of leaves, a scan prefetches four times the leaves it has seen, so that the device is soon busy.
+/// After that, no request asks for fewer leaves, because leaves of a large request are more often neighbours in the
+/// file.
 /// Measured: decision 030.
 const EARLY_PAGES: usize = 256;
 /// The maximum memory for the prefetched leaves of one scan. This limit takes effect if pages are large.
@@ -31,9 +32,9 @@ const UNAIDED_LEAVES: usize = 2;
 pub(crate) struct ReadAhead {
     direction: Direction,
     leaves_seen: usize,
-    /// The number of leaves that have been requested but not reached.
+    /// The number of leaves that the scan has requested but not reached.
     leaves_asked: usize,
-    /// The first key of the leaves that have not been requested yet, or `None` for the scan's own position.
+    /// The first key beyond the leaves requested so far, or `None` for the scan's own position.
     next: Option<Vec<u8>>,
     ended: bool,
     /// `true` if the leaf after the last one seen was in memory.
@@ -62,8 +63,8 @@ impl ReadAhead {
         self.is_next_in_memory = is_in_memory;
     }
 
-    /// Called when the scan moves on to the leaf of `target`. Requests the next portion of leaves once the scan has
-    /// used up a portion.
+    /// Called when the scan moves on to the leaf of `target`. If at most half of the goal is still ahead of the scan,
+    /// requests more leaves.
     pub(crate) fn step(
         &mut self,
         engine: &Engine,
@@ -121,7 +122,7 @@ impl ReadAhead {
         }
     }
 
-    /// Returns the number of leaves that should be requested ahead of the scan's position.
+    /// Returns the number of leaves that should be prefetched ahead of the scan's position.
     fn goal(&mut self, engine: &Engine, tree: &Tree) -> usize {
         let scans = &engine.pool.scans_ahead;
         self.counted.get_or_insert_with(|| Arc::clone(scans));
@@ -143,8 +144,8 @@ mod tests {
     use super::*;
     use crate::{Config, KeyspaceOptions};
 
-    /// A scan requests no leaves as long as each next leaf is in memory. Once it has begun to prefetch, it continues:
-    /// leaves that it prefetched itself do not imply that the leaves after them are in memory too.
+    /// A scan requests no leaves as long as each next leaf is in memory. Once it has begun to prefetch, it continues,
+    /// because finding its own prefetched leaves in memory says nothing about the leaves after them.
     #[test]
     fn a_scan_of_warm_leaves_asks_for_nothing() {
         let db = Config::in_memory().memory(16 << 20).open("").unwrap();
@@ -188,7 +189,7 @@ mod tests {
         }
     }
 
-    /// A portion contains the leaves of many parents, in both directions, once those parents are in memory.
+    /// A portion contains the leaves of many parents once those parents are in memory, in both directions.
     #[test]
     fn a_portion_has_leaves_of_many_parents() {
         let backend = crate::io::in_memory();
@@ -210,7 +211,7 @@ mod tests {
                 ahead.step(engine, keyspace.tree(), target, (&Bound::Unbounded, &Bound::Unbounded));
                 ahead.leaves_asked
             };
-            // The lowest inner nodes on the way are requested together, before the leaves beneath them.
+            // The scan requests the lowest inner nodes on the way together, before the leaves beneath them.
             let mut together = 0;
             let portion = loop {
                 let upcoming = keyspace.tree().upcoming(target, direction, AHEAD_PAGES / 2);

@@ -2,33 +2,32 @@
 //!
 //! # The steps
 //! 1. `read_checkpoint` reads the newer valid superblock, and the catalogue and page tables that it refers to.
-//! 2. `scan_log` reads and verifies the log: each segment that the superblock lists must exist. Records that no durable
+//! 2. `scan_log` reads and verifies the log. Each segment that the superblock lists must exist. Records that no durable
 //!    horizon covers may exist in caches only, so they are rewritten with the same bytes.
 //! 3. `build_engine` creates the pool, the versions, the engine and the keyspaces, as of the checkpoint. The first
 //!    timestamp that the engine will assign is the one after the last in the log.
 //! 4. `mark_log_extents` marks the extents that records refer to (large values, bulk loads) as used, if there are any.
-//!    If corruption is found up to here, every byte is left unchanged.
+//!    If one of the steps up to here finds corruption, every byte is left unchanged.
 //! 5. `harden_superblock` syncs the folder and the data file, sets the file's length to its current value, and rewrites
-//!    the superblock with the same bytes: all of these may exist in caches only.
+//!    the superblock with the same bytes. Until then, all of these may exist in caches only.
 //! 6. `raise_incarnation` durably writes the superblock with the next incarnation and the timestamp at which it begins.
 //!    If the superblock has no room for another incarnation, this step first erases the void records of the log.
-//! 7. `replay` frees the values that only snapshots were still reading, and applies the records above the checkpoint.
+//! 7. `replay` frees the values that only snapshots were still reading, and applies the records after the checkpoint.
 //!    Between barriers (create, drop, attach), it sorts operations by key and applies the newest operation on each key.
 //!    If a large part of the log has to be replayed, several threads share it.
 //! 8. `start_log` makes the log ready for new records. The background threads start after this step.
 //!
-//! # A closed database
-//! If the superblock says that the database was closed, step 2 reads only the headers of the log's segments, and steps
-//! 5 and 6 wait for the first write ([`Superblocks::begin_writing`]). So opening, reading and closing write nothing. If
-//! there is a segment of an opening that the superblock does not know, or if the other superblock is corrupted, a newer
-//! superblock may have been lost, and all steps run as they do for any other database.
+//! # A closed database If the superblock says that the database was closed, step 2 reads only the headers of the log's
+//! segments, and steps 5 and 6 wait for the first write ([`Superblocks::begin_writing`]). So opening, reading and
+//! closing write nothing. If a segment of the log belongs to an opening that the superblock does not know, or if the
+//! other superblock is corrupted, a newer superblock may have been lost, and all steps run as they do for any other
+//! database.
 //!
-//! # Salvage
-//! An opening that salvages the intact parts of a corrupted database ([`Config::salvage`](crate::Config::salvage)) is
-//! read-only. Steps 1 and 2 record each corruption and continue without the corrupted part. The rows are those of the
-//! checkpoint.
+//! # Salvage An opening that salvages the intact parts of a corrupted database
+//! ([`Config::salvage`](crate::Config::salvage)) is read-only. Steps 1 and 2 record each corruption and continue
+//! without the corrupted part. The rows are those of the checkpoint.
 //!
-//! A read-only opening refuses a database that has anything to recover. Its log accepts no records.
+//! A read-only opening fails if the database has anything to recover. Its log accepts no records.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -106,7 +105,8 @@ impl Opener<'_> {
         }
     }
 
-    /// Runs the recovery steps listed at the top of this file; each takes the state returned by the previous one.
+    /// Runs the recovery steps listed at the top of this file. Each step consumes the state that the previous one
+    /// returned.
     pub(super) fn recover(&self, data: DataFile, began: Duration) -> Result<Store> {
         let checkpoint = self.read_checkpoint(data)?;
         let recovering = checkpoint.scan_log()?.build_engine()?;
@@ -126,7 +126,7 @@ impl Opener<'_> {
         }
     }
 
-    /// In salvage mode, records a corruption and continues; otherwise returns the error.
+    /// In salvage mode, records the corruption in `skipped`. Otherwise returns the error.
     fn skip(&self, error: Error, skipped: &mut Vec<Error>) -> Result<()> {
         match error {
             Error::Corrupted { .. } | Error::Io { .. } if self.settings.salvage => {
@@ -172,7 +172,7 @@ impl Opener<'_> {
             page_tables.load(&space, self.settings.memory_bytes, &mut |error| self.skip(error, &mut skipped))?;
         if self.settings.salvage {
             match skipped.first() {
-                // The catalogue is lost, and with it the names of all keyspaces.
+                // Without the catalogue, no keyspace has a name.
                 Some(error) if loaded.catalogue.keyspaces.is_empty() => return Err(error.clone()),
                 Some(_) => space.page_spaces().iter().for_each(|pages| pages.expect_lost_pages()),
                 None => {}
@@ -236,7 +236,7 @@ impl<'o> LogScanned<'o> {
         let pool = opener.pool(&space, &budget);
         pool.reserve_frames(opener.settings.page_bytes)?;
         let versions = Arc::new(Versions::new(&budget, space.debt()));
-        // The value ids of earlier openings are lower; extents with these ids may still be in the file.
+        // Extents with the value ids of earlier openings may still be in the file. Those ids are lower.
         let next_value = ValueId(u64::from(incarnation.0) << 40).max(catalogue.next_value);
         let maintenance = Arc::new(Maintenance::new(Arc::clone(&space.share)));
         let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
@@ -279,7 +279,7 @@ impl<'o> LogScanned<'o> {
     }
 }
 
-/// A database at its checkpoint, and the log above it.
+/// A database at its checkpoint, and the log after it.
 struct Recovering<'o> {
     opener: &'o Opener<'o>,
     data: DataFile,
@@ -315,7 +315,7 @@ impl Recovering<'_> {
         self.opener.settings.read_only
     }
 
-    /// Returns `true` if the superblock will record this opening only at its first write.
+    /// Returns `true` if the superblock will not record this opening until its first write.
     fn is_deferred(&self) -> bool {
         self.scan.as_ref().is_some_and(Scan::is_closed)
     }
@@ -325,11 +325,12 @@ impl Recovering<'_> {
         Replay { engine: &self.engine, keyspaces: &self.keyspaces, log_path, scan }
     }
 
-    /// Frees the values that no row referred to at the checkpoint. The snapshots that read them no longer exist.
+    /// Frees the values that no row referred to at the checkpoint: the snapshots that could read them ended with the
+    /// previous opening.
     fn free_orphans(&self) -> Result<()> {
         for orphan in &self.orphans {
             let Some(pages) = self.engine.space.page_space(orphan.keyspace) else { continue };
-            // A catalogue may be wrong even if its checksum is right.
+            // Don't trust a catalogue, even if its checksum matches.
             let last = u64::from(orphan.first_page.0) + u64::from(orphan.page_count);
             let mut numbers = u64::from(orphan.first_page.0)..last;
             let is_on_disk = |page: u64| {
@@ -366,8 +367,7 @@ impl<'o> ExtentsMarked<'o> {
             return Ok(Hardened(recovering));
         }
         let data_path = &recovering.opener.path().join(DATA_NAME);
-        // If the folder's name were lost, everything that is synced in its log folder from here on would be lost with
-        // it.
+        // If the folder's name were lost, everything synced in its log folder from now on would be lost with it.
         recovering.opener.sync_folder()?;
         // A killed process may have left writes, even its last superblock, only in the page cache. Sync before the next
         // superblock overwrites the older slot. After a failed sync, the cache may also show a file length that would
@@ -495,7 +495,7 @@ fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
     }
 }
 
-/// Returns the number of the opening that follows this superblock.
+/// Returns the incarnation of the next opening after those that this superblock records.
 fn next_incarnation(superblock: &Superblock) -> Incarnation {
     Incarnation(superblock.incarnations.last().map_or(1, |(incarnation, _)| incarnation.0 + 1))
 }

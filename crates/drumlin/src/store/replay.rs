@@ -1,4 +1,4 @@
-//! Replay: applies the log's records above the checkpoint.
+//! Replay: applies the log's records after the checkpoint.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::LargeValue;
 use crate::txn::write_set::Change;
 
-/// Applies the records above the checkpoint.
+/// Applies the records after the checkpoint.
 pub(super) struct Replay<'r> {
     pub(super) engine: &'r Arc<Engine<Replaying>>,
     pub(super) keyspaces: &'r Keyspaces,
@@ -40,12 +40,12 @@ struct ReplayBatch {
     large: Vec<Arc<LargeValue>>,
 }
 
-/// One operation on a row. Its key and value are in the batch. It is kept small because a batch has many operations.
+/// One operation on a row. Its key and value are in the batch. The struct is small because a batch has many of them.
 struct ReplayedOperation {
     keyspace: KeyspaceId,
-    /// The first eight bytes of the key as a big-endian number, which sorts in the same order as the bytes.
+    /// The first eight bytes of the key as a big-endian number, which sorts like the bytes.
     head: u64,
-    /// The position of the key. If two operations are on the same row, the later one has the greater start.
+    /// The position of the key. The later of two operations on the same row has the greater start.
     key: Span,
     change: ReplayedChange,
 }
@@ -86,9 +86,9 @@ fn head_of(key: &[u8]) -> u64 {
     u64::from_be_bytes(head)
 }
 
-/// Returns the bytes of operations that are sorted together. The more there are, the more of them fall into the same
-/// leaf. The operations use the memory of transactions and readers, which do not exist yet, but at most half of it,
-/// because vectors may have grown to twice their contents.
+/// Returns the bytes of operations to sort together. The more there are, the more of them fall into the same leaf. The
+/// operations use the memory of transactions and readers, which do not exist yet, but at most half of it, because
+/// growing vectors may have twice the capacity that they need.
 fn batch_bytes(engine: &Engine<Replaying>) -> usize {
     /// The maximum size of a batch under any budget.
     const BYTES_MAX: u64 = 32 << 20;
@@ -153,8 +153,8 @@ impl Replay<'_> {
     }
 
     pub(super) fn apply_records(&self) -> Result<()> {
-        // Allocate as much as the log can fill: a growing vector takes fresh memory at each size, which costs more than
-        // replaying its contents.
+        // Allocate the memory for the whole log at the beginning, up to the limit: a vector that grows is reallocated
+        // at each size, which costs more than replaying its contents.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
         let mut batch = ReplayBatch { bytes: Vec::with_capacity(bytes_max), ..ReplayBatch::default() };
         let mut newest = Timestamp(0);
@@ -181,7 +181,7 @@ impl Replay<'_> {
                         self.apply_batch(&mut batch, newest)?;
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
                         // The list of changes may contain removals of earlier rows. A count would subtract them from
-                        // the rows of the load, because a load's leaves do not show which commits came before them.
+                        // the rows of the load, because the leaves of a load do not show which commits precede it.
                         open.tree.counts.discard();
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
@@ -207,7 +207,7 @@ impl Replay<'_> {
     }
 
     /// Attaches a bulk load under the page numbers that it was written with. Since the checkpoint, replay may have
-    /// given these numbers to other pages, but those are no longer needed, because the keyspace has no rows.
+    /// assigned these ids to other pages. Those pages are no longer needed, because the keyspace has no rows.
     fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
         let engine = self.engine;
         engine.pool.fit_frames(attachment.images.len() as u64 * CHUNK_BYTES)?;
@@ -275,7 +275,7 @@ impl Replay<'_> {
         batch.sort();
         let mut open = Vec::new();
         for run in batch.operations.chunk_by(|left, right| left.keyspace == right.keyspace) {
-            // Creating and dropping are barriers, so every keyspace with rows in the batch exists.
+            // Creating and dropping are barriers, so each keyspace with rows in the batch still exists.
             open.push(self.open(run[0].keyspace).ok_or_else(|| self.malformed(newest))?);
         }
         let parts = batch.parts(thread_operations_min());
@@ -302,18 +302,18 @@ impl Replay<'_> {
     }
 }
 
-/// The maximum number of threads that apply a batch, enough that some request pages from the device while others change
+/// The maximum number of threads that apply a batch. With four, some wait for pages from the device while others change
 /// leaves.
 const THREAD_COUNT: usize = 4;
 
-/// Returns the minimum number of operations that justify a thread. It is lower in simulations, so that they run several
-/// threads.
+/// Returns the minimum number of operations for which an additional thread pays off. It is lower in simulations, so
+/// that they run several threads.
 fn thread_operations_min() -> usize {
     if crate::sync::thread_number().is_some() { 64 } else { 4096 }
 }
 
-/// The maximum number of rows that are applied together; their leaves are read together. The number is lower if there
-/// is little memory to pin leaves. Each thread reserves space for this many leaves.
+/// The maximum number of rows that a thread applies together, after reading their leaves together. It is lower if there
+/// is little memory for pinned leaves. Each thread reserves space for this number of leaves.
 const ROWS_MAX: usize = 512;
 
 impl ReplayBatch {
@@ -381,7 +381,7 @@ struct Unapplied {
 }
 
 impl SortedBatch {
-    /// Applies each part on its own thread, and the first one on this thread.
+    /// Applies the first part on this thread, and each other part on a thread of its own.
     fn apply_parts(self: &Arc<Self>, parts: &[Range<usize>]) -> Vec<Result<(), Unapplied>> {
         let start = |part: &Range<usize>| {
             let ended = Arc::new(Mutex::new(None));
@@ -397,7 +397,7 @@ impl SortedBatch {
                     crate::sync::join(thread).unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                     ended.lock().take().expect("the thread has ended")
                 }
-                // The backend has no threads, or the system refused to start one more.
+                // The backend has no threads, or the system refused to start one.
                 Err(_) => self.apply(part.clone()),
             };
             outcomes.push(outcome);
@@ -456,8 +456,8 @@ impl SortedBatch {
         (rows, next)
     }
 
-    /// Releases the large values that are replaced by a later one of these operations. The log refers to their extents
-    /// until a checkpoint covers it, so a second recovery must find them intact.
+    /// Releases the large values that a later one of these operations replaces. Until a checkpoint covers them, the log
+    /// refers to their extents, so a second recovery must find these intact.
     fn release_replaced(&self, operations: Range<usize>) {
         let space = &self.engine.space;
         for index in operations {
@@ -478,7 +478,7 @@ mod tests {
     use super::*;
     use crate::sync::Random;
 
-    /// Every operation is in exactly one part, operations on the same row share a part, and they stay in log order.
+    /// Every operation is in exactly one part. Operations on the same row share a part and stay in log order.
     #[test]
     fn no_row_is_in_two_parts() {
         for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! Requests to the background threads of an open database, and waiting until they are done.
+//! Requests to the background threads of an open database, and waiting for their completion.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ pub(crate) struct Maintenance {
     pub(crate) changed: Condvar,
     pub(super) spill: Mutex<SpillRequest>,
     pub(super) spill_changed: Condvar,
-    /// Background work is urgent while commits wait for it.
+    /// Makes background work urgent while commits wait for it.
     share: Arc<Share>,
 }
 
 /// A request to the thread that spills old versions.
 #[derive(Debug, Default)]
 pub(super) struct SpillRequest {
-    /// The bytes that versions may take in memory after the spill.
+    /// The bytes that old versions may occupy in memory after the spill.
     pub(super) wanted: Option<u64>,
     pub(super) stop: bool,
 }
@@ -31,7 +31,8 @@ pub(super) struct SpillRequest {
 pub(crate) struct MaintenanceState {
     /// `true` if a checkpoint is requested.
     pub(crate) checkpoint_wanted: bool,
-    /// The numbers of requested checkpoints that have begun and ended; then `true` if the newest one failed.
+    /// The numbers of requested checkpoints that have begun and ended. The next field is `true` if the newest one
+    /// failed.
     pub(crate) checkpoints_begun: u64,
     pub(crate) checkpoints_ended: u64,
     pub(crate) is_checkpoint_refused: bool,
@@ -42,14 +43,14 @@ pub(crate) struct MaintenanceState {
     /// The numbers of requested reclaims that have begun and ended.
     pub(crate) space_begun: u64,
     pub(crate) space_ended: u64,
-    /// `true` if a checkpoint was made since the database was last idle, so shortening the file may be worthwhile.
+    /// `true` if a checkpoint was made since the database was last idle. If so, shortening the file may pay off.
     pub(super) is_unpacked: bool,
     pub(crate) stop: bool,
     pub(crate) failed: bool,
 }
 
 impl MaintenanceState {
-    /// Returns `true` if the maintenance thread has something to do.
+    /// Returns `true` if the maintenance thread has a request to serve or must stop.
     pub(crate) fn is_wanted(&self) -> bool {
         self.checkpoint_wanted || self.free_wanted || self.space_wanted || self.stop
     }
@@ -72,7 +73,7 @@ impl Maintenance {
         self.changed.notify_all();
     }
 
-    /// Records that a checkpoint was made. Once the database is idle, shortening the file may be worthwhile.
+    /// Records that a checkpoint was made, so that the file may be shortened once the database is idle.
     pub(super) fn checkpoint_ended(&self) {
         self.state.lock().is_unpacked = true;
         self.changed.notify_all();

@@ -25,8 +25,8 @@ use crate::txn::running::{BodyOf, RunningBody};
 use crate::txn::write_set::Change;
 
 impl Store {
-    /// Locks a row, waiting up to `timeout`, or until `interrupt` ends the wait. Does not wait at all if the call comes
-    /// from the body of a transaction that holds the lock.
+    /// Locks a row, waiting up to `timeout`, or until `interrupt` ends the wait. Fails immediately if the call comes
+    /// from the body of the transaction that holds the lock.
     pub(crate) async fn lock_row(
         &self,
         mode: WaitMode<'_>,
@@ -84,8 +84,8 @@ impl Store {
                     let mut alarm = None;
                     let acquired = poll_fn(|context| match acquire.as_mut().poll(context) {
                         Poll::Ready(locked) => Poll::Ready(locked),
-                        // After an error, dropping the future gives up its place in the queue, or a lock that has just
-                        // been handed to it.
+                        // After an error, dropping the future leaves the queue, or releases a lock that has just been
+                        // handed over.
                         Poll::Pending => match remaining(context.waker()) {
                             Err(error) => Poll::Ready(Err(error)),
                             Ok(_) => {
@@ -104,7 +104,8 @@ impl Store {
             self.contention.lock_wait_ns.fetch_add(waited_ns, Ordering::Relaxed);
             locked.map_err(|error| match error {
                 LockError::Timeout => {
-                    // Several tasks of a thread may hold row locks, so the thread does not identify the owner.
+                    // Several tasks of a thread may hold row locks, so for a task, the thread does not identify the
+                    // owner.
                     let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
                     let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
                     self.lock_timeout(keyspace, key, timeout, holder)
@@ -140,7 +141,7 @@ impl Store {
         Error::LockTimeout { keyspace, key: key.to_vec(), waited, holder }
     }
 
-    /// Locks a row and reserves memory for the lock. The memory is reserved first, while no lock is held, because any
+    /// Locks a row and reserves memory for the lock. Reserves the memory first, while no lock is held, because any
     /// number of writers may be waiting for it.
     pub(super) async fn lock_waiting<'a>(
         &'a self,
@@ -156,8 +157,8 @@ impl Store {
         Ok((RowLock::of_held(&engine.locks, &request), memory))
     }
 
-    /// Reserves memory for a row lock and for waiting for it. Callers that have to wait for the memory are served in
-    /// the order of their requests.
+    /// Reserves memory for a row lock and for the wait for it. Callers that have to wait for memory get it in the order
+    /// of their requests.
     pub(crate) async fn lock_memory(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Grant> {
         let engine = &self.engine;
         let bytes = (lock_bytes(key) + WAITING_BYTES) as u64;
@@ -165,8 +166,8 @@ impl Store {
         memory.ok_or_else(|| Error::transactions_in_memory(engine.budget.limit_bytes(Account::Transactions)))
     }
 
-    /// Locks a row like [`lock_newest`](Self::lock_newest), but returns an error instead of waiting for a lock of
-    /// another owner or for more memory than `memory` already has.
+    /// Locks a row like [`lock_newest`](Self::lock_newest), but never waits. Returns an error if another owner has
+    /// locked the row, or if the lock needs more memory than `memory` has.
     pub(crate) fn lock_newest_if_free<'a>(
         &'a self,
         tree: &'a CountedTree,
@@ -239,7 +240,7 @@ impl LockedRow<'_> {
         store.commit(mode, &rows, None, durability, lock).await.map(drop)
     }
 
-    /// Leaves the row unchanged. Waits until the value that was seen is as durable as a change would be.
+    /// Leaves the row unchanged. Waits until the value that the caller saw is as durable as a change would have been.
     pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: Durability) -> Result<()> {
         let LockedRow { store, tree, lock, _memory } = self;
         let engine = &store.engine;

@@ -9,14 +9,14 @@ use crate::io::{self, Backend, IoBackend};
 use crate::txn::commit::Durability;
 use crate::txn::spilled::SpillLimit;
 
-/// The settings of one opening, as [`Config`](crate::Config) describes and checks them.
+/// The settings of one opening. [`Config`](crate::Config) describes and checks them.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) memory_bytes: u64,
     pub(crate) log_stream_count: u16,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,
-    /// `None` means that it is derived from the size of the file system.
+    /// `None` means that the size depends on the file system.
     pub(crate) log_segment_bytes: Option<u64>,
     pub(crate) checkpoint_log_bytes: u64,
     /// The durability of commits that do not specify one.
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) create: bool,
     pub(crate) read_only: bool,
     pub(crate) warm_start: bool,
-    /// The disk space that spilled versions may take.
+    /// The maximum disk space for spilled versions.
     pub(crate) spill_limit: SpillLimit,
     /// `true` if the database is opened for reading only, skipping all corrupted parts.
     pub(crate) salvage: bool,

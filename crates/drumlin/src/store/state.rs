@@ -42,8 +42,8 @@ pub struct Opening {
     pub duration: Duration,
     /// The timestamp of the newest commit.
     pub last: Timestamp,
-    /// Corruption that the opening found and worked around: one corrupted superblock if the other is valid, and with
-    /// [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
+    /// Corruption that the opening found and worked around. This is one corrupted superblock if the other is valid, and
+    /// with [`Config::salvage`](crate::Config::salvage) any other corruption. A salvage opening also lists
     /// [`Error::NotClosed`] here if the log has commits that no checkpoint includes.
     pub skipped: Vec<Error>,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Store {
     pub(super) checkpoint_log_bytes: u64,
     /// `true` if calls that would write are refused.
     pub(super) is_read_only: bool,
-    /// `true` if the database was opened despite corruption, without the corrupted parts.
+    /// `true` if the database was opened in salvage mode, which skips corrupted parts.
     pub(super) is_salvage: bool,
     pub(super) checkpoints: AtomicU64,
     pub(crate) contention: Contention,

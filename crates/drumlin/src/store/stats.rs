@@ -26,7 +26,7 @@ use crate::txn::keyspace::OpenKeyspace;
 pub struct Stats {
     pub path: PathBuf,
     pub io_backend: &'static str,
-    /// The method that makes commits durable. For a read-only opening, the method of the last opening that could write.
+    /// The method that makes commits durable. In a read-only database, the method that the last writing opening used.
     pub sync_method: &'static str,
     /// `true` if the data file bypasses the page cache.
     pub direct_io: bool,
@@ -34,8 +34,8 @@ pub struct Stats {
     pub memory_budget_bytes: u64,
     /// Bytes of the budget in use: the sum of `memory`.
     pub memory_used_bytes: u64,
-    /// The accounts of the budget. Their limits add up to the budget. Counts and the states of reducers have no fixed
-    /// limit: their limit is shown as the memory they use, and pages use the rest of that memory.
+    /// The accounts of the budget. Their limits add up to the budget. Counts and reducer states have no fixed limit:
+    /// their limit is shown as the memory that they use, and the pages account has the rest.
     pub memory: Vec<MemoryPart>,
     pub frame_bytes: u64,
     pub dirty_bytes: u64,
@@ -50,7 +50,8 @@ pub struct Stats {
     pub page_hits: u64,
     /// Pages read from the disk when they were needed, or prefetched shortly before.
     pub page_misses: u64,
-    /// Pages read because they were in memory when the database was last closed. They are not counted as misses.
+    /// Pages that a warm start read because they were in memory when the database was last closed. They do not count as
+    /// misses.
     pub pages_warmed: u64,
     /// `true` while the pages of a warm start are being read.
     pub is_warming: bool,
@@ -69,9 +70,9 @@ pub struct Stats {
     pub lock_waits: u64,
     /// The total time of the lock waits that have ended, over all threads and tasks.
     pub lock_wait_time: Duration,
-    /// Calls that ended with [`LockTimeout`](crate::Error::LockTimeout).
+    /// Calls that failed with [`LockTimeout`](crate::Error::LockTimeout).
     pub lock_timeouts: u64,
-    /// The bytes of the log that a recovery would have to read now.
+    /// Bytes of the log that recovery would have to read if the process were killed now.
     pub log_bytes: u64,
     /// Bytes of records appended to the log.
     pub log_bytes_written: u64,
@@ -91,11 +92,11 @@ pub struct Stats {
     pub last_checkpoint: Timestamp,
     pub durable: Timestamp,
     pub visible: Timestamp,
-    /// Snapshots, transactions and scans that are open and keep old versions.
+    /// Open snapshots, transactions and scans, which prevent old versions from being freed.
     pub snapshots: u64,
     pub oldest_snapshot: Option<Timestamp>,
     pub oldest_snapshot_age: Option<Duration>,
-    /// Snapshots, transactions and scans that were ended because their versions took too much memory.
+    /// Snapshots, transactions and scans that were ended because their old versions outgrew their limits.
     pub snapshots_ended: u64,
     /// The reason why the database accepts no more commits, if it has failed.
     pub failed: Option<String>,
@@ -160,13 +161,13 @@ impl Store {
                 | Account::States => budget.taken_bytes(of),
                 Account::TableChanges => engine.space.change_bytes() + base_bytes,
                 Account::Reads => engine.pool.read_buffer_bytes(),
-                // These accounts are allocated when the database is opened.
+                // The memory of these accounts is allocated when the database is opened.
                 Account::Log | Account::Writes | Account::Fixed => budget.limit_bytes(of),
                 Account::Pinned | Account::Tables | Account::Loads | Account::Spilled => 0,
             };
             MemoryPart { name: of.name(), used_bytes, limit_bytes: budget.limit_bytes(of) }
         };
-        // Counts and states of reducers take memory from the pages account, so their use is subtracted from its limit.
+        // Counts and reducer states use memory of the pages account, so subtract their use from its limit.
         let within_pages = [Account::Counts, Account::States].map(part_of);
         let mut parts: Vec<MemoryPart> = Account::ALL.into_iter().map(part_of).collect();
         let others: u64 = within_pages.iter().map(|part| part.used_bytes).sum();
@@ -181,14 +182,15 @@ impl Store {
         let usage = space.segments.usage();
         let oldest = engine.snapshots.oldest();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // A running checkpoint holds this lock; the figures are not final until it ends.
+        // A running checkpoint holds this lock, and the figures are not final until it ends.
         let (last_checkpoint, base_bytes) = match self.page_tables.try_lock() {
             Some(page_tables) => (page_tables.superblock.timestamp, page_tables.memory_bytes()),
             None => (Timestamp(0), 0),
         };
         let budget = &engine.budget;
         let page_misses = load(&engine.pool.cache.misses);
-        // Load the headers' bytes before the total that includes them, because other threads may add frames in between.
+        // Load the bytes of the headers before the total that includes them, because other threads may add frames in
+        // between.
         let header_bytes = engine.pool.frames.header_bytes();
         let frame_bytes = engine.pool.frames.used_bytes().saturating_sub(header_bytes) as u64;
         let memory = self.memory_parts(base_bytes);

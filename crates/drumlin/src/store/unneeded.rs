@@ -2,21 +2,21 @@
 
 use std::collections::VecDeque;
 
-/// The number of checkpoint intervals after which a free segment that they have not needed is returned to the file
-/// system.
+/// The number of checkpoint intervals after which a free segment is returned to the file system if none of them needed
+/// it.
 /// Measured: decision 007, together with `WASTE_SHARE_MAX`.
 const UNNEEDED_INTERVALS: usize = 8;
 
-/// The numbers of segments that stayed free throughout recent checkpoint intervals.
+/// For each recent checkpoint interval, the number of segments that stayed free throughout.
 #[derive(Debug, Default)]
 pub(super) struct Unneeded {
-    /// The counts, the newest one last; at most [`UNNEEDED_INTERVALS`].
+    /// The newest number comes last. At most [`UNNEEDED_INTERVALS`] numbers.
     counts: VecDeque<u64>,
 }
 
 impl Unneeded {
-    /// Adds the count of one more checkpoint interval. Returns the smallest of the recent counts, or 0 until there are
-    /// enough of them.
+    /// Adds the number of one more checkpoint interval. Returns the smallest of the recent numbers, or 0 until there
+    /// are enough of them.
     pub(super) fn push(&mut self, count: u64) -> u64 {
         self.counts.push_back(count);
         if self.counts.len() < UNNEEDED_INTERVALS {

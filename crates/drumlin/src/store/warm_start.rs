@@ -4,16 +4,16 @@
 //! # Invariants
 //! 1. The list of resident pages is advice (`advice.rs`), valid for any checkpoint. Each page in it is looked up in the
 //!    page table and verified like any other page that is read.
-//! 2. Listed pages are read only into spare frames: no page is evicted for them. Reading ends when no spare frame is
+//! 2. Listed pages are read only into spare frames, so no page is evicted for them. Reading ends when no spare frame is
 //!    left.
 //! 3. Foreground reads have priority. A warm start has at most two reads in flight. If foreground reads missed pages
-//!    during the last block, the warm start pauses for nine times as long as that block took.
-//! 4. The list is not written while it is being read, or after closing has interrupted the reading: the pages in memory
-//!    at that moment are only a part of the list.
+//!    while the warm start read a block, it pauses for nine times as long as that block took.
+//! 4. The list is not written while it is being read, or after closing has interrupted the reading, because the pages
+//!    in memory at that moment are only a part of the list.
 //!
-//! # States
-//! Reading (from the opening on, if there is a list) → read ([`Store::read_residents`]), or stopped by closing. The
-//! list is written only in the state *read*: by the maintenance thread after a checkpoint, and by closing.
+//! # States If there is a list, the state is *reading* when the database is opened. It becomes *read* at the end of the
+//! list ([`Store::read_residents`]), or *stopped* if the database is closed before that. The list is written only in
+//! the state *read*: by the maintenance thread after a checkpoint, and by closing.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -31,10 +31,9 @@ const PAUSE_FACTOR: u32 = 9;
 /// The longest pause of a warm start; see invariant 3.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// The list is rewritten only after at least this many pages have been read or written since it was last written, and
-/// at least one for every `CHANGES_SHARE` pages listed.
+/// The minimum number of pages that must be read or written before the list is rewritten. See also [`CHANGES_SHARE`].
 const CHANGES_MIN: u64 = if cfg!(feature = "sim") { 4 } else { 64 };
-/// The number of listed pages per change that is required before the list is rewritten.
+/// Before the list is rewritten, at least one page in this many listed ones must have been read or written.
 const CHANGES_SHARE: u64 = 16;
 
 /// The maximum number of pages that a part lists. A part is one block, so that a corrupted part costs few pages.
@@ -53,7 +52,8 @@ struct Reading<'s> {
 impl Store {
     /// Reads the listed pages into memory. This is the body of the warm-start thread.
     pub(super) fn read_residents(&self) {
-        // Pages that calls read while the list is being read may be missing from it, so they count as changes.
+        // While the list is being read, calls may read pages that are not in it, so all pages read from now on count as
+        // changes.
         let begun_at = self.residence_changes();
         let mut reading = Reading { store: self, misses: self.miss_count(), listed_count: 0 };
         let read = reading.run();
@@ -72,8 +72,7 @@ impl Store {
         self.engine.pool.cache.misses.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of pages that were read into memory, or written by checkpoints, since the database was
-    /// opened.
+    /// Returns the number of pages read into memory or written by checkpoints since the database was opened.
     fn residence_changes(&self) -> u64 {
         self.miss_count() + self.warm_start.written_count.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The state of a warm start: the progress of reading the list of resident pages, and the amount of change since then.
+//! The state of a warm start: the progress of reading the list of resident pages, and the number of page changes since.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(super) struct WarmStart {
 
 #[derive(Debug, Default)]
 pub(super) struct WarmState {
-    /// `true` if there may be a list that has not been read to its end.
+    /// `true` if there may be a list and it has not been read to its end.
     pub(super) is_unread: bool,
     pub(super) stop: bool,
     /// The number of pages in the list.
@@ -52,7 +52,7 @@ impl WarmStart {
         state.is_unread && !state.stop
     }
 
-    /// Stops reading the list. If it has not been read to its end, the list will no longer be written.
+    /// Stops reading the list. A list that has not been read to its end will not be rewritten.
     pub(super) fn stop(&self) {
         self.state.lock().stop = true;
         self.stopped.notify_all();
@@ -67,7 +67,7 @@ impl WarmStart {
         !state.stop
     }
 
-    /// Returns `true` if there is a list to read. The list is not written until it has been read.
+    /// Returns `true` if there is a list to read. Until it has been read, it will not be rewritten.
     pub(super) fn begin(&self) -> bool {
         let exists = self.files.is_on() && self.files.exists(RESIDENT_NAME);
         self.state.lock().is_unread = exists;

@@ -1,6 +1,6 @@
-//! Two ways for a call to wait: by blocking its thread, or as a task of whichever executor polls it.
+//! Two ways for a call to wait: by blocking its thread, or as a task of the executor that polls it.
 //!
-//! The engine's operations are written once, as `async` functions, and a [`WaitMode`] tells them how to wait. In
+//! The engine's operations are written once, as `async` functions, and a [`WaitMode`] determines how they wait. In
 //! `Blocking` mode, every wait blocks inside its poll, so the operation as a whole is ready at its first poll
 //! ([`ready`]). In `Tasks` mode, a wait stores a waker and occupies no thread. The exceptions are operations that need
 //! blocking system calls or cannot be split up (growing a file, large values, definitions, commits of many rows): these
@@ -23,9 +23,9 @@ pub(crate) use rooted::Rooted;
 pub(crate) use timer::Timer;
 use turn::Work;
 
-/// The threads of each pool. A job may wait for the disk, for other threads and for running jobs, but never for a
-/// queued job. So a task that holds a resource that jobs wait for (log space) must not depend on a job of the same
-/// pool.
+/// The number of threads in each pool. A job may wait for the disk, for other threads and for running jobs, but never
+/// for a queued job. So a task that holds a resource that jobs wait for (log space) must not depend on a job of the
+/// same pool.
 const WORKER_THREADS_MAX: usize = 2;
 
 /// Returns a thread pool for operations that must block. Its threads are started by the first jobs.
@@ -33,8 +33,8 @@ pub(crate) fn new_workers(backend: &Arc<dyn Backend>) -> Workers {
     Workers::new(Arc::clone(backend), WORKER_THREADS_MAX)
 }
 
-/// A boxed future, for operations that seldom run or take long compared with an allocation: reading a page, a commit
-/// that waits. Boxing keeps the callers' futures small and the operation is compiled only once.
+/// A boxed future, for operations that are rare or take long compared with an allocation, such as reading a page or a
+/// commit that waits. Boxing keeps the callers' futures small, and the operation is compiled only once.
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The background services for asynchronous callers.
@@ -44,15 +44,15 @@ pub(crate) struct Tasks {
     /// Threads that make room for frames. They are separate from `workers`, because a commit that holds log space needs
     /// them, and jobs of `workers` may wait for log space or take minutes.
     pub(crate) evictors: Workers,
-    /// Threads that make commits of many rows. They are separate from `workers`, because a commit waits for space in
-    /// the file and in the log, and the commits that hold this space may need `workers`. A commit queued here holds
-    /// only row locks, which no commit waits for.
+    /// Threads for commits of many rows. They are separate from `workers`, because a commit waits for space in the file
+    /// and in the log, and the commits that hold this space may need `workers`. A commit queued here holds only row
+    /// locks, which no commit waits for.
     pub(crate) committers: Workers,
     pub(crate) timer: Timer,
 }
 
 impl Tasks {
-    /// Returns the wait mode for a new call. Yields to other tasks first if its thread's turn is over.
+    /// Returns the wait mode for a new call. If the thread's turn is over, first yields to other tasks.
     #[inline]
     pub(crate) async fn begin_call(&self) -> WaitMode<'_> {
         Work::call().await;
@@ -91,8 +91,7 @@ impl WaitMode<'_> {
         matches!(self, WaitMode::Tasks(_))
     }
 
-    /// Charges a piece of work, which is about to begin, to the thread's turn. Yields first if too little of the turn
-    /// is left.
+    /// Charges work that is about to begin to the thread's turn. If too little of the turn is left, first yields.
     #[inline]
     pub(crate) fn work(self, units: u32) -> Work {
         match self {
@@ -101,7 +100,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Charges work whose size is known only afterwards to the thread's turn.
+    /// Charges finished work, whose size was not known in advance, to the thread's turn.
     #[inline]
     pub(crate) fn worked(self, units: u32) {
         if let WaitMode::Tasks(_) = self {
@@ -137,7 +136,7 @@ impl Wake for UnparkThread {
 }
 
 impl WaitMode<'_> {
-    /// Calls `poll` until it returns `Ready`: once immediately, and once more each time the waker is called.
+    /// Calls `poll` until it returns `Ready`: the first time immediately, then each time the waker is called.
     pub(crate) async fn until<T>(self, mut poll: impl FnMut(&Waker) -> Poll<T>) -> T {
         match self {
             WaitMode::Blocking => {
@@ -154,7 +153,7 @@ impl WaitMode<'_> {
         }
     }
 
-    /// Like [`until`](Self::until), but returns `None` once the clock of `backend` shows `deadline`.
+    /// Like [`until`](Self::until), but returns `None` once the clock of `backend` reaches `deadline`.
     pub(crate) async fn until_deadline<T>(
         self,
         backend: &dyn Backend,

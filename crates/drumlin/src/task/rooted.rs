@@ -43,8 +43,8 @@ impl<F: Future> Future for Rooted<F> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        // SAFETY: nothing moves out of `self`, and `future` is not moved either: it is pinned whenever `self` is, since
-        // no method returns it unpinned and `Drop` drops it in place.
+        // SAFETY: nothing moves out of `self`. Nor does `future` move: it is pinned whenever `self` is, since no method
+        // returns it unpinned and `Drop` drops it in place.
         let this = unsafe { self.get_unchecked_mut() };
         // SAFETY: `future` is pinned (see above), and `ManuallyDrop` holds its value in place.
         let future = unsafe { Pin::new_unchecked(&mut *this.future) };
@@ -55,7 +55,7 @@ impl<F: Future> Future for Rooted<F> {
 impl<F: Future> Drop for Rooted<F> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this is the only call, and nothing uses the future afterwards. It is dropped in place, where it was
+        // SAFETY: this is the only call, and nothing uses the future afterwards. It is dropped in place, while still
         // pinned.
         unsafe { (self.drop)(&mut self.future) }
     }
@@ -83,8 +83,8 @@ mod tests {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    // A polled future resumes where it stopped. It is dropped exactly once, whether it was never polled, is pending, or
-    // has completed.
+    // A polled future resumes at the point where it stopped. It is dropped exactly once, whether it was never polled,
+    // is pending, or has completed.
     #[test]
     fn polled_and_dropped_like_the_future_itself() {
         let alive = Arc::new(());

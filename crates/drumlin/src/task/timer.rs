@@ -1,4 +1,4 @@
-//! Wakes tasks at a given time, for lock timeouts and for the pause before a retry.
+//! Wakes tasks at a given time, for lock timeouts and for pauses before retries.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::io::Backend;
 use crate::sync::{Condvar, Mutex};
 
-/// Wakes tasks at their deadlines. The first deadline starts its thread.
+/// Wakes tasks at their deadlines. The timer's thread is started by the first deadline.
 #[derive(Debug)]
 pub(crate) struct Timer {
     backend: Arc<dyn Backend>,
@@ -25,7 +25,7 @@ struct TimerState {
 
 #[derive(Debug, Default)]
 struct Alarms {
-    /// The wakers by deadline; a serial number separates equal deadlines.
+    /// The wakers, by deadline. A serial number distinguishes equal deadlines.
     waiting: BTreeMap<(Duration, u64), Waker>,
     next_number: u64,
     thread: Option<JoinHandle<()>>,

@@ -1,7 +1,7 @@
-//! Turns: the amount of work that a thread does for tasks before giving its executor a chance to run different tasks.
+//! Turns: the amount of work that a thread does for tasks before giving its executor a chance to run other tasks.
 //!
-//! A task whose pages are in memory never has to wait, but an executor gets its thread back only when a future returns.
-//! So tasks count their work, and a task that uses up the turn wakes itself and returns `Pending` once.
+//! A task whose pages are in memory never has to wait, but an executor regains control of its thread only when a future
+//! returns. So tasks count their work. A task that uses up the turn wakes itself and returns `Pending` once.
 //!
 //! # Invariants
 //! 1. The count belongs to the thread. A loop of `get_async` consists of thousands of calls, each only a microsecond
@@ -11,8 +11,8 @@
 //!    then repeated has a whole turn.
 //! 4. A call yields before it begins a piece of work, never between the work and its result. So nothing is lost if a
 //!    future is dropped while it yields.
-//! 5. When a call has begun, at least [`CALL_UNITS_MAX`] units are left. If the call needs no more than that, and waits
-//!    for nothing else, it completes without another yield.
+//! 5. When a call has begun, at least [`CALL_UNITS_MAX`] units are left. If the call needs no more than that and waits
+//!    for nothing else, it completes without yielding a second time.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -20,12 +20,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// The length of a turn, in units. A unit is about 0.1 µs, so a turn takes about 15 µs, and yielding costs little
-/// compared with that. It is not longer because executors check timers and sockets only after many polls: tokio after
-/// 61, which take a millisecond with turns of this length.
+/// compared with that. The turn is no longer because executors check timers and sockets only after many polls. For
+/// example, tokio does so after 61 polls, which take a millisecond with turns of this length.
 /// Measured: decision 034.
 const TURN_UNITS: u32 = 160;
 
-/// The number of units that a turn must have left for a call to begin in it.
+/// The number of units that must be left of a turn for a call to begin in it.
 const CALL_UNITS_MAX: u32 = 40;
 
 /// The overhead of a call, in units.
@@ -76,12 +76,12 @@ pub(crate) struct Work {
 impl Work {
     pub(super) const BLOCKING: Work = Work { units: None, left_min: 0, has_yielded: false };
 
-    /// Returns a piece of work within a call. If it is longer than a turn, it begins only when a whole turn is left.
+    /// Returns a piece of work within a call. Work that is longer than a turn begins only when a whole turn is left.
     pub(super) fn piece(units: u32) -> Work {
         Work { units: Some(units), left_min: units.clamp(1, TURN_UNITS), has_yielded: false }
     }
 
-    /// Returns the work that every call begins with: its overhead.
+    /// Returns the overhead of a call, as the work that begins it.
     pub(super) fn call() -> Work {
         Work { units: Some(CALL_UNITS), left_min: CALL_UNITS_MAX, has_yielded: false }
     }

@@ -3,14 +3,14 @@
 //! # Invariants
 //! 1. Page 1 is always the root, regardless of its level. A node covers the keys from its lower fence (inclusive) to
 //!    its upper fence (exclusive). At each level, the ranges of the nodes abut and cover all keys.
-//! 2. Inner nodes are replaced, never changed. From any version of an inner node, no matter how old, a descent reaches
-//!    a node that once covered the key. The leaf at its end is latched and checked; if it does not cover the key now,
-//!    the descent restarts. So an outdated view costs a restart, but never gives a wrong answer.
+//! 2. Inner nodes are replaced, never changed. A descent from any version of an inner node, however old, reaches a node
+//!    that once covered the key. The leaf at its end is latched and checked. If it does not cover the key now, the
+//!    descent restarts. So an outdated view costs a restart, but never a wrong answer.
 //! 3. A structure change holds the epoch latch shared, and the parent and the affected nodes exclusively. Latch order
 //!    is parents before children, left before right. A structure change moves rows without changing them, and is not
 //!    logged.
-//! 4. A core operation never waits. If it lacks a page or a frame, it returns that need ([`Needs`]) without having
-//!    changed anything.
+//! 4. A core operation never waits. If it lacks a page or a frame, it returns that need ([`Needs`]) and has changed
+//!    nothing.
 
 mod estimate;
 pub(crate) mod node;
@@ -28,18 +28,18 @@ use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{Boxed, WaitMode};
 use node::{Inner, LeafMut, Node};
 
-/// A listener to structure changes, for data about pages that is kept outside of them: row counts and old versions.
-/// Each keyspace's tree is created with its observer. All calls are made under the shared epoch latch.
+/// Observes structure changes on behalf of data that is about pages but not stored in them: row counts and old
+/// versions. Each keyspace's tree is created with its observer. All calls are made under the shared epoch latch.
 pub(crate) trait RowObserver: Send + Sync {
-    /// A new page is about to be published under this number, which may have belonged to an earlier page.
+    /// A new page is about to be published under this id, which may have belonged to an earlier page.
     fn page_created(&self, page: PageId);
 
     /// The fences of these pages are about to change. The caller has latched the pages exclusively, and has not
     /// published any node with the new fences.
     fn begin_change(&self, pages: &[PageId]);
 
-    /// All nodes with the new fences of these pages have been published. If the change removes a page, its number has
-    /// not been freed yet.
+    /// All nodes with the new fences of these pages have been published. If the change removes a page, its id has not
+    /// been freed yet.
     fn end_change(&self, pages: &[PageId]);
 
     /// The rows starting at `separator`, or all rows if it is `None`, have moved from leaf `from` to leaf `to`. Both
@@ -64,7 +64,8 @@ impl std::fmt::Debug for Tree {
 /// The number of restarts after which the tree is considered corrupted, since views are outdated only for microseconds.
 pub(crate) const RESTARTS_MAX: usize = 1_000_000;
 
-/// The limit on restarts once page-table entries are known to be lost. Outdated views can then come only from eviction.
+/// The limit on restarts once page-table entries are known to be lost. From then on, only evictions cause outdated
+/// views.
 const LOST_RESTARTS_MAX: usize = 100;
 
 /// The limit on restarts if each of them may read from the device.
@@ -158,7 +159,8 @@ pub(crate) struct Upcoming {
     pub(crate) pages: Vec<PageId>,
     /// The number of upcoming leaves, including those in memory.
     pub(crate) leaf_count: usize,
-    /// The key at which the leaves after these begin (forward) or end (backward), or `None` if no leaves follow.
+    /// The key at which the leaves after the upcoming ones begin (forward) or end (backward), or `None` if no leaves
+    /// follow.
     pub(crate) next: Option<Vec<u8>>,
 }
 
@@ -217,7 +219,7 @@ impl Tree {
         })
     }
 
-    /// Like [`fault_many`](Self::fault_many), for pages that are nodes.
+    /// Like [`fault_many`](Self::fault_many), for nodes.
     pub(crate) async fn fault_nodes(&self, mode: WaitMode<'_>, pages: &[PageId]) -> Result<usize> {
         debug_assert!(pages.is_sorted(), "pages are brought in out of order, and may be named twice");
         let wanted: Vec<Wanted> = pages.iter().map(|&page| Wanted::node(&self.pages, page)).collect();
@@ -233,7 +235,7 @@ impl Tree {
     }
 
     /// Descends from the root to the frame that appears to hold the target's leaf. Calls `visit` with each inner node
-    /// on the path and the index of the child that the descent continues with.
+    /// on the path and the index of the child with which the descent continues.
     #[inline]
     pub(crate) fn descend(
         &self,
@@ -262,8 +264,8 @@ impl Tree {
                     }
                     self.pool.frames.header(frame).touch_inner();
                     let inner = Inner::new(bytes);
-                    // Don't check that inner nodes cover the target: only the leaf matters. An outdated path ends at a
-                    // leaf that does not cover it, and can't loop because levels must descend.
+                    // Don't check that inner nodes cover the target, because only the leaf matters. An outdated path
+                    // ends at a leaf that does not cover the target. It can't loop, because levels must descend.
                     if inner.level() >= level {
                         return Ok(None);
                     }
@@ -292,7 +294,7 @@ impl Tree {
         Error::corrupted(self.pool.space.path(), what, "its nodes do not lead to every key")
     }
 
-    /// Repeats an attempt to latch a leaf until it succeeds. The attempt returns `None` if its view was outdated.
+    /// Repeats an attempt to latch a leaf until it succeeds. The attempt returns `None` if it used an outdated view.
     #[inline]
     fn restarting<T>(&self, mut attempt: impl FnMut() -> Result<Option<T>, Stop>) -> Result<T, Stop> {
         for restart in 0..RESTARTS_MAX {
@@ -341,8 +343,8 @@ impl Tree {
         })
     }
 
-    /// Like [`read_leaf`](Self::read_leaf), but resumes at a page that an earlier descent lacked. If that page no
-    /// longer leads to the leaf, starts over at the root.
+    /// Like [`read_leaf`](Self::read_leaf), but resumes at a page that was missing in an earlier descent. If that page
+    /// no longer leads to the leaf, starts over at the root.
     #[inline]
     pub(crate) fn read_leaf_from(&self, from: PageId, target: Target<'_>) -> Result<FrameRead<'_>, Stop> {
         if from != PageId::ROOT
@@ -371,7 +373,9 @@ impl Tree {
         })
     }
 
-    /// Latches the target's leaf shared in the frame where it was [located](Self::locate), if it is still there.
+    /// Latches the target's leaf shared in the frame where it was [located](Self::locate), if it is still there. The
+    /// descent's reclaim guard has ended by now, so the frame may have been reused: what the leaf is and which keys it
+    /// covers is checked under the latch.
     #[inline]
     pub(crate) fn read_leaf_at(
         &self,
@@ -530,8 +534,8 @@ impl Tree {
     }
 }
 
-/// Descents for ascending keys. Each starts at the lowest inner node of the previous descent, if that node covers the
-/// key. The node may have become outdated, like any node during a descent.
+/// Locates leaves for ascending keys. Each descent starts at the lowest inner node of the previous one, if that node
+/// covers the key. The node may have become outdated, like any node during a descent.
 pub(crate) struct Finger<'g> {
     tree: &'g Tree,
     immutable_pages: ImmutablePages<'g>,

@@ -17,7 +17,7 @@ pub(crate) struct Incoming<'k> {
 }
 
 impl Incoming<'_> {
-    /// Returns the maximum number of bytes that the row can take in its leaf, not counting its slot.
+    /// Returns the maximum number of bytes that the row can occupy in its leaf, not counting its slot.
     pub(crate) fn row_bytes(&self) -> usize {
         let value_bytes = |value_bytes| crate::format::node::VALUE_LENGTH_BYTES + value_bytes;
         self.value_bytes.map_or(0, |bytes| self.key.len() + value_bytes(bytes))
@@ -34,8 +34,8 @@ const ROW_OVERHEAD_BYTES: usize = crate::format::node::SLOT_BYTES + crate::forma
 /// This keeps splits and merges from undoing each other.
 const UNDERFULL_SHARE: usize = 4;
 
-/// The maximum number of consecutive passes over empty leaves that merge nothing, which happens if other threads keep
-/// changing the tree.
+/// The maximum number of consecutive passes over empty leaves in which nothing could be merged, because other threads
+/// kept changing the tree.
 const IDLE_PASSES_MAX: u32 = 100;
 
 /// The outcome of merging the leaves of a tree without rows.
@@ -45,7 +45,7 @@ pub(crate) enum Emptied {
     Whole,
     /// The tree has a row.
     HasRows,
-    /// Nothing was merged in [`IDLE_PASSES_MAX`] passes: other threads were changing the tree.
+    /// In [`IDLE_PASSES_MAX`] passes, nothing could be merged because other threads were changing the tree.
     Busy,
 }
 
@@ -61,7 +61,7 @@ impl<const N: usize> Drop for FenceChange<'_, N> {
     }
 }
 
-/// The condition for merging two neighbours.
+/// The condition under which two neighbours are merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Merging {
     /// At least one is underfull, and the merged node leaves a quarter of the page free.
@@ -75,7 +75,7 @@ enum Merging {
 enum Progress {
     /// There is room for all rows below this key, or for all rows if it is `None`.
     Done(Option<Vec<u8>>),
-    /// A node above the leaf was split, the leaf needs more splits, or another thread changed the tree: try again.
+    /// Try again: a node above the leaf was split, the leaf needs more splits, or another thread changed the tree.
     Again,
 }
 
@@ -148,7 +148,7 @@ impl Tree {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
         let is_there = self.pages.table.load(page) == PageEntry::Immutable(frame);
-        // By now, the page number may belong to a large value.
+        // The page number may have been reused for a large value.
         let is_inner = is_there && write[KIND_OFFSET] == Kind::Inner as u8;
         debug_assert!(
             !is_inner || Node::new(&write).level() > 0,
@@ -337,8 +337,8 @@ impl Tree {
         copy.copy_from_slice(&parent);
         let index = Inner::new(&parent).child_for(&separator) + 1;
         InnerMut::new(&mut copy).insert_child(index, &separator, right).expect("room was checked");
-        // Replace the parent first. Otherwise, the child would already be the left half while the current parent still
-        // sent all keys to it, and a descent for a key in the right half would end in the wrong leaf unnoticed.
+        // Replace the parent first. If the child became the left half first, the current parent would still send all
+        // keys to it, and a descent for a key in the right half would end in the wrong leaf without detecting it.
         self.replace(epoch_guard, parent_page, parent, copy);
         self.replace(epoch_guard, page, full, left);
         Ok(Progress::Again)
@@ -347,7 +347,8 @@ impl Tree {
     // ── merging ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Merges the leaf that covers the key with a neighbour, if both are in memory and fit together, and then does the
-    /// same for the nodes above. Gives up rather than wait: a merge saves space, but correctness does not depend on it.
+    /// same for the nodes above. Gives up if it would have to wait: a merge saves space, but correctness does not
+    /// depend on it.
     pub(crate) fn try_merge(&self, key: &[u8]) {
         let mut level = 0;
         while let Ok(true) = self.try_merge_level(key, level, Merging::Underfull) {
@@ -361,9 +362,9 @@ impl Tree {
     /// Merges the leaves of a tree without rows until its root is an empty leaf. Stops if it finds a row. Waits for
     /// pages and frames. O(leaves).
     ///
-    /// If a tree was larger than memory, empty leaves are left after its rows are removed, because
-    /// [`try_merge`](Self::try_merge) merges only leaves in memory. `prepare` is called before each change, without
-    /// holding latches; its result is kept until the change has been made.
+    /// When all rows of a tree larger than memory are removed, empty leaves remain, because
+    /// [`try_merge`](Self::try_merge) merges only leaves in memory. `prepare` is called before each change, while no
+    /// latch is held. Its result is dropped after the change has been made.
     pub(crate) fn merge_empty_leaves<R>(&self, mut prepare: impl FnMut() -> Result<R>) -> Result<Emptied> {
         let read_empty_leaf = |key: &[u8]| {
             self.pool.waiting(|_| {
@@ -465,7 +466,7 @@ impl Tree {
             crate::coverage::mark!("two leaves merged");
             self.observer.rows_moved(&self.pages, right_page, left_page, None);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // End the change before freeing the page, because its number may then be reused.
+            // End the change before freeing the page, because its id may then be reused.
             drop(change);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         } else {
@@ -484,7 +485,7 @@ impl Tree {
             crate::coverage::mark!("two inner nodes merged");
             self.replace(&epoch_guard, left_page, left, merged);
             self.replace(&epoch_guard, parent_page, parent, copy);
-            // End the change before freeing the page, because its number may then be reused.
+            // End the change before freeing the page, because its id may then be reused.
             drop(change);
             self.pool.free_page(&epoch_guard, &self.pages, right);
         }
@@ -535,13 +536,13 @@ impl Tree {
     }
 }
 
-/// Returns `true` if all rows that the leaf covers fit into it when they are put in this order. Ignores the space freed
-/// by removals; at worst, the leaf is split earlier than necessary.
+/// Returns `true` if all rows that the leaf covers fit into it when they are put in this order. Ignores the space that
+/// removals free, so a leaf may be split earlier than necessary.
 pub(crate) fn fits(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> bool {
     let upper = leaf.upper_fence();
     let covered = || rows.iter().take_while(|row| upper.is_none_or(|upper| row.key < upper));
     let puts = || covered().filter_map(|row| Some((row.key, row.value_bytes?)));
-    // In the usual case they would fit even if all of them were new: then don't search for existing rows.
+    // Usually, the rows would fit even if all of them were new. In that case, don't search for existing rows.
     let mut free_bytes = leaf.free_bytes();
     let new_rows_fit = puts().all(|(key, value_bytes)| {
         let left_bytes = free_bytes.checked_sub(leaf.row_cost(key.len(), value_bytes));
@@ -607,8 +608,7 @@ fn plan_split(leaf: &Leaf<'_>, rows: &[Incoming<'_>]) -> Option<Vec<u8>> {
     if sides_fit(leaf, &separator) {
         return Some(separator);
     }
-    // One half has no room for such a long fence in addition to its existing rows. A split planned for a single row
-    // always fits.
+    // One half has no room for its existing rows and such a long fence. A split planned for a single row always fits.
     let &(key, value_bytes) = puts.first()?;
     Some(split_around(leaf, key, value_bytes))
 }
@@ -623,7 +623,7 @@ fn split_around(leaf: &Leaf<'_>, key: &[u8], value_bytes: usize) -> Vec<u8> {
 }
 
 /// Returns the rows to be put into the leaf, each with the length of its value. Stops after two pages full of rows,
-/// which are enough to determine the first split. Leaves out removals, because they need no room.
+/// which are enough to determine the first split. Omits removals, because they need no room.
 fn puts_ahead<'k>(leaf: &Leaf<'_>, rows: &[Incoming<'k>]) -> Vec<(&'k [u8], usize)> {
     let mut ahead_bytes = 2 * leaf.page_bytes();
     let covered = rows.iter().take_while(|row| leaf.upper_fence().is_none_or(|upper| row.key < upper));
@@ -648,7 +648,7 @@ struct MergedRow {
 }
 
 impl MergedRow {
-    /// Returns the row's key, which is assembled in `copy` if it has to come from the leaf.
+    /// Returns the row's key. If only the leaf has it, assembles it in `copy`.
     fn key<'k>(&self, leaf: &Leaf<'_>, puts: &[(&'k [u8], usize)], copy: &'k mut Vec<u8>) -> &'k [u8] {
         match self.put {
             Some(put) => puts[put].0,
@@ -681,7 +681,7 @@ fn merge_rows(leaf: &Leaf<'_>, puts: &[(&[u8], usize)]) -> Vec<MergedRow> {
                 next += 1;
             }
             if puts.get(next).is_some_and(|(put, _)| *put == &key[..]) {
-                // The old value takes up space until the new one is put, so count the larger of the two.
+                // The old value occupies space until the new one is put, so count the larger of the two.
                 row = MergedRow { bytes: row.bytes.max(put_row(next).bytes), put: Some(next), ..row };
                 next += 1;
             }
@@ -713,7 +713,7 @@ fn leaf_overhead_bytes(leaf: &Leaf<'_>) -> usize {
         + leaf.upper_fence().map_or(0, <[u8]>::len)
 }
 
-/// Returns the number of bytes to keep free for the fence that a split adds to the left leaf.
+/// Returns the number of bytes to leave free for the fence that a split adds to the left leaf.
 fn leaf_reserve_bytes(leaf: &Leaf<'_>) -> usize {
     if leaf.upper_fence().is_none() { 64 } else { 0 }
 }

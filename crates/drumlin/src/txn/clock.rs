@@ -1,17 +1,17 @@
 //! The progress of commits through three stages: published, durable, visible.
 //!
-//! - *published*: all commits up to this timestamp are applied. The thread that applies the commit that closes a gap
-//!   advances it.
-//! - *visible*: the timestamp as of which readers see the database: min(durable, published), raised to the newest
-//!   `Relaxed` commit that has returned, so that its caller sees it. Never above published.
+//! - *published*: all commits up to this timestamp are applied. When a thread applies a commit that closes a gap, it
+//!   advances this timestamp.
+//! - *visible*: readers see the database as of this timestamp. It is min(durable, published), raised to the newest
+//!   `Relaxed` commit that has returned, so that the commit's caller sees it. Never above published.
 
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::format::Timestamp;
 use crate::sync::{Backoff, CachePadded};
 
-/// The maximum distance between the oldest commit that is not applied and the newest one that may be marked as applied.
-/// No program has this many threads inside commits; if one did, commits would wait in [`Clock::mark_applied`].
+/// The maximum distance between the oldest commit that has not been applied and the newest one that may be marked as
+/// applied. No program has this many threads inside commits; if one did, commits would wait in [`Clock::mark_applied`].
 const COMMITS_IN_FLIGHT_MAX: usize = if cfg!(drumlin_loom) { 4 } else { 1 << 14 };
 
 #[derive(Debug)]
@@ -44,10 +44,10 @@ impl Clock {
 
     /// Records that the commit's changes are in the pages.
     ///
-    /// If the commit that is [`COMMITS_IN_FLIGHT_MAX`] timestamps earlier still needs the slot, waits until all commits
-    /// up to that one are published. The wait ends no matter which latches or locks the caller holds: the oldest commit
-    /// that is not applied never waits here, and between taking its timestamp and this call, a commit waits for no
-    /// other commit.
+    /// If the slot is still in use by the commit that is [`COMMITS_IN_FLIGHT_MAX`] timestamps earlier, waits until all
+    /// commits up to that one are published. The wait ends whatever latches or locks the caller holds: the oldest
+    /// commit that has not been applied never waits here, and a commit waits for no other commit between taking its
+    /// timestamp and this call.
     pub(crate) fn mark_applied(&self, timestamp: Timestamp) {
         let published = self.published.load(Ordering::Relaxed);
         assert!(published < timestamp.0, "a commit is published before it is applied");
@@ -59,8 +59,8 @@ impl Clock {
         debug_assert!(earlier < timestamp.0, "commit {timestamp} is applied twice");
         debug_assert!(earlier <= self.published().0, "commit {timestamp} takes the slot of one that waits");
         slot.store(timestamp.0, Ordering::Release);
-        // Among all threads that mark commits as applied, the one whose fence comes last sees the slots of the others.
-        // So there is always a thread that advances published all the way.
+        // Of all threads that mark commits as applied, the one with the last fence sees the slots of all the others. So
+        // some thread always advances published all the way.
         fence(Ordering::SeqCst);
         loop {
             let published = self.published.load(Ordering::Acquire);
@@ -82,7 +82,7 @@ impl Clock {
         debug_assert!(self.is_in_order(), "a commit is visible before it is published");
     }
 
-    /// Raises visible to a commit that returns before it is durable. Waits until all earlier commits are applied.
+    /// Raises visible to a commit that returns before it is durable. First waits until all earlier commits are applied.
     pub(crate) fn show_relaxed(&self, timestamp: Timestamp) {
         self.wait_published(timestamp);
         self.raise_visible(timestamp.0);
@@ -101,8 +101,8 @@ impl Clock {
         is_published
     }
 
-    /// Loads before writing: another commit has often raised it further already, and a cache line that is only read
-    /// stays in the caches of all processors.
+    /// Load before writing: another commit has often raised the timestamp further already, and a cache line that is
+    /// only read stays in the caches of all processors.
     fn raise_visible(&self, timestamp: u64) {
         if self.visible.load(Ordering::SeqCst) < timestamp {
             self.visible.fetch_max(timestamp, Ordering::SeqCst);
@@ -110,7 +110,7 @@ impl Clock {
     }
 
     /// Checks that visible is not above published. Loads visible first: published only rises, so a concurrent change
-    /// cannot make the check fail.
+    /// can't make the check fail.
     fn is_in_order(&self) -> bool {
         let visible = self.visible();
         visible <= self.published()
@@ -141,8 +141,8 @@ mod tests {
         assert_eq!(clock.published(), Timestamp(10));
     }
 
-    /// If there are more concurrent commits than slots, the newest commits wait until the oldest is applied, and all
-    /// complete.
+    /// If there are more concurrent commits than slots, the newest commits wait until the oldest is applied. All of
+    /// them complete.
     #[test]
     fn more_commits_than_slots_wait_for_the_oldest() {
         let clock = Clock::new(Timestamp(0));
@@ -184,8 +184,8 @@ mod models {
 
     use super::*;
 
-    /// Two threads apply two commits, in any order. In the end, the last one is published. A thread that sees a
-    /// timestamp as published sees everything that this commit and the earlier ones applied.
+    /// Two threads apply two commits, in either order. In the end, the later commit is published. A thread that sees a
+    /// timestamp as published sees all changes of this commit and of the earlier ones.
     #[test]
     #[expect(unsafe_code, reason = "loom's cells are what finds a race")]
     fn loom_published_commits_are_seen_whole() {
@@ -211,7 +211,7 @@ mod models {
             let published = clock.published();
             let visible = clock.visible();
             for timestamp in 1..=published.0 {
-                // SAFETY: the commit is published, so the thread that wrote it is done.
+                // SAFETY: the commit is published, so the thread that wrote the page has finished.
                 pages.0[timestamp as usize - 1].with(|page| assert_eq!(unsafe { *page }, timestamp));
             }
             for committer in committers {

@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use crate::sync::Mutex;
 
-/// A request to end a transaction's wait for a row lock. It remains in effect until it has ended one wait.
+/// A request to end a transaction's wait for a row lock. It stays in effect until it has ended one wait.
 #[derive(Debug, Default)]
 pub(crate) struct Interrupt {
     is_requested: AtomicBool,
@@ -24,7 +24,7 @@ impl Interrupt {
     }
 
     /// Stores the waker of a wait, and only then checks for a request. So a concurrent request either sees the waker or
-    /// is seen. Returns `true` if the wait has to end.
+    /// is seen by this check. Returns `true` if the wait has to end.
     pub(crate) fn take(&self, waker: &Waker) -> bool {
         debug_assert!(!waker.will_wake(Waker::noop()), "a wait that nothing can end");
         let before = self.waker.lock().replace(waker.clone());

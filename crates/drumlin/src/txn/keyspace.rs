@@ -11,7 +11,7 @@ use crate::format::Timestamp;
 #[derive(Debug)]
 pub(crate) struct OpenKeyspace {
     pub(crate) tree: CountedTree,
-    /// The timestamp of its creation, or 0 if the checkpoint from which the database was opened already contains it.
+    /// The timestamp of its creation, or 0 if it already existed in the checkpoint from which the database was opened.
     pub(crate) created: Timestamp,
     /// The timestamp of the commit that gave the keyspace its name: its creation, or the newest that renamed it.
     pub(crate) named: AtomicU64,

@@ -1,9 +1,9 @@
-//! Row locks: the right to read or write a row until the transaction ends.
+//! Row locks. A row lock is the right to read or write a row until the transaction ends.
 //!
 //! A lock is either shared, so that any number of transactions may hold it, or exclusive. It exists only while a
-//! transaction holds it. The table has an entry for each row that a running transaction has locked or waits to lock,
-//! found by keyspace and key. A transaction that finds a row locked waits in the row's queue, as a blocked thread or as
-//! a future; the table only knows their wakers.
+//! transaction holds it. The table has an entry for each row that a running transaction has locked or is waiting to
+//! lock. Entries are found by keyspace and key. A transaction that finds a row locked waits in the row's queue, as a
+//! blocked thread or as a future. The table stores a waker for each of them.
 //!
 //! ```text
 //!              claim                    claim by another
@@ -17,18 +17,18 @@
 //! 1. An entry has one holder of an exclusive lock, or at least one holder of a shared lock. It has a queue only while
 //!    there are waiters.
 //! 2. When a lock is released, it immediately belongs to the first waiter in its queue, or to all shared requests at
-//!    the front. So no transaction overtakes another, each release wakes only the waiters that get the lock, and a
-//!    waiter that gives up at that moment finds that it holds the lock. Shared requests queue behind an exclusive one,
-//!    so the exclusive request does not starve.
+//!    the front. So no transaction overtakes another, and each release wakes only the waiters that acquire the lock. A
+//!    waiter that gives up at that moment finds that it holds the lock. Shared requests queue behind an exclusive
+//!    request, so the exclusive request does not starve.
 //! 3. A holder of a shared lock that requests the exclusive one overtakes the rest of the queue: it waits at the front
 //!    for the other holders to release the lock.
 //! 4. A transaction waits for one lock at a time. If a future was leaked, [`LockTable::abandon`] gives up its place in
 //!    the queue before the transaction waits for a different lock.
 //! 5. The [graph of waits](WaitGraph), from each transaction to the holders of the lock that it waits for, has no
-//!    cycle: a transaction that would close a cycle gets [`LockError::Deadlock`] instead of a place in the queue. Only
-//!    a transaction that begins to wait can close a cycle. When a lock is handed over, the remaining waiters wait for
-//!    new holders that wait for nothing.
-//! 6. No waker is called or dropped under a mutex, because its task may be waiting for that mutex.
+//!    cycle: a transaction that would close a cycle receives [`LockError::Deadlock`] instead of a place in the queue.
+//!    Only a transaction that begins to wait can close a cycle. After a lock has been handed over, the remaining
+//!    waiters wait for its new holders, which are not waiting themselves.
+//! 6. No waker is called or dropped while a mutex is held, because its task may be waiting for that mutex.
 //!
 //! Lock order: a shard, then the graph. The graph is locked only if there are waiters.
 
@@ -69,8 +69,8 @@ use crate::memory::heap_bytes;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockMode {
-    /// Several transactions may hold the lock at the same time. While one of them does, no other transaction can change
-    /// the row.
+    /// Several transactions may hold the lock at the same time. While any of them holds it, no other transaction can
+    /// change the row.
     Shared,
     /// Only one transaction holds the lock, and it may change the row.
     Exclusive,
@@ -79,7 +79,7 @@ pub enum LockMode {
 /// The way in which a lock was acquired.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Granted {
-    /// This call acquired the lock, so the caller has to release it.
+    /// This call acquired the lock. The caller has to release it.
     Acquired,
     /// The caller already held the lock.
     AlreadyHeld,
@@ -111,17 +111,17 @@ pub(crate) struct LockRequest<'k> {
     pub(crate) mode: LockMode,
 }
 
-/// A locked row, with the transactions that hold the lock and those waiting for it.
+/// A locked row, with the transactions that hold its lock and the transactions that wait for it.
 pub(crate) struct LockedRowState {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) key: Box<[u8]>,
     pub(crate) mode: LockMode,
     pub(crate) holders: Vec<TransactionId>,
-    /// The waiters in the order in which they will get the lock, each with the time at which it began to wait.
+    /// The waiters in the order in which they will acquire the lock, each with the time at which it began to wait.
     pub(crate) waiters: Vec<(TransactionId, LockMode, Duration)>,
 }
 
-/// A row's key. A short key, which most are, is stored in the entry.
+/// A row's key. A short key is stored in the entry. Most keys are short.
 enum LockKey {
     Short { bytes: [u8; LockKey::SHORT_BYTES_MAX], length: u8 },
     Long(Box<[u8]>),
@@ -150,7 +150,7 @@ impl LockKey {
         }
     }
 
-    /// Returns the bytes that the key has allocated outside the entry.
+    /// Returns the number of bytes that the key occupies outside of the entry.
     fn heap_bytes(&self) -> usize {
         LockKey::heap_bytes_of(self.as_bytes())
     }
@@ -170,7 +170,7 @@ struct Lock {
     /// The thread that acquired the lock for `owner`.
     thread: ThreadTag,
     mode: LockMode,
-    /// `true` if the lock was handed to `owner`, which has not noticed yet.
+    /// `true` if the lock has been handed to `owner`, but `owner` has not found out yet.
     handed_over: bool,
 }
 
@@ -180,9 +180,9 @@ const _: () = assert!(mem::size_of::<Lock>() <= 48);
 #[derive(Default)]
 struct Others {
     sharers: Vec<Sharer>,
-    /// The lock's number in the graph while it has waiters; otherwise 0.
+    /// The lock's id in the graph while it has waiters; otherwise 0.
     number: u64,
-    /// The waiters in the order in which they will get the lock.
+    /// The waiters in the order in which they will acquire the lock.
     waiters: VecDeque<Waiter>,
 }
 
@@ -200,11 +200,11 @@ struct Waiter {
     mode: LockMode,
 }
 
-/// The memory of a waiter: its slot in the queue and its entries in the graph, each in a collection that is at least
+/// The memory of a waiter: its slot in the queue and its entries in the graph. Each of these collections is at least
 /// half full. The executor owns the waker.
 const WAITER_BYTES: usize = 2 * (mem::size_of::<Waiter>() + 2 * mem::size_of::<(u64, u64)>());
 
-/// The memory that a holder of a shared lock takes in addition to an entry: its slot in the list of sharers, and in the
+/// The memory that a holder of a shared lock needs in addition to an entry: its slots in the list of sharers and in the
 /// graph.
 pub(crate) const SHARER_BYTES: usize =
     mem::size_of::<Others>() + 2 * (mem::size_of::<Sharer>() + mem::size_of::<(u64, u64)>());
@@ -215,7 +215,7 @@ pub(crate) const WAITING_BYTES: usize = WAITER_BYTES + mem::size_of::<Others>();
 #[derive(Default)]
 struct Shard {
     locks: HashTable<Lock>,
-    /// The bytes of long keys, further holders and waiters.
+    /// The bytes of long keys, additional holders and waiters.
     heap_bytes: usize,
 }
 
@@ -223,7 +223,7 @@ struct Shard {
 /// KiB).
 const SHARD_BUCKETS_KEPT: usize = 64;
 
-/// Returns the memory of a lock: its entry in a table that has just doubled, and its key if that is long.
+/// Returns the memory of a lock: its entry in a table whose capacity has just doubled, and its key if the key is long.
 pub(crate) fn lock_bytes(key: &[u8]) -> usize {
     2 * (mem::size_of::<Lock>() + 1) + LockKey::heap_bytes_of(key)
 }
@@ -232,16 +232,16 @@ pub(crate) fn lock_bytes(key: &[u8]) -> usize {
 pub(crate) struct LockTable {
     shards: Box<[CachePadded<Mutex<Shard>>]>,
     graph: Mutex<WaitGraph>,
-    /// The seed of the hashes. It is random, so that keys can't be chosen to collide.
+    /// The seed of the hashes. It is random, so keys can't be chosen to collide.
     seed: u64,
-    /// The process that created the table. A fork of it releases no locks, because a shard may be locked by a thread
+    /// The process that created the table. A fork of it releases no locks: a shard may have been locked by a thread
     /// that does not exist in the fork.
     process: Process,
 }
 
 impl LockTable {
-    /// Creates a table with `shards_count` shards, a power of two. With several times as many shards as threads, the
-    /// threads rarely contend.
+    /// Creates a table with `shards_count` shards, a power of two. If there are several times as many shards as
+    /// threads, threads rarely contend.
     pub(crate) fn new(shards_count: usize, seed: u64) -> LockTable {
         assert!(shards_count.is_power_of_two());
         let shards = (0..shards_count).map(|_| CachePadded::default()).collect();
@@ -253,8 +253,8 @@ impl LockTable {
         hash(self.seed, keyspace, key)
     }
 
-    /// Chooses the shard by the middle bits of the hash: the table uses the low bits as the position and the highest
-    /// seven as tags.
+    /// Chooses the shard by the middle bits of the hash. The table uses the low bits for the position and the highest
+    /// seven bits for the tag.
     #[inline]
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         self.shards[(hash >> 40) as usize & (self.shards.len() - 1)].lock()
@@ -281,18 +281,17 @@ impl LockTable {
         self.shard(hash).claim(self.seed, hash, &request).map_err(|lock| HeldBy(lock.owner))
     }
 
-    /// Acquires the lock of a row unless another transaction holds or waits for a lock that excludes it.
+    /// Acquires the lock of a row unless another transaction holds or awaits a conflicting lock.
     #[inline]
     pub(crate) fn try_request(&self, request: &LockRequest<'_>) -> Result<Granted, HeldBy> {
         let hash = self.hash(request.keyspace, request.key);
         self.shard(hash).claim(self.seed, hash, request).map_err(|lock| HeldBy(lock.owner))
     }
 
-    /// Acquires the lock of a row, or a place in its queue. `now` is kept as the time at which the wait began.
+    /// Acquires the lock of a row, or a place in its queue. `now` is recorded as the time at which the wait began.
     ///
-    /// When the lock has been handed to the caller, the table calls the waker, and the caller learns about the lock by
-    /// polling again. A caller that no longer wants the lock calls [`cancel`](Self::cancel). [`acquire`](Self::acquire)
-    /// does both.
+    /// When the table hands the lock to the caller, it calls the waker, and the caller's next poll returns the lock. A
+    /// caller that no longer wants the lock calls [`cancel`](Self::cancel). [`acquire`](Self::acquire) does both.
     pub(crate) fn poll_lock(
         &self,
         request: &LockRequest<'_>,
@@ -345,9 +344,9 @@ impl LockTable {
         Poll::Pending
     }
 
-    /// Gives up waiting. Returns `true` if the lock has been handed to the caller in the meantime, so that the caller
-    /// has to release it. Returns `false` if it was an exclusive lock that replaced the caller's shared one: the caller
-    /// had a lock before, and keeps it.
+    /// Gives up waiting. Returns `true` if the caller has received the lock in the meantime and must release it.
+    /// Returns `false` if that lock is an exclusive one that replaced the caller's own shared lock: the caller had a
+    /// lock before, and keeps it.
     pub(crate) fn cancel(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
@@ -361,7 +360,7 @@ impl LockTable {
         let waiter = others.waiters.remove(position).expect("found a moment ago");
         let mut graph = self.graph.lock();
         graph.end_wait(owner, others.number);
-        // Requests behind an exclusive one may now share the lock with its holders.
+        // Requests behind an exclusive request may now share the lock with its holders.
         let wakers = lock.serve(&mut graph);
         drop(graph);
         debug_assert!(lock.waiters().all(|waiter| waiter.owner != owner), "a transaction waits twice for a lock");
@@ -373,9 +372,9 @@ impl LockTable {
         false
     }
 
-    /// Cleans up after a call of `owner` whose future was leaked: it was neither dropped nor polled after it got its
-    /// lock. Gives up its place in the queue, or releases the lock. `keeps` means that the transaction held a lock of
-    /// the row before the call; it then keeps that lock.
+    /// Cleans up after a call of `owner` whose future was leaked: it was neither dropped, nor polled after it had
+    /// received its lock. Gives up its place in the queue, or releases the lock. `keeps` means that the transaction
+    /// already held a lock of the row before the call; in that case, it keeps that lock.
     pub(crate) fn abandon(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8], keeps: bool) {
         if (self.cancel(owner, keyspace, key) || self.is_held_by(owner, keyspace, key)) && !keeps {
             self.unlock(owner, keyspace, key);
@@ -403,7 +402,8 @@ impl LockTable {
         self.shard(hash).find(hash, keyspace, key).map(|lock| lock.holders().collect()).unwrap_or_default()
     }
 
-    /// Returns all locked rows. Each is as it was at some moment during the call, but these moments differ. O(locks).
+    /// Returns all locked rows. Each row is shown as of some moment during the call, but these moments differ.
+    /// O(locks).
     pub(crate) fn all(&self) -> Vec<LockedRowState> {
         let mut all = Vec::new();
         for shard in &self.shards {
@@ -418,9 +418,9 @@ impl LockTable {
         all
     }
 
-    /// Acquires the lock of a row. Blocks the thread until then, or until `remaining` returns an error. `remaining`
-    /// returns the time left to wait, and is called after each wake-up by `waker`. The thread sleeps in real time; with
-    /// a simulated clock, use [`acquire`](Self::acquire).
+    /// Acquires the lock of a row. Blocks the thread until it has the lock, or until `remaining` returns an error.
+    /// `remaining` returns the time left to wait, and is called after each wake-up by `waker`. The thread sleeps in
+    /// real time; with a simulated clock, use [`acquire`](Self::acquire).
     pub(crate) fn lock_blocking(
         &self,
         request: &LockRequest<'_>,
@@ -449,8 +449,8 @@ impl LockTable {
         }
     }
 
-    /// Returns a future that acquires the lock of a row. Dropping the future gives up waiting. If the lock was handed
-    /// over but the future has not been polled since, dropping it releases the lock.
+    /// Returns a future that acquires the lock of a row. Dropping the future gives up waiting. If the future has been
+    /// handed the lock but has not been polled since, dropping it releases the lock.
     pub(crate) fn acquire<'a>(&'a self, request: LockRequest<'a>, now: Duration) -> Acquire<'a> {
         Acquire { table: self, request, now, waiting: false }
     }
@@ -460,7 +460,7 @@ impl LockTable {
         self.shards.iter().any(|shard| shard.lock().locks.iter().any(|lock| lock.keyspace == keyspace))
     }
 
-    /// Releases a lock of `owner`: hands it to the first waiter, or removes it if there is none.
+    /// Releases a lock of `owner`: hands it to the first waiter, or removes it if there are no waiters.
     #[inline]
     pub(crate) fn unlock(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) {
         self.unlock_at(self.lock_hash(keyspace, key), owner, keyspace, key);
@@ -555,8 +555,8 @@ impl Shard {
         self.locks.find_mut(hash, |lock| lock.is_of(keyspace, key))
     }
 
-    /// Grants the request. If the request has to wait for another transaction, returns the lock that stands in the way
-    /// as the error.
+    /// Grants the request. If the request has to wait for another transaction, returns the conflicting lock as the
+    /// error.
     #[inline]
     fn claim(&mut self, seed: u64, hash: u64, request: &LockRequest<'_>) -> Result<Granted, &mut Lock> {
         let LockRequest { owner, keyspace, key, mode } = *request;
@@ -584,7 +584,7 @@ impl Shard {
         }
     }
 
-    /// Frees memory after many locks were released.
+    /// Frees memory after many locks have been released.
     #[inline]
     fn shrink(&mut self, seed: u64) {
         let (buckets, locks) = (self.locks.num_buckets(), self.locks.len());
@@ -604,7 +604,7 @@ impl Lock {
         hash(seed, self.keyspace, self.key.as_bytes())
     }
 
-    /// Returns the bytes allocated outside the entry: a long key, further holders and waiters.
+    /// Returns the number of bytes allocated outside of the entry: a long key, additional holders and waiters.
     fn heap_bytes(&self) -> usize {
         let others = self.others.as_ref().map_or(0, |others| {
             mem::size_of::<Others>()
@@ -627,8 +627,8 @@ impl Lock {
         self.others.iter_mut().flat_map(|others| &mut others.waiters)
     }
 
-    /// Returns [`Granted::Acquired`] if the lock was handed over to `owner` and this call is the first to notice,
-    /// [`Granted::AlreadyHeld`] if `owner` already knew of it, and `None` if `owner` does not hold the lock.
+    /// Returns [`Granted::Acquired`] if the lock was handed over to `owner` and this is the first call since then,
+    /// [`Granted::AlreadyHeld`] if `owner` already knew about the lock, and `None` if `owner` does not hold it.
     fn notice(&mut self, owner: TransactionId) -> Option<Granted> {
         if self.owner == owner {
             return Some(self.notice_owner());
@@ -672,8 +672,8 @@ impl Lock {
         }
     }
 
-    /// Removes a holder. Returns `false` if no holder is left; then the caller hands the lock to a waiter or removes
-    /// it.
+    /// Removes a holder. Returns `false` if no holder is left. In that case, the caller must hand the lock to a waiter
+    /// or remove it.
     fn remove_holder(&mut self, owner: TransactionId) -> bool {
         let sharers = self.others.as_mut().map(|others| &mut others.sharers).expect("it has others");
         if self.owner != owner {
@@ -686,7 +686,7 @@ impl Lock {
         true
     }
 
-    /// Hands the lock to the waiters at the front that no longer have to wait, and returns their wakers.
+    /// Hands the lock to the waiters at the front that no longer have to wait. Returns their wakers.
     fn serve(&mut self, graph: &mut WaitGraph) -> Vec<Waker> {
         let mut wakers = Vec::new();
         let Some(others) = &mut self.others else { return wakers };
@@ -719,7 +719,7 @@ impl Lock {
         wakers
     }
 
-    /// Frees the memory for other holders and waiters if there are none.
+    /// Frees the memory for other holders and waiters if the lock has neither.
     fn drop_empty(&mut self) {
         drop(self.others.take_if(|others| others.sharers.is_empty() && others.waiters.is_empty()));
         debug_assert!(self.mode == LockMode::Shared || self.holders().count() == 1, "an exclusive lock is shared");
@@ -730,7 +730,7 @@ impl Lock {
     }
 }
 
-/// Wakes the blocked thread to which a lock was handed over.
+/// Wakes the blocked thread that has been handed a lock.
 pub(crate) struct Unpark(pub(crate) Thread);
 
 impl Wake for Unpark {

@@ -26,13 +26,13 @@ pub(crate) mod values;
 pub(crate) mod versions;
 pub(crate) mod write_set;
 
-/// The number of a running transaction; an autocommit write has one too. Numbers are never stored, and never reused
-/// while the database is open.
+/// The id of a running transaction. An autocommit write has one too. Ids are never stored, and never reused while the
+/// database is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct TransactionId(pub(crate) u64);
 
-/// Assigns transaction numbers. Each thread takes numbers from one of several sequences, so that few threads write to
-/// the same cache line.
+/// Assigns transaction ids. There are several sequences of ids, and the threads are divided among them, so that few
+/// threads write to the same cache line.
 #[derive(Debug)]
 pub(crate) struct TransactionIds {
     sequences: Box<[CachePadded<AtomicU64>]>,
@@ -59,17 +59,17 @@ const SEQUENCE_COUNT: usize = 64;
 /// The default time that a write waits for a row locked by another transaction.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The operations of background threads that a commit can wait for. The engine receives an implementation when the
-/// database is opened. All calls block, except `request_spill`.
+/// The work of background threads that a commit can wait for. The engine receives an implementation when the database
+/// is opened. All calls block, except `request_spill`.
 pub(crate) trait Reclaim: std::fmt::Debug + Send + Sync {
     /// Reclaims space in the data file by emptying segments and making a checkpoint. Returns when both are done.
     fn reclaim_space(&self) -> Result<()>;
 
-    /// Requests checkpoints until `is_enough` returns `true`; it is called whenever a checkpoint begins. Gives up if
-    /// the disk has no space for a checkpoint, or if the database closes or fails.
+    /// Requests checkpoints until `is_enough` returns `true`. Calls `is_enough` whenever a checkpoint begins. Gives up
+    /// if the disk has no space for a checkpoint, or if the database closes or fails.
     fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool);
 
-    /// Asks the spilling thread to spill versions or end snapshots until the versions in memory take at most
-    /// `bytes_max`. Returns immediately; threads that wait for the memory are woken when it is released.
+    /// Asks the spilling thread to spill versions or end snapshots until the versions in memory use at most
+    /// `bytes_max`. Returns immediately. Threads that wait for the memory are woken when it is released.
     fn request_spill(&self, bytes_max: u64);
 }

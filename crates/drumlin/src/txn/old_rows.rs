@@ -93,8 +93,8 @@ impl OldRows {
         self.fit(direction, bytes_max);
     }
 
-    /// Removes rows from the end of the scan until the remaining rows take at most `bytes_max`. Keeps one row, no
-    /// matter how large it is.
+    /// Removes rows from the end of the scan until the remaining rows use at most `bytes_max`. Leaves one row, however
+    /// large it is.
     pub(super) fn fit(&mut self, direction: Direction, bytes_max: usize) {
         while self.bytes > bytes_max && self.rows.len() > 1 {
             let (key, (_, was)) = self.pop_farthest(direction).expect("there are two");
@@ -109,5 +109,5 @@ pub(super) fn old_row_bytes(key: &[u8], was_bytes: usize) -> usize {
     2 * size_of::<(Vec<u8>, (Timestamp, OldVersion))>() + heap_bytes(key.len()) + heap_bytes(was_bytes)
 }
 
-/// The memory of a large value's entry in a hash table that has just doubled.
+/// The memory of a large value's entry in a hash table whose capacity has just doubled.
 pub(super) const HELD_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), LargeRef)>() + 1);

@@ -5,10 +5,9 @@
 //! 1. Every row that the transaction has read from the database, and every key that it found absent, is in a span. A
 //!    span is recorded before its rows are returned.
 //! 2. The spans of a keyspace are disjoint.
-//! 3. Nothing is recorded once the transaction commits: a scan that goes on after that fails.
+//! 3. Nothing is recorded once the transaction commits: a scan that continues after that fails.
 //!
-//! Rows that the transaction has locked do not have to be recorded, because no other transaction can change them until
-//! it ends.
+//! Rows that the transaction has locked need no record, because no other transaction can change them before it ends.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -60,7 +59,7 @@ impl End {
 #[derive(Debug, Default)]
 struct Spans(BTreeMap<Box<[u8]>, End>);
 
-/// The memory of a span without its keys: its entry in a map that is half full, and its share of the map's inner nodes.
+/// The memory of a span without its keys: its entry in a map that is half full, and a share of the map's inner nodes.
 const SPAN_BYTES: usize = 2 * size_of::<(Box<[u8]>, End)>() + 16;
 
 fn span_bytes(first: &[u8], end: &End) -> usize {
@@ -102,18 +101,18 @@ impl Spans {
         (end, bytes)
     }
 
-    /// Returns `true` if no span contains the first key of the next one (invariant 2).
+    /// Returns `true` if no span contains the first key of the span after it (invariant 2).
     fn are_disjoint(&self) -> bool {
         self.0.iter().zip(self.0.keys().skip(1)).all(|((first, end), next)| !end.is_after(first, next))
     }
 
-    /// Adds a single key. Returns the bytes that it takes.
+    /// Adds a single key. Returns the number of bytes added.
     fn add_key(&mut self, key: &[u8]) -> usize {
         if self.covers(key) { 0 } else { self.insert(key.into(), End::OneKey) }
     }
 
     /// Adds the keys from `first` up to but not including `end`, and merges the spans that overlap or touch this
-    /// interval. Returns the bytes taken and the bytes freed.
+    /// interval. Returns the bytes added and the bytes freed.
     fn add_interval(&mut self, first: &[u8], end: Option<&[u8]>) -> (usize, usize) {
         assert!(end.is_none_or(|end| first < end), "an interval of no key");
         let mut first: Box<[u8]> = first.into();
@@ -152,13 +151,13 @@ impl Spans {
     }
 }
 
-/// The spans that a transaction has read, with their memory.
+/// The spans that a transaction has read, and their memory.
 #[derive(Debug)]
 pub(crate) struct ReadSet {
     /// The spans of each keyspace, in ascending order of keyspace id.
     trees: Vec<(Tree, Spans)>,
     bytes: usize,
-    /// The bytes that the writes and locks of the same transaction take.
+    /// The bytes that the writes and locks of the same transaction use.
     pub(crate) extra_bytes: usize,
     limit_bytes: u64,
     memory: Grant,
@@ -166,7 +165,7 @@ pub(crate) struct ReadSet {
 }
 
 impl ReadSet {
-    /// Creates the read set of a transaction that has not read or written anything yet.
+    /// Creates the read set of a transaction that has not read or written any rows yet.
     pub(crate) fn new(budget: &Arc<Budget>) -> ReadSet {
         ReadSet {
             trees: Vec::new(),
@@ -263,8 +262,8 @@ impl ReadSet {
         self.trees.is_empty()
     }
 
-    /// Returns an upper bound of the bytes of the leaves that contain the keys, or `None` if the set has intervals,
-    /// which may span any number of leaves.
+    /// Returns an upper bound for the bytes of the leaves that contain the keys. Returns `None` if the set has
+    /// intervals, because these may span any number of leaves.
     pub(crate) fn leaf_bytes_max(&self) -> Option<u64> {
         (self.trees.iter().map(|(tree, spans)| {
             let are_keys = spans.0.values().all(|end| *end == End::OneKey);
@@ -279,7 +278,7 @@ impl ReadSet {
     }
 }
 
-/// The input of validation, which succeeds if no other transaction has changed a row of the read set since the
+/// The input of validation. Validation succeeds if no other transaction has changed a row of the read set since the
 /// snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reads<'a> {
@@ -292,7 +291,7 @@ pub(crate) struct Reads<'a> {
 
 impl Reads<'_> {
     /// Returns an error if the transaction has read a row of this leaf that has changed since. The caller holds the
-    /// leaf's latch, and keeps it until the commit has its timestamp.
+    /// leaf's latch, and does not release it before the commit has its timestamp.
     pub(crate) fn validate(&self, versions: &Versions, pages: &PageSpace, page: PageId, leaf: &Leaf<'_>) -> Result<()> {
         let (snapshot, keyspace) = (self.snapshot.timestamp, pages.id);
         if pages.load_gate.is_loaded_since(snapshot) {
@@ -309,13 +308,13 @@ impl Reads<'_> {
                 reason: "what this transaction read may have changed: its commit took long",
             });
         }
-        // This check must come last: if the snapshot has still not been ended, no version was missing during the search
-        // above.
+        // This check must come last: if the snapshot has not been ended by now, no version was missing during the
+        // search above.
         self.snapshot.check()
     }
 
-    /// Returns an error if the versions that were spilled before the commit began show a change of a row that lies
-    /// between two fences and that the transaction has read.
+    /// Returns an error if a version that was spilled before the commit began shows that a row has changed which lies
+    /// between two fences and which the transaction has read.
     pub(crate) async fn validate_spilled(
         &self,
         mode: WaitMode<'_>,
@@ -386,8 +385,8 @@ mod tests {
 
     use super::*;
 
-    /// Compared with a set of keys, spans contain exactly the keys that were added, stay disjoint, and count their
-    /// bytes correctly.
+    /// Compared with a set of keys, spans contain exactly the added keys, stay disjoint, and count their bytes
+    /// correctly.
     #[test]
     fn spans_cover_what_was_added() {
         let mut state = 1u64;
@@ -432,7 +431,7 @@ mod tests {
         }
     }
 
-    /// An interval covers the keys between its ends, whereas two single keys cover no keys between them.
+    /// An interval covers the keys between its ends. Two single keys cover nothing between them.
     #[test]
     fn keys_between_are_in_intervals_alone() {
         let mut spans = Spans::default();

@@ -1,4 +1,4 @@
-//! The row locks that calls and transactions hold, and those that a batch will take.
+//! The row locks that calls and transactions hold, and the row locks that a batch will acquire.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -61,11 +61,11 @@ pub(crate) struct RowLocks {
     key_bytes: Vec<u8>,
     /// The keyspace of each key, and the end of the key in `key_bytes`.
     keys: Vec<(KeyspaceId, usize)>,
-    /// The row of a call that is waiting for its lock, or that holds the lock but has not checked for a conflict yet.
+    /// The row of a call that is waiting for its lock, or that has the lock but has not checked for a conflict yet.
     pub(crate) pending: Option<PendingLock>,
     /// The memory of the locks in the lock table.
     table_bytes: usize,
-    /// The locks that a batch will take when it is committed. `None` in a transaction, which takes its locks at each
+    /// The locks that a batch will acquire when it is committed. `None` in a transaction, which acquires a lock at each
     /// write.
     pub(crate) planned: Option<Planned>,
 }
@@ -74,11 +74,11 @@ pub(crate) struct RowLocks {
 pub(crate) struct PendingLock {
     pub(crate) keyspace: KeyspaceId,
     pub(crate) key: Box<[u8]>,
-    /// `true` if the transaction already has a shared lock of the row and requests the exclusive one.
+    /// `true` if the transaction already has a shared lock of the row and requests the exclusive lock.
     pub(crate) is_upgrade: bool,
 }
 
-/// Locks that will be taken later.
+/// Locks that will be acquired later.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Planned {
     key_count: usize,
@@ -102,7 +102,7 @@ impl RowLocks {
         RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
     }
 
-    /// Returns the memory of the locks including one more, for which the transaction may have to wait.
+    /// Returns the memory of the locks and of one more lock, for which the transaction may have to wait.
     pub(crate) fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());

@@ -1,4 +1,4 @@
-//! The transactions whose bodies the current thread is running. Such a transaction keeps its rows locked until its body
+//! The transactions whose bodies the current thread is running. Such a transaction holds its row locks until its body
 //! returns, so a call from the body that waited for one of these rows would never return.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ thread_local! {
 /// The body of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BodyOf {
-    /// The address of the lock table, within which the transaction's number is unique. The table outlives the body.
+    /// The address of the lock table. The transaction's id is unique within this table, which outlives the body.
     locks: usize,
     transaction: TransactionId,
 }
@@ -23,7 +23,7 @@ impl BodyOf {
         BodyOf { locks: std::ptr::from_ref(locks).addr(), transaction }
     }
 
-    /// Records that the thread is running the body, until the returned guard is dropped. If the body is a future, this
+    /// Records that the thread is running the body until the returned guard is dropped. If the body is a future, this
     /// is called at each poll.
     pub(crate) fn enter(self) -> RunningBody {
         RUNNING.with_borrow_mut(|running| running.push(self));

@@ -1,4 +1,4 @@
-//! Active snapshots: the timestamps as of which readers still see the database.
+//! Active snapshots: timestamps as of which readers still see the database.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::io::Process;
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
     registered: Mutex<BTreeMap<u64, Registered>>,
-    /// The number of snapshots that are registered or about to be, including those that have been ended.
+    /// The number of snapshots that are registered or about to be registered, including those that have been ended.
     open_count: atomic::AtomicU64,
     /// Snapshots below this timestamp have been ended.
     ended_below: AtomicU64,
@@ -24,8 +24,8 @@ pub(crate) struct Snapshots {
     ended_count: AtomicU64,
     /// The reason why snapshots were last ended.
     ended_why: Mutex<Option<Arc<str>>>,
-    /// The process that opened the database. A fork of it registers no snapshots, because the lock may be held by a
-    /// thread that does not exist in the fork.
+    /// The process that opened the database. A fork of it registers no snapshots: the lock may be held by a thread that
+    /// does not exist in the fork.
     process: Process,
 }
 
@@ -35,7 +35,8 @@ struct Registered {
     since: Duration,
 }
 
-/// An active snapshot. The versions that its reader needs are kept until it is dropped or ended.
+/// An active snapshot. The versions that its reader needs are retained until the handle is dropped or the snapshot is
+/// ended.
 #[derive(Debug)]
 pub(crate) struct SnapshotHandle {
     snapshots: Arc<Snapshots>,
@@ -60,7 +61,7 @@ impl Drop for SnapshotHandle {
 }
 
 impl SnapshotHandle {
-    /// Returns an error if the snapshot was ended to free the space of its versions.
+    /// Returns an error if the snapshot has been ended to free the space of its versions.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
@@ -71,8 +72,8 @@ impl SnapshotHandle {
 }
 
 impl Snapshots {
-    /// Registers a snapshot at the timestamp that `choose` returns. Calls `choose` under the lock, because otherwise a
-    /// version that the snapshot needs could be dropped before the snapshot is registered.
+    /// Registers a snapshot at the timestamp that `choose` returns. Calls `choose` under the lock. Otherwise, a version
+    /// that the snapshot needs could be dropped before the snapshot is registered.
     pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> SnapshotHandle {
         if !self.process.is_here() {
             return SnapshotHandle { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
@@ -90,7 +91,7 @@ impl Snapshots {
         SnapshotHandle { snapshots: Arc::clone(self), timestamp }
     }
 
-    /// Returns `false` if no snapshot is or will be registered below the visible horizon: a snapshot that is opened
+    /// Returns `false` if no snapshot is or will be registered below the visible horizon. A snapshot that is opened
     /// after this call sees everything that was visible or published before the call.
     #[inline]
     pub(crate) fn are_open(&self) -> bool {
@@ -108,8 +109,8 @@ impl Snapshots {
         visible.min(oldest)
     }
 
-    /// Returns the snapshots whose versions are needed, and the visible horizon, which is a lower bound for later
-    /// snapshots.
+    /// Returns the snapshots whose versions are needed, and the visible horizon. Later snapshots are at this horizon or
+    /// above it.
     pub(crate) fn needed(&self, clock: &Clock) -> Needed {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
@@ -118,7 +119,7 @@ impl Snapshots {
         Needed { snapshots, visible: clock.visible() }
     }
 
-    /// Returns the oldest snapshot that has not been ended, and the time at which it was registered.
+    /// Returns the oldest snapshot that has not been ended, and the time at which it was opened.
     pub(crate) fn oldest(&self) -> Option<(Timestamp, Duration)> {
         let registered = self.registered.lock();
         let ended = self.ended_below.load(Ordering::Acquire);
@@ -179,8 +180,8 @@ mod models {
         });
     }
 
-    /// Either the commit sees the snapshot or the snapshot sees the commit, regardless of which horizon the snapshot
-    /// reads at: published or visible.
+    /// Either the commit sees the snapshot or the snapshot sees the commit, whether the snapshot is at the published or
+    /// the visible horizon.
     #[test]
     fn loom_a_version_is_left_for_each_snapshot_before_it() {
         explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.published()));

@@ -1,5 +1,5 @@
-//! Undo records: the old versions of the rows of one leaf that one commit changed; and the queue of a leaf's undo
-//! records.
+//! Undo records, and the queue of a leaf's undo records. An undo record contains the old versions of those rows of one
+//! leaf that one commit changed.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{heap_bytes, reserve};
 use crate::tree::node::RowValue;
 
-/// The old versions of the rows of one leaf that one commit changed, packed in key order.
+/// The old versions of those rows of one leaf that one commit changed, packed in key order.
 ///
 /// The layout of each row: key length (4 bytes), value length (4; its two highest values mark an absent row and the
 /// reference of a large value), key, value.
@@ -18,21 +18,21 @@ pub(crate) struct UndoRecord {
     pub(super) timestamp: Timestamp,
     pub(super) rows: Vec<u8>,
     pub(super) large_count: u32,
-    /// The spill that was running when the record was added, or when a split or merge last moved it. That spill may
-    /// have missed the record, so it must not drop it.
+    /// The spill that was running when the record was added, or when a split or merge last moved the record. That spill
+    /// may have missed the record, so it must not drop the record.
     pub(super) missed_by: u32,
 }
 
-/// The memory of an undo record without its rows: its slot in a queue that has just doubled.
+/// The memory of an undo record without its rows: its slot in a queue whose capacity has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
-/// The memory of a leaf's entry in a hash table that has just doubled.
+/// The memory of a leaf's entry in a hash table whose capacity has just doubled.
 pub(super) const LEAF_BYTES: usize = 2 * (size_of::<((KeyspaceId, PageId), UndoRecords)>() + 1);
-/// Returns the memory that a row takes in an undo record.
+/// Returns the memory that a row needs in an undo record.
 pub(crate) fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
     8 + key.len() + was.map_or(0, |was| was.stored_bytes())
 }
 
-/// Returns an upper bound of the memory that a commit takes for its undo record of one leaf.
+/// Returns an upper bound for the memory of a commit's undo record for one leaf.
 pub(crate) fn undo_bytes_max(rows_bytes: usize) -> usize {
     heap_bytes(rows_bytes + rows_bytes / 4) + UNDO_RECORD_BYTES + LEAF_BYTES
 }
@@ -42,7 +42,7 @@ pub(crate) fn version_bytes_max(key: &[u8], was_bytes: usize) -> usize {
     8 + key.len() + was_bytes + HELD_BYTES
 }
 
-/// Returns an upper bound of the memory that a commit of one row takes for its undo record.
+/// Returns an upper bound for the memory of the undo record of a commit with one row.
 #[inline]
 pub(crate) fn one_version_bytes_max(key: &[u8], was: Option<&RowValue<'_>>) -> usize {
     let held_bytes = if matches!(was, Some(RowValue::Large(_))) { HELD_BYTES } else { 0 };
@@ -66,14 +66,14 @@ impl UndoRecord {
         undo
     }
 
-    /// Returns a copy without spare capacity if this record's vector has a capacity of at most `bytes_max`, or else
-    /// `None`.
+    /// If this record's vector has a capacity of at most `bytes_max`, returns a copy without spare capacity. Otherwise
+    /// returns `None`.
     pub(crate) fn exact(&self, bytes_max: usize) -> Option<UndoRecord> {
         let is_spare = self.rows.capacity() <= bytes_max;
         is_spare.then(|| UndoRecord { rows: self.rows.as_slice().into(), ..*self })
     }
 
-    /// Takes the rows out of this record and leaves it empty.
+    /// Takes the rows out of this record, which is empty afterwards.
     pub(crate) fn take(&mut self) -> UndoRecord {
         std::mem::replace(self, UndoRecord::new())
     }
@@ -234,7 +234,7 @@ impl UndoRecords {
         }
     }
 
-    /// Drops the records for which `is_kept` returns `false`. Returns the bytes of memory that they took.
+    /// Drops the records for which `is_kept` returns `false`. Returns the number of bytes freed.
     pub(super) fn retain(&mut self, is_kept: impl Fn(&UndoRecord) -> bool) -> usize {
         let mut dropped_bytes = 0;
         let mut keep = |undo: &UndoRecord| {

@@ -1,19 +1,19 @@
-//! Values that are too large for their leaf. They are stored in their own extents, which have page numbers in the
-//! keyspace's page table.
+//! Values that are too large for their leaf. They are stored in their own extents, and the extents have page numbers in
+//! the keyspace's page table.
 //!
 //! - A *medium* value fits in one extent of at most one 64 KiB page. The log record contains its bytes. Its extent is
 //!   packed with pages and read through the pool.
-//! - A *large* value is split into chunks, which are written and synced before the record that refers to them. Chunks
-//!   bypass the pool when they are read, so that reading one film does not evict everything else.
+//! - A *large* value is split into chunks. They are written and synced before the record that refers to them. Reads of
+//!   chunks bypass the pool, so reading one film does not evict everything else.
 //!
 //! The payload of an extent is the value's id (8 bytes), followed by its bytes.
 //!
 //! # Invariant
 //!
-//! Until a commit refers to a large value, its [`LargeValue`] keeps its extents in use; the transaction that put the
-//! value shares it with readers of the transaction's writes. Once the commit has referred to the value, a page table
-//! owns the extents. A reader then reads the value as it reads that of any other row, and its snapshot, which is older,
-//! keeps the extents from being freed.
+//! Until a commit refers to a large value, its [`LargeValue`] owns its extents. The transaction that put the value
+//! shares the `LargeValue` with readers of its own writes. Once a commit refers to the value, a page table owns the
+//! extents. A reader then reads the value like that of any other row, and the reader's snapshot, which is older than
+//! the commit, protects the extents from being freed.
 
 use std::future::poll_fn;
 use std::io::Read;
@@ -38,13 +38,13 @@ use super::Reclaim;
 /// The header and the value id, which precede the bytes of a chunk.
 const CHUNK_OVERHEAD_BYTES: usize = extent::VALUE_BYTES_OFFSET;
 
-/// The maximum size of a value that is stored in one extent and whose bytes are in the log.
+/// The maximum size of a value that is stored in one extent and whose bytes are also in the log record.
 pub(crate) const MEDIUM_BYTES_MAX: usize = PAGE_BYTES_MAX - CHUNK_OVERHEAD_BYTES;
 
 /// The maximum number of values that are prefetched together.
 const UPCOMING_VALUES_MAX: usize = 256;
-/// The fraction of the frames that values prefetched together may take (one in this many). It is small enough that the
-/// first value is still in memory when the last one arrives.
+/// The fraction of the frames that values may occupy when they are prefetched together (one in this many). It is small
+/// enough that the first value is still in memory when the last one arrives.
 const UPCOMING_SHARE: usize = 8;
 
 /// Returns the page of a medium value, with its header left blank.
@@ -57,7 +57,7 @@ pub(crate) fn medium_page(value_id: ValueId, value: &[u8]) -> Vec<u8> {
     page
 }
 
-/// Appends a medium value to the current epoch's segment. No page table refers to it yet.
+/// Appends a medium value to the current epoch's segment. No page table refers to the value yet.
 pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &[u8]) -> Result<ExtentAddress> {
     let (pool, pages) = (&tree.pool, &tree.pages);
     assert!(value.len() > tree.inline_bytes_max(key), "a value of {} bytes belongs into its leaf", value.len());
@@ -67,7 +67,7 @@ pub(crate) fn append_medium(tree: &Tree, key: &[u8], value_id: ValueId, value: &
     pool.space.append(epoch_guard.epoch(), name, Kind::Value, &page, None)
 }
 
-/// A reader from which the bytes of a large value are taken.
+/// A reader that supplies the bytes of a large value.
 pub(crate) trait Source {
     /// Fills `buffer`, or only the beginning of it if the source ends. Returns the number of bytes that were read.
     async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize>;
@@ -101,13 +101,14 @@ impl<R: AsyncRead + Unpin> Source for ForTasks<R> {
     }
 }
 
-/// A value that has been written to extents. If it is dropped before a commit refers to the extents, they are freed.
+/// A value that has been written to extents. If it is dropped before a commit refers to the extents, the extents are
+/// freed.
 #[derive(Debug)]
 pub(crate) struct LargeValue {
     pub(crate) length: u64,
     pub(crate) value_id: ValueId,
     pub(crate) addresses: Vec<ExtentAddress>,
-    /// The reference, set once a page table refers to the extents.
+    /// The reference. It is set once a page table refers to the extents.
     reference: OnceLock<LargeRef>,
     /// `None` for a value in a log record.
     pool: Option<Arc<Pool>>,
@@ -123,15 +124,15 @@ impl LargeValue {
         LargeValue { length, value_id, addresses, reference: OnceLock::new(), pool: None }
     }
 
-    /// Sets the page numbers that a commit assigned to the extents. The commit still holds the epoch latch under which
-    /// it assigned the numbers, so no checkpoint can have moved the extents since.
+    /// Sets the page numbers that a commit has assigned to the extents. The commit still holds the epoch latch under
+    /// which it assigned them, so no checkpoint can have moved the extents since.
     pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, reference: LargeRef) {
         assert!((reference.length, reference.id) == (self.length, self.value_id), "{reference:?} is another value's");
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
-    /// Hands the extents over to a bulk load, which has assigned the page numbers of this reference.
+    /// Hands the extents over to a bulk load, which has assigned this reference's page numbers.
     pub(crate) fn leave_to_load(&self, reference: LargeRef) {
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
         self.reference.set(reference).expect("a value is put once");
@@ -153,8 +154,7 @@ impl Drop for LargeValue {
     }
 }
 
-/// Writes a large value, using the memory of one chunk. If writing fails or the future is dropped, the extents are
-/// freed.
+/// Writes a large value with the memory for one chunk. If writing fails or the future is dropped, frees the extents.
 ///
 /// If the disk is full, reclaims space once and retries.
 pub(crate) async fn write_large(
@@ -197,8 +197,8 @@ pub(crate) async fn write_large(
         };
         written.addresses.append(&mut chunk.addresses);
         written.length += filled as u64;
-        // Stop at a short chunk: a source that has ended might return more bytes if it were read again, and only the
-        // last chunk may be short.
+        // Stop at a short chunk: only the last chunk may be short, and a source that has ended might return more bytes
+        // on another read.
         if filled < page.len() - CHUNK_OVERHEAD_BYTES {
             return Ok(Arc::new(written));
         }
@@ -251,8 +251,8 @@ impl ValuePart {
     }
 }
 
-/// Reads a chunk without the pool's frames and appends `part` of it to `into`. Returns `into` (even on error), and the
-/// chunk's header and value id. Uses one of the pool's read buffers.
+/// Reads a chunk, bypassing the pool's frames, and appends `part` of it to `into`. Returns `into` (even on error), and
+/// the chunk's header and value id. Uses one of the pool's read buffers.
 async fn read_chunk_at(
     mode: WaitMode<'_>,
     pool: &Arc<Pool>,
@@ -294,7 +294,7 @@ pub(crate) fn chunk_payload_bytes(pool: &Pool) -> u64 {
     (pool.space.value_chunk_bytes() - CHUNK_OVERHEAD_BYTES) as u64
 }
 
-/// Returns the error for a value that does not match the row that refers to it.
+/// Returns the error for a value that does not match the row that referred to it.
 fn misnamed(pool: &Pool, pages: &PageSpace, reason: &str) -> Error {
     Error::corrupted(pool.space.path(), format!("a value of keyspace {}", pages.quoted_name()), reason)
 }
@@ -348,7 +348,7 @@ fn is_medium(reference: &LargeRef) -> bool {
     reference.length <= MEDIUM_BYTES_MAX as u64 && reference.chunk_count == 1
 }
 
-/// Describes the page of a medium value to the page fault that reads it.
+/// Describes the page of a medium value for the page fault that reads it.
 fn medium_wanted(reference: &LargeRef) -> Wanted {
     debug_assert!(is_medium(reference), "{reference:?} is not in one page");
     let frame_bytes = (reference.length as usize + CHUNK_OVERHEAD_BYTES).next_power_of_two().max(PAGE_BYTES_MIN);
@@ -358,12 +358,13 @@ fn medium_wanted(reference: &LargeRef) -> Wanted {
 /// Prefetches medium values for a reader of many values.
 #[derive(Debug, Default)]
 pub(crate) struct UpcomingValues {
-    /// The number of values that were passed for prefetching and that the reader has not reached yet.
+    /// The number of values that were passed for prefetching and that the reader has not yet reached.
     count: usize,
 }
 
 impl UpcomingValues {
-    /// Called when the reader reaches the first of `values`. The reader will read the rest in the same order.
+    /// Called when the reader reaches the first of `values`. The reader will read the remaining values in the same
+    /// order.
     pub(crate) async fn step(&mut self, mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) {
         if self.count == 0 {
             self.count = bring_in(mode, tree, values).await;
@@ -373,8 +374,8 @@ impl UpcomingValues {
 }
 
 /// Prefetches a prefix of these values, as many as fit in a fraction of the frames, with many reads in flight. Skips
-/// values that are not medium or can't be read. Returns the length of the prefix, skipped values included: at least
-/// one.
+/// values that are not medium or can't be read. Returns the length of the prefix, including skipped values; it is at
+/// least one.
 async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = LargeRef>) -> usize {
     let space = &tree.pool.space;
     let bytes_max = tree.pool.frames.limit_bytes() / UPCOMING_SHARE;
@@ -397,9 +398,9 @@ async fn bring_in(mode: WaitMode<'_>, tree: &Tree, values: impl Iterator<Item = 
         }
         count += 1;
     }
-    // The step that needs a single value reads it just as quickly.
+    // A single value is read just as quickly by the step that needs it.
     if wanted.len() > 1 {
-        // Errors are ignored, because the step that needs the value will get them too.
+        // Ignore errors: the step that needs the value will see them, too.
         let _ = tree.fault_many(mode, &wanted).await;
     }
     assert!(wanted.len() <= count, "{} values of {count} are brought in", wanted.len());
@@ -445,7 +446,7 @@ async fn read_medium(
                     other => other?,
                 }
             }
-            // The error may belong to another reader, which expected a different page. The next iteration finds out.
+            // The error may belong to another reader that expected a different page. The next iteration will show.
             PageEntry::Reading(_) => drop(tree.fault(mode, wanted).await),
             PageEntry::Immutable(_) => {}
             PageEntry::Leaf(_) | PageEntry::Free | PageEntry::Reserved | PageEntry::Unattached(_) => {
@@ -455,7 +456,7 @@ async fn read_medium(
     }
 }
 
-/// Like [`read_chunk`], for a value that is written but not committed. If a commit has referred to the value by the
+/// Like [`read_chunk`], for a value that has been written but not committed. If a commit refers to the value by the
 /// time this returns, the caller must discard the bytes.
 pub(crate) fn read_uncommitted<'a>(
     mode: WaitMode<'a>,
@@ -480,7 +481,8 @@ pub(crate) fn read_uncommitted<'a>(
     })
 }
 
-/// Reads the whole value into `value`, replacing its content. Returns `None` if the value was freed in the meantime.
+/// Reads the whole value into `value`, replacing its content. Returns `None` if the value has been freed in the
+/// meantime.
 pub(crate) fn read_whole<'a>(
     mode: WaitMode<'a>,
     tree: &'a Tree,
@@ -508,7 +510,7 @@ pub(crate) fn read_whole<'a>(
     })
 }
 
-/// Frees the pages of a value that nothing refers to. Frees all of them under one guard, so that a checkpoint lists
+/// Frees the pages of a value to which nothing refers. Frees all of them under one guard, so that a checkpoint lists
 /// either the whole value as an orphan or no part of it. If the pages do not belong to a value, returns an error and
 /// frees nothing.
 pub(crate) fn free(

@@ -1,18 +1,18 @@
-//! Old versions of rows. They are kept in memory, by leaf, while a snapshot may need them.
+//! Old versions of rows. They are retained in memory, by leaf, while a snapshot may need them.
 //!
-//! A page holds the newest version of each row. A commit that changes rows of a leaf adds an *undo record* to the leaf:
-//! the old version of each of these rows, or a mark that the row did not exist. If a leaf is newer than snapshot s, a
-//! reader at s searches the undo records of commits after s, oldest first. The first record that has the key holds the
-//! row's version at s. If no record has the key, the page holds that version.
+//! A page holds the newest version of each row. A commit that changes rows of a leaf adds an *undo record* to the leaf.
+//! For each of these rows, the record contains the old version, or a mark that the row did not exist. If a leaf is
+//! newer than snapshot s, a reader at s searches the undo records of commits after s, oldest first. The first record
+//! that has the key contains the row's version at s. If no record has the key, that version is in the page.
 //!
 //! # Invariants
 //! 1. The undo records of a leaf are read and changed only under the leaf's latch, and ascend by timestamp.
-//! 2. Undo records belong to a page id and survive the eviction of the page. When a split or merge moves rows, their
-//!    undo records move with them.
+//! 2. Undo records belong to a page number and survive the eviction of the page. When a split or merge moves rows,
+//!    their undo records move with them.
 //! 3. An undo record is dropped once the visible horizon and every registered snapshot have passed its commit. If they
 //!    have passed the commit before it unlatches the leaf, the commit adds no undo record.
-//! 4. Pages of large values that only undo records refer to are freed with these records. Checkpoints list such values,
-//!    so that the next opening frees them.
+//! 4. If only undo records refer to a large value, its pages are freed with these records. Checkpoints list such
+//!    values, so that the next opening frees them.
 
 use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
@@ -36,26 +36,26 @@ use crate::tree::node::RowValue;
 
 type Shard = HashMap<(KeyspaceId, PageId), UndoRecords>;
 
-/// The undo records of all leaves, and the large values that only they refer to.
+/// The undo records of all leaves, and the large values to which only they refer.
 #[derive(Debug)]
 pub(crate) struct Versions {
     shards: Box<[Mutex<Shard>]>,
-    /// Large values that only versions refer to, by keyspace and first page.
+    /// Large values to which only versions refer, by keyspace and first page.
     held: Mutex<HashMap<(KeyspaceId, PageId), LargeRef>>,
     debt: Arc<CheckpointDebt>,
     budget: Arc<Budget>,
-    /// The bytes of versions that were left after the last garbage collection.
+    /// The bytes of versions that remained after the last garbage collection.
     swept_bytes: AtomicU64,
-    /// The number of the running spill, or 0; and the number of splits and merges that are currently moving versions.
+    /// The id of the running spill, or 0; and the number of splits and merges that are currently moving versions.
     spill: AtomicU32,
     moving: AtomicU32,
 }
 
-/// The memory below which garbage is not collected: that of a few thousand small rows.
+/// Garbage is not collected while versions use less memory than this, which is that of a few thousand small rows.
 const COLLECTED_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 10 } else { 512 << 10 };
 
 impl Versions {
-    /// Creates an empty version store. It reports to `debt` the number of large values that only versions refer to.
+    /// Creates an empty version store. It tells `debt` the number of large values to which only versions refer.
     pub(crate) fn new(budget: &Arc<Budget>, debt: Arc<CheckpointDebt>) -> Versions {
         Versions {
             shards: (0..64).map(|_| Mutex::default()).collect(),
@@ -78,7 +78,7 @@ impl Versions {
         self.put(keyspace, page, timestamp, undo, |bytes| self.take(bytes));
     }
 
-    /// Like [`add`](Self::add), but takes the memory from `memory`, which was reserved earlier. The part that the
+    /// Like [`add`](Self::add), but takes the memory from `memory`, which was reserved earlier. The memory that the
     /// record needs then belongs to the versions.
     pub(crate) fn add_within(
         &self,
@@ -91,7 +91,7 @@ impl Versions {
         self.put(keyspace, page, timestamp, undo, |bytes| memory.keep(bytes as u64));
     }
 
-    /// Adds an undo record and calls `account` with the memory that it takes.
+    /// Adds an undo record and calls `account` with the record's memory.
     #[inline]
     fn put(
         &self,
@@ -111,17 +111,17 @@ impl Versions {
         }
         let bytes = undo.bytes();
         let mut shard = self.shard(keyspace, page).lock();
-        // If a spill is running, it may have passed this shard already, although the commit is visible to it: a commit
-        // can become visible before its undo record is added.
+        // A running spill may have passed this shard already, even though it covers this commit: a commit can become
+        // visible before its undo record is added.
         undo.missed_by = self.spill.load(Ordering::SeqCst);
         let undo_records = shard.entry((keyspace, page)).or_default();
         account(bytes + if undo_records.is_empty() { LEAF_BYTES } else { 0 });
-        // Timestamps can be equal during recovery, which applies the rows of many commits together, in several steps.
+        // Timestamps can be equal during recovery, which applies the rows of many commits together in several steps.
         undo_records.push(undo);
     }
 
-    /// Returns the row's version at the snapshot and the first commit that changed the row after it. Returns `None` if
-    /// no undo record has such a change. The caller holds the leaf's latch.
+    /// Returns the row's version at the snapshot, and the first commit after the snapshot that changed the row. Returns
+    /// `None` if no undo record contains such a change. The caller holds the leaf's latch.
     pub(crate) fn find(
         &self,
         keyspace: KeyspaceId,
@@ -141,8 +141,8 @@ impl Versions {
         undo_records.iter().rev().find(|undo| undo.find(key).is_some()).map(|undo| undo.timestamp)
     }
 
-    /// Returns `true` if there are undo records of the keyspace, or large values that only such records refer to.
-    /// O(leaves with undo records).
+    /// Returns `true` if the keyspace has undo records, or large values to which only undo records refer. O(leaves with
+    /// undo records).
     pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
         let is_of = |&(of, _): &(KeyspaceId, PageId)| of == keyspace;
         self.shards.iter().any(|shard| shard.lock().keys().any(is_of)) || self.held.lock().keys().any(is_of)
@@ -166,8 +166,8 @@ impl Versions {
         undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
     }
 
-    /// Adds to `old` the old versions of those rows of a leaf that lie within the bounds and have changed since the
-    /// snapshot, as many as fit in `bytes_max`, starting where the scan starts. Rows that are left out lie beyond
+    /// Adds to `old` the old versions of the leaf's rows that lie within the bounds and have changed since the
+    /// snapshot. Adds as many as fit in `bytes_max`, starting where the scan starts. The remaining rows lie beyond
     /// `last`. The caller holds the leaf's latch.
     pub(crate) fn rows_at(
         &self,
@@ -215,7 +215,7 @@ impl Versions {
         self.budget.give(Account::Versions, bytes as u64);
     }
 
-    /// Gives back the memory of a shard's dropped records. Called once per shard, because commits contend for this
+    /// Releases the memory of a shard's dropped records. Called once per shard, because commits contend for this
     /// account.
     fn shrink(&self, shard: &mut Shard, freed_bytes: usize) {
         self.give(freed_bytes);
@@ -225,8 +225,8 @@ impl Versions {
         }
     }
 
-    /// Returns `true` if garbage collection is worthwhile: the versions take twice as much memory as the last
-    /// collection left. Near the limit, a smaller increase is enough.
+    /// Returns `true` if garbage collection is worthwhile: the versions use twice as much memory as the last collection
+    /// left. Near the limit, a smaller increase is enough.
     pub(crate) fn wants_collection(&self) -> bool {
         let most = self.budget.version_bytes_max();
         let few = (most / 8).min(COLLECTED_BYTES_MIN);
@@ -234,7 +234,7 @@ impl Versions {
         self.memory_bytes() > (2 * left).clamp(few, most.max(left + few))
     }
 
-    /// Drops the undo records of commits up to `horizon`. Returns the large values that they referred to. Concurrent
+    /// Drops the undo records of commits up to `horizon`. Returns the large values to which they referred. Concurrent
     /// calls are safe but pointless.
     pub(crate) fn collect_garbage(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
         let mut freed = Vec::new();
@@ -261,8 +261,8 @@ impl Versions {
         freed
     }
 
-    /// Forgets a large value whose pages have been freed, so that checkpoints no longer list it. Compares the whole
-    /// reference, because a different value in the table may have reused its first page id.
+    /// Removes a large value whose pages have been freed, so that checkpoints no longer list it. Compares the whole
+    /// reference, because a different value in the table may have reused the first page number.
     pub(crate) fn release_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let mut held = self.held.lock();
         let key = (keyspace, reference.first_page);
@@ -272,12 +272,12 @@ impl Versions {
         }
     }
 
-    /// Records the number of pages of large values that no reader needs and that wait to be freed.
+    /// Records the number of pages of large values that no reader needs and that are waiting to be freed.
     pub(crate) fn set_unfreed_pages(&self, count: u64) {
         self.debt.set_unfreed_pages(count);
     }
 
-    /// Returns the large values that only versions refer to, which a checkpoint has to list.
+    /// Returns the large values to which only versions refer. A checkpoint has to list them.
     pub(crate) fn orphans(&self) -> Vec<Orphan> {
         (self.held.lock().iter())
             .map(|(&(keyspace, first_page), reference)| Orphan {
@@ -330,11 +330,11 @@ impl Gathered {
 type Pivot = (KeyspaceId, Vec<u8>);
 
 impl Versions {
-    /// Writes the versions of visible commits to a run, except those that no snapshot needs, and drops them from
-    /// memory. Returns the large values that only unneeded versions referred to, and `true` if memory held versions of
-    /// visible commits. Only one thread at a time may spill.
+    /// Writes the versions of visible commits to a run, except versions that no snapshot needs, and removes all of them
+    /// from memory. Returns the large values to which only the unneeded versions referred, and `true` if memory
+    /// contained versions of visible commits. Only one thread at a time may spill.
     ///
-    /// O(versions). Needs memory for an eighth of the versions, because it sorts the key space one part at a time.
+    /// O(versions). Sorts the key space one part at a time, so it needs memory for an eighth of the versions.
     pub(crate) fn spill(&self, spilled: &Spilled, needed: &Needed) -> Result<(Vec<(KeyspaceId, LargeRef)>, bool)> {
         let spill = self.begin_spill();
         let moved = self.spill_as(spill, spilled, needed);
@@ -348,7 +348,7 @@ impl Versions {
         let number = NEXT.fetch_add(1, Ordering::Relaxed).max(1);
         let before = self.spill.swap(number, Ordering::SeqCst);
         assert!(before == 0, "two spills at once");
-        // A split or merge moves versions within microseconds, and waits for no other thread meanwhile.
+        // A split or merge moves versions within microseconds, and waits for no other thread during the move.
         while self.moving.load(Ordering::SeqCst) > 0 {
             crate::sync::yield_now();
         }
@@ -369,7 +369,8 @@ impl Versions {
             let mut row_offsets = std::mem::take(&mut gathered.row_offsets);
             row_offsets
                 .sort_unstable_by(|left, right| gathered.row(*left).sort_key().cmp(&gathered.row(*right).sort_key()));
-            // A version that moved to a different leaf during gathering may have been found in both leaves.
+            // A version that moved to a different leaf while versions were being gathered may have been found in both
+            // leaves.
             row_offsets.dedup_by(|left, right| gathered.row(*left).sort_key() == gathered.row(*right).sort_key());
             for row_offset in row_offsets {
                 let row = gathered.row(row_offset);
@@ -385,11 +386,12 @@ impl Versions {
         Ok((unneeded, has_left))
     }
 
-    /// Returns keys that divide the versions of commits up to `up_to` into about eight parts of equal size in bytes.
+    /// Returns keys that divide the versions of commits up to `up_to` into about eight parts with equal numbers of
+    /// bytes.
     fn pivots(&self, up_to: Timestamp) -> Vec<Pivot> {
         /// The number of parts of equal size in which versions are gathered for spilling.
         const PART_COUNT: usize = 8;
-        /// The maximum number of rows whose keys are sampled to find the boundaries of the parts.
+        /// The maximum number of rows whose keys are sampled to find the boundaries between the parts.
         const SAMPLE_ROWS_MAX: usize = 64;
         let all_bytes = self.memory_bytes() as usize;
         let step = (all_bytes / SAMPLE_ROWS_MAX).max(4 << 10);
@@ -441,9 +443,9 @@ impl Versions {
         gathered
     }
 
-    /// Drops the undo records of commits up to `up_to`, which the spill has written to a run. Keeps the records that
-    /// were added or moved during the spill, because it may have missed them. Returns `true` if there were records of
-    /// either kind.
+    /// Drops the undo records of commits up to `up_to`, which the spill has written to a run. Retains records that were
+    /// added or moved during the spill, because it may have missed them. Returns `true` if there were records of either
+    /// kind.
     fn drop_spilled(&self, up_to: Timestamp, spill: u32) -> bool {
         let mut has_any = false;
         for shard in &self.shards {
@@ -572,14 +574,14 @@ mod tests {
         assert_eq!(versions.newest_change(KEYSPACE, page, b"a"), Some(Timestamp(9)));
     }
 
-    /// With limited memory, only part of a leaf's old versions is returned: the first rows in the scan's direction,
-    /// regardless of the order of their commits, and the last key among them.
+    /// If memory is limited, only a part of a leaf's old versions is returned: the first rows in the scan's direction,
+    /// in any order of their commits, and the last key among them.
     #[test]
     fn what_rows_were_is_returned_in_parts() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());
         let page = PageId(1);
         let keys: Vec<[u8; 1]> = (0..100).map(|key| [key]).collect();
-        // The rows are spread over 10 commits and changed twice; the snapshot sees the first of the two old versions.
+        // The rows are spread over 10 commits and changed twice. The snapshot sees the older of the two old versions.
         for commit in 0..20u8 {
             let rows: Vec<(&[u8], Option<&[u8]>)> = (keys.iter().filter(|[key]| key % 10 == (commit * 7) % 10))
                 .map(|key| (&key[..], if commit < 10 { Some(&key[..]) } else { None }))
@@ -606,7 +608,7 @@ mod tests {
         assert_eq!(at(all, Direction::Forward, 0), (vec![0], Some(0)), "one at least");
     }
 
-    /// Only changes after the snapshot count, and only changes of rows that matter.
+    /// Only changes after the snapshot count, and only if they affect rows that matter.
     #[test]
     fn changes_are_those_after_the_snapshot() {
         let versions = Versions::new(&Arc::new(Budget::new(8 << 20, 1)), Arc::default());

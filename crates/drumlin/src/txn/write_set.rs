@@ -36,12 +36,12 @@ struct Entry {
     keyspace: KeyspaceId,
     key: Range<usize>,
     kept: Kept,
-    /// The previous entry of the same key, if there is one.
+    /// The previous entry of the same key, if any.
     previous: Option<u32>,
 }
 
 /// The newest entry of a key. `head` is the number formed by the eight bytes of the key that follow the index's shared
-/// bytes. Different heads sort in the same order as their keys.
+/// bytes. If two heads differ, they are ordered like their keys.
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     head: u64,
@@ -50,17 +50,17 @@ struct Newest {
 
 /// The newest entry of each key of one keyspace, in key order.
 ///
-/// The index is divided into parts of up to [`PART_ENTRIES`]. Usually a search only compares numbers that are adjacent
-/// in memory. An insertion in the middle moves the entries of at most one part, and rows that arrive in order fill the
+/// The index is divided into parts of up to [`PART_ENTRIES`]. A search usually compares only numbers that are adjacent
+/// in memory. An insertion in the middle moves the entries of at most one part. If rows arrive in order, they fill the
 /// parts completely.
 #[derive(Clone, Debug, Default)]
 struct Index {
     parts: Vec<Vec<Newest>>,
-    /// The length of a prefix that all keys have in common, though not necessarily the longest one.
+    /// The length of a prefix that all keys share. It need not be the longest such prefix.
     shared_bytes: usize,
 }
 
-/// The maximum number of entries in a part, which then takes 2 KiB.
+/// The maximum number of entries in a part. A full part has 2 KiB.
 const PART_ENTRIES: usize = 128;
 
 /// A position in an index: a part, and one of its entries or the end of the part.
@@ -92,8 +92,7 @@ impl Index {
         found.map(|at| (part, at)).map_err(|at| (part, at))
     }
 
-    /// Shortens the shared bytes if `key` does not begin with them. Shortens them at least by half, so that this rarely
-    /// happens.
+    /// If `key` does not begin with the shared bytes, shortens them, and at least by half, so that this rarely happens.
     fn share<'k>(&mut self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) {
         let Some(first) = self.parts.first().map(|part| part[0]) else {
             self.shared_bytes = key.len();
@@ -128,8 +127,8 @@ impl Index {
         match self.parts.get_mut(part) {
             Some(entries) if entries.len() < PART_ENTRIES => entries.insert(at, newest),
             Some(entries) => {
-                // An entry after all others of the part begins a new part, so that rows that arrive in order fill the
-                // parts completely.
+                // An entry after all others of the part begins a new part, so rows that arrive in order fill the parts
+                // completely.
                 let half = if at == PART_ENTRIES { at } else { PART_ENTRIES / 2 };
                 let mut upper = entries.split_off(half);
                 let (to, at) = if at < half { (entries, at) } else { (&mut upper, at - half) };
@@ -143,7 +142,7 @@ impl Index {
         None
     }
 
-    /// Replaces an entry with `previous`, or removes the key if there is no previous entry.
+    /// Puts `previous` in the place of an entry, or removes the key if there is no previous entry.
     fn undo<'k>(&mut self, entry: u32, previous: Option<u32>, key_of: impl Fn(u32) -> &'k [u8]) {
         let (part, at) = self.find(key_of(entry), &key_of).expect("an entry is undone that is not there");
         assert_eq!(self.parts[part][at].entry, entry, "another entry than the newest is undone");
@@ -178,13 +177,13 @@ pub(crate) struct WriteSet {
     arena: Vec<u8>,
     entries: Vec<Entry>,
     large_bytes: usize,
-    /// The bytes that the newest changes of all rows take in the commit's record, and the number of these rows.
+    /// The size of the newest changes of all rows in the commit's record, in bytes, and the number of these rows.
     record_bytes: usize,
     row_count: usize,
 }
 
-/// A write set and its memory. A transaction shares it with its scans, which see the set as it was when they began: if
-/// a scan shares the set, the transaction copies it before changing it.
+/// A write set and its memory. A transaction shares the set with its scans, and each scan sees the set as it was when
+/// the scan began. If a scan shares the set, the transaction copies the set before changing it.
 #[derive(Debug)]
 pub(crate) struct SharedWrites {
     pub(crate) set: WriteSet,
@@ -210,16 +209,16 @@ impl SharedWrites {
         true
     }
 
-    /// Returns the set for changes by a caller that has [secured](Self::secure) it.
+    /// Returns the set for changes. The caller must have [secured](Self::secure) it.
     pub(crate) fn unshared(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }
 }
 
-/// The memory of an index entry in a part that is half full, with its share of the part's header.
+/// The memory of an index entry in a part that is half full, with a share of the part's header.
 const INDEX_ENTRY_BYTES: usize = 2 * size_of::<Newest>() + 2;
 
-/// The memory of a keyspace with an index of one entry, in a map that is half full. The smallest vector has a capacity
+/// The memory of a keyspace whose index has one entry, in a map that is half full. The smallest vector has a capacity
 /// of four.
 const TREE_BYTES: usize =
     2 * size_of::<(KeyspaceId, (CountedTree, Index))>() + 4 * (size_of::<Vec<Newest>>() + size_of::<Newest>());
@@ -247,8 +246,8 @@ impl WriteSet {
         self.row_count > row_count || self.record_bytes > record_bytes
     }
 
-    /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Looks up the change
-    /// replaced by the new one only if the size is near the limit.
+    /// Returns the size of the commit's record with one more change, if it exceeds `limit_bytes`. Only if the size is
+    /// near the limit, looks up the change that the new one would replace.
     pub(crate) fn record_bytes_above(
         &self,
         limit_bytes: usize,
@@ -266,7 +265,7 @@ impl WriteSet {
         (bytes > limit_bytes).then_some(bytes)
     }
 
-    /// Returns the number of entries, which savepoints store.
+    /// Returns the number of entries. A savepoint stores this number.
     pub(crate) fn position(&self) -> usize {
         self.entries.len()
     }
@@ -327,7 +326,7 @@ impl WriteSet {
         );
     }
 
-    /// Returns the bytes that an entry takes in the commit's record.
+    /// Returns the size of an entry in the commit's record, in bytes.
     fn record_bytes_of(&self, entry: u32) -> usize {
         record_bytes(self.key(entry), &self.change(entry))
     }
@@ -415,7 +414,7 @@ impl WriteSet {
     }
 }
 
-/// Returns the bytes that a change takes in the commit's record.
+/// Returns the size of a change in the commit's record, in bytes.
 fn record_bytes(key: &[u8], change: &Change<'_>) -> usize {
     key.len()
         + match change {
@@ -431,8 +430,8 @@ mod tests {
 
     use super::*;
 
-    /// An index finds, replaces, undoes and lists entries like an ordered map, for any order and number of keys, even
-    /// if the first eight bytes of the keys are the same.
+    /// An index finds, replaces, undoes and lists entries like an ordered map. This holds for any order and number of
+    /// keys, even if the first eight bytes of all keys are the same.
     #[test]
     fn an_index_is_an_ordered_map() {
         for (seed, count, step) in [(1u64, 3000u64, 1), (2, 3000, 7919), (3, 900, 4), (4, 5, 3)] {

@@ -182,7 +182,7 @@ fn aggregates_are_those_of_a_model() {
 }
 
 /// The second aggregate of a range reads only the rows at its two ends. After some changes, the next aggregate also
-/// reads the changed leaves, and later ones again read only the ends.
+/// reads the changed leaves, and later aggregates only read the ends.
 #[test]
 fn states_are_kept() {
     let (_db, k) = opened();
@@ -229,7 +229,7 @@ fn aggregates_are_exact_during_writes() {
             let rows: Result<Vec<_>, _> = snapshot.range(&k, bounds.clone()).collect();
             let (reduced, rows) = match (reduced, rows) {
                 (Ok(reduced), Ok(rows)) => (reduced, rows),
-                // The writers have left too many versions for a snapshot that was held.
+                // The writers have created too many versions for an open snapshot.
                 (Err(Error::SnapshotTooOld { .. }), _) | (_, Err(Error::SnapshotTooOld { .. })) => continue,
                 (Err(error), _) | (_, Err(error)) => panic!("{error}"),
             };
@@ -266,7 +266,7 @@ fn aggregates_are_exact_during_writes() {
     });
 }
 
-/// Aggregates stay right after removals that merge all leaves, after the keyspace is cleared and loaded in bulk, and
+/// Aggregates stay correct after removals that merge all leaves, after the keyspace is cleared and loaded in bulk, and
 /// after it is replaced by a keyspace of the same name.
 #[test]
 fn aggregates_survive_all_that_happens_to_a_keyspace() {
@@ -303,7 +303,7 @@ fn aggregates_survive_all_that_happens_to_a_keyspace() {
     assert_eq!(db.keyspace("k").unwrap().aggregate(&sum, ..).unwrap(), 0);
 }
 
-/// A snapshot from before a bulk load does not see the load, although leaves of a load carry no commit timestamp.
+/// A snapshot from before a bulk load does not see the load, although the leaves of a load have no commit timestamp.
 #[test]
 fn aggregates_before_a_load_do_not_see_it() {
     let (db, k) = opened();
@@ -318,7 +318,7 @@ fn aggregates_before_a_load_do_not_see_it() {
     }
 }
 
-/// With little memory, few or no states are kept, but every result is right.
+/// With little memory, few or no states are cached, but every result is correct.
 #[test]
 fn aggregates_in_little_memory_are_right() {
     for memory in [8 << 20, 12 << 20, 24 << 20] {
@@ -339,7 +339,7 @@ fn aggregates_in_little_memory_are_right() {
     }
 }
 
-/// Sums the first `prefix_bytes` bytes of each value, and records the length of the longest value that it was shown.
+/// Sums the first `prefix_bytes` bytes of each value, and records the length of the longest value that it received.
 struct FirstBytes {
     prefix_bytes: usize,
     longest: AtomicU64,
@@ -382,8 +382,8 @@ impl Reducer for FirstBytes {
     }
 }
 
-/// A reducer is shown only the bytes that it uses, for values of all lengths: stored in leaves, in one extent or in
-/// several, committed or put by the calling transaction.
+/// A reducer receives only the bytes that it uses. Values can have any length, can be stored in leaves, in one extent
+/// or in several, and can be committed or put by the calling transaction.
 #[test]
 fn reducers_are_shown_the_bytes_that_they_look_at() {
     const LENGTHS: [usize; 9] = [0, 7, 300, 5_000, 65_000, 66_000, 262_100, 262_200, 700_000];
@@ -525,8 +525,8 @@ impl Reducer for Faulty {
     }
 }
 
-/// If any function of a reducer fails or panics, the call returns an error that names the reducer. The database keeps
-/// working, and its other aggregates stay right.
+/// If any function of a reducer fails or panics, the call returns an error that names the reducer. The database remains
+/// usable, and its other aggregates stay correct.
 #[test]
 fn reducers_that_fail_harm_nothing() {
     use Fault::{CombinePanics, Decode, Encode, Identity, Name, Output, Overflow, Row, RowPanics};
@@ -546,8 +546,8 @@ fn reducers_that_fail_harm_nothing() {
     }
 }
 
-/// An exact sum of floats does not depend on the shape of the tree, regardless of whether rows were loaded in bulk,
-/// inserted in order, or inserted at random.
+/// An exact sum of floats is the same whether rows were loaded in bulk, inserted in order, or inserted at random: it
+/// does not depend on the shape of the tree.
 #[test]
 fn sums_of_floats_do_not_depend_on_the_tree() {
     let (db, _) = opened();

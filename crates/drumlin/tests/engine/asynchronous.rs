@@ -1,5 +1,5 @@
-//! The asynchronous API returns the same results on every executor, occupies no thread while a task waits, and is
-//! unharmed if a future is dropped at any await.
+//! The asynchronous API returns the same results on every executor, and occupies no thread while a task waits. Dropping
+//! a future at any await does no harm.
 
 use crate::support;
 
@@ -55,7 +55,7 @@ fn key(number: u64) -> [u8; 8] {
     number.to_be_bytes()
 }
 
-/// Returns a database with many more rows than fit its budget, most of which are not in memory.
+/// Returns a database with many more rows than its budget has room for, most of them not in memory.
 fn filled(config: &Config, folder: &Folder, rows: u64) -> (Database, Keyspace) {
     let db = config.open(folder.path()).unwrap();
     let keyspace = db.keyspace("rows").unwrap();
@@ -146,8 +146,8 @@ async fn a_scan_reads_from_both_ends(keyspace: &Keyspace, model: &Model) {
     assert!(front.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).eq(model.clone()));
 }
 
-/// Writes values from readers, and reads them sequentially and from a position. Returns the larger value, that of row
-/// `film`.
+/// Writes values from readers, and reads them from the beginning and from a position. Returns the larger value, which
+/// is that of row `film`.
 async fn a_value_is_a_stream(keyspace: &Keyspace) -> Vec<u8> {
     let film = Random(9).bytes(1_000_000);
     assert_eq!(keyspace.insert_from_async(b"film", &film[..]).await.unwrap(), 1_000_000);
@@ -210,7 +210,7 @@ async fn a_changed_row_is_a_conflict(db: &Database, keyspace: &Keyspace) {
     assert!(waited.unwrap_err().is_conflict());
 }
 
-/// `transact_async` retries its body, which then sees the changed row.
+/// `transact_async` retries its body, and the second run sees the changed row.
 async fn a_conflict_runs_the_body_again(db: &Database, keyspace: &Keyspace) {
     let mut attempts = 0;
     let answer = db.transact_async(|tx| {
@@ -245,7 +245,7 @@ fn every_call_works_on_every_executor() {
     }
 }
 
-/// Hundreds of tasks that wait for pages, rows and the log do not need a thread each. This is true only with io_uring,
+/// Hundreds of tasks that wait for pages, rows and the log do not need a thread each. This holds only with io_uring,
 /// because the portable backend reads on threads.
 #[cfg(not(drumlin_portable))]
 #[test]
@@ -294,7 +294,7 @@ fn waiting_tasks_cost_no_threads() {
     });
 }
 
-/// Commits whose futures are dropped also trigger the collection of old versions and checkpoints.
+/// Commits whose futures are dropped also trigger garbage collection of old versions and checkpoints.
 #[test]
 fn commits_that_nobody_waits_for_are_looked_after() {
     let folder = Folder::new();
@@ -315,8 +315,8 @@ fn commits_that_nobody_waits_for_are_looked_after() {
     }
 }
 
-/// A commit whose future is dropped after any number of polls is complete or has no effect, holds no lock, and leaves a
-/// working database.
+/// A commit whose future is dropped after any number of polls is complete or has no effect. It holds no lock, and the
+/// database remains usable.
 #[test]
 fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     const ROWS: u64 = 40_000;
@@ -378,7 +378,7 @@ fn a_commit_dropped_at_any_await_is_whole_or_nothing() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Single writes, reads, scans and waits for rows whose futures are dropped at any await have no bad effects.
+/// Dropping the futures of single writes, reads, scans and waits for rows at any await does no harm.
 #[test]
 fn any_call_dropped_at_any_await_does_no_harm() {
     let folder = Folder::new();
@@ -423,7 +423,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
                     let waker = std::task::Waker::noop();
                     assert!(waiting.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
                     if polls > 10 {
-                        // The lock is granted to a future that is dropped before it notices.
+                        // The lock is granted to a future that is dropped before it is polled.
                         drop(std::mem::replace(&mut holder, db.begin().unwrap()));
                     }
                 }
@@ -438,7 +438,7 @@ fn any_call_dropped_at_any_await_does_no_harm() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Returns the result of a future, or `None` if it takes unreasonably long.
+/// Returns the result of a future, or `None` after a generous time limit.
 fn within_reason<T>(future: impl Future<Output = T>) -> Option<T> {
     let limit = async {
         smol::Timer::after(Duration::from_secs(20)).await;
@@ -490,8 +490,8 @@ fn tasks_that_wait_for_the_log_occupy_no_thread() {
     assert_eq!(warm.count(..).unwrap(), 1 + 2 * 360);
 }
 
-/// Large commits of several tasks all complete with little memory. Neither the commits that wait for space in the log,
-/// nor keyspaces that are being created, keep the commit that has the space from getting frames.
+/// Large commits of several tasks all complete with little memory. The commit that has reserved space in the log gets
+/// its frames, even if other commits are waiting for log space or keyspaces are being created.
 #[test]
 fn large_commits_of_tasks_in_little_memory_all_end() {
     let (send, receive) = std::sync::mpsc::channel();
@@ -507,7 +507,7 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
                         for _ in 0..40 {
                             let new: Vec<_> = (0..140).map(|_| (key(random.next()), random.bytes(950))).collect();
                             let new = Arc::new(new);
-                            // Retry if all tasks together hold too much memory.
+                            // Retry if the tasks together need too much memory.
                             db.transact_async(|tx| {
                                 let (rows, new) = (rows.clone(), Arc::clone(&new));
                                 Box::pin(async move {
@@ -532,13 +532,13 @@ fn large_commits_of_tasks_in_little_memory_all_end() {
         assert_eq!(rows.count(..).unwrap(), 6 * 40 * 140);
         send.send(()).unwrap();
     };
-    // If the thread does not end, leave it running.
+    // If the thread hangs, leave it running.
     std::thread::spawn(commits);
     receive.recv_timeout(Duration::from_secs(60)).expect("tasks wait for each other for ever");
 }
 
-/// If a queue fails while some reads have finished and others are in flight, every task still gets a result, and later
-/// reads use a different queue.
+/// If a queue fails when some reads have finished and others are in flight, every task still gets a result, and later
+/// reads use a new queue.
 #[test]
 fn a_queue_that_fails_leaves_no_task_waiting() {
     const ENOMEM: i32 = 12;
@@ -560,7 +560,7 @@ impl Wake for Panics {
     }
 }
 
-/// A waker that panics ends the thread that reads for tasks, but no task waits for that thread forever.
+/// A waker that panics ends the thread that reads for tasks, but no task hangs because of that.
 #[test]
 fn a_waker_that_panics_leaves_no_task_waiting() {
     let folder = Folder::new();

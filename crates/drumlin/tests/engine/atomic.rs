@@ -1,5 +1,5 @@
-//! Calls that change a row depending on its newest value, remove many rows, or commit a batch: alone, with concurrent
-//! writers, and with futures that are dropped.
+//! Calls that change a row depending on its newest value, calls that remove many rows, and batches: alone, with
+//! concurrent writers, and with futures that are dropped.
 
 use crate::support;
 
@@ -160,8 +160,7 @@ fn calls_for_one_row_take_effect_one_after_the_other() {
     assert_eq!(won.load(Ordering::Relaxed), rounds);
 }
 
-/// While several threads insert rows, and several others pop them from both ends or take them, each row goes to exactly
-/// one thread.
+/// While some threads insert rows, others pop them from both ends or take them. Each row goes to exactly one thread.
 #[test]
 fn every_row_is_popped_once() {
     let (_db, k) = opened();
@@ -217,8 +216,8 @@ fn key_of(popped: drumlin::Result<Option<(Value, Value)>>) -> Option<Vec<u8>> {
 }
 
 /// A pop skips any number of rows that other transactions have locked, and takes them once they are unlocked. In any
-/// range, the oldest unlocked row goes first. If all rows are locked, a pop of a range returns `None`, while the other
-/// pops wait.
+/// range, the oldest unlocked row is popped first. If all rows are locked, a pop of a range returns `None`, while other
+/// kinds of pop wait.
 #[test]
 fn pops_pass_over_rows_that_are_locked() {
     let (db, k) = opened();
@@ -230,7 +229,7 @@ fn pops_pass_over_rows_that_are_locked() {
         }
     };
     insert_all();
-    // Lock more rows than a scan copies at once, in several leaves.
+    // Lock more rows than a scan copies at a time, in several leaves.
     let mut holder = db.begin().unwrap();
     (0..500).chain(700..rows).for_each(|number| drop(holder.get_for_update(&k, key(number)).unwrap()));
     assert_eq!(key_of(k.pop_first()), Some(key(500).into()));
@@ -262,7 +261,7 @@ fn pops_pass_over_rows_that_are_locked() {
     });
 }
 
-/// A pop that finds no memory for its row's lock waits for memory instead of reporting that there is no row.
+/// A pop that finds no memory for its row's lock waits for memory. It does not report that there is no row.
 #[test]
 fn a_pop_waits_for_memory() {
     let (db, k) = opened();
@@ -294,8 +293,8 @@ fn a_pop_waits_for_memory() {
     assert_eq!(popped, Some(b"a".to_vec()));
 }
 
-/// Consumers pop from a range while transactions hold some of its rows for a while, others put rows back, and producers
-/// insert. Each row is popped once, and no rows remain at the end, not even the oldest.
+/// Consumers pop from a range while transactions hold some of its rows for a while, other transactions put rows back,
+/// and producers insert. Each row is popped once, and no row remains at the end, not even the oldest.
 #[test]
 fn consumers_of_a_range_get_every_row_once() {
     let (db, k) = opened();
@@ -320,7 +319,7 @@ fn consumers_of_a_range_get_every_row_once() {
                         0 | 1 => k.pop_first_in(..),
                         2 => block_on(k.pop_first_in_async(..)),
                         3 => block_on(k.pop_last_in_async(..)),
-                        // Take a row in a transaction, and put it back in half of the cases.
+                        // Take a row in a transaction, and put it back half of the time.
                         _ => {
                             let isolation = [Isolation::Snapshot, Isolation::ReadCommitted][random.index(2)];
                             let mut tx = db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
@@ -341,7 +340,7 @@ fn consumers_of_a_range_get_every_row_once() {
                             assert_eq!(key, value);
                             popped.lock().unwrap().push(number(&[&[0; 4][..], &key[..]].concat()));
                         }
-                        // Rows that other transactions hold may reappear.
+                        // Rows that other transactions have popped may reappear.
                         None if is_last && k.is_empty().unwrap() => break,
                         None => std::thread::yield_now(),
                     }
@@ -372,7 +371,7 @@ fn transactions_pop_rows_that_are_free() {
         assert_eq!(key_of(all[1].pop_last_in(&k, .."e")), Some(b"d".to_vec()));
         all.remove(0).commit().unwrap();
         drop(all.remove(0));
-        // By now "a" is gone, and "b" and "d" are back. The two transactions that began before still see "a".
+        // Now "a" is gone, and "b" and "d" are back. The two transactions that began earlier still see "a".
         k.insert("b", "changed since").unwrap();
         let first = key_of(all[0].pop_first_in(&k, ..));
         let after = if isolation == Isolation::ReadCommitted { b"b" } else { b"c" };
@@ -417,7 +416,8 @@ fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     None
 }
 
-/// A future that is dropped at any point leaves its row either unchanged or completely changed, and unlocked.
+/// A future that is dropped at any point has either not changed its row or changed it completely, and leaves it
+/// unlocked.
 #[test]
 fn dropped_futures_do_all_or_nothing() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -451,7 +451,7 @@ fn dropped_futures_do_all_or_nothing() {
                     }
                 }
                 drop(holder);
-                // The row is unlocked; these commits also wait for the dropped one.
+                // The row is unlocked. These commits also wait for the commit whose future was dropped.
                 k.insert("settled", "").unwrap();
                 k.remove("settled").unwrap();
                 let rows: Vec<(Value, Value)> = k.iter().map(Result::unwrap).collect();
@@ -474,7 +474,7 @@ fn dropped_futures_do_all_or_nothing() {
     assert!(began.elapsed() < Duration::from_secs(60), "a row stayed locked");
 }
 
-/// A removal of more rows than fit in a transaction, of all sizes, removes them all and leaves other keyspaces
+/// A removal of more rows than fit in a transaction, of all sizes, removes all of them and leaves other keyspaces
 /// untouched.
 #[test]
 fn any_number_of_rows_is_removed() {
@@ -498,7 +498,8 @@ fn any_number_of_rows_is_removed() {
     assert_eq!(k.clear().unwrap(), 30_000 - 356);
     assert_eq!(block_on(k.clear_async()).unwrap(), 0);
     assert!(k.is_empty().unwrap());
-    // Each row takes a page, so the old values in one part exceed the limit on what a transaction can replace.
+    // Each row occupies a page, so the old values in one part exceed the limit on the values that a transaction can
+    // replace.
     let large = db.keyspace_with("large", drumlin::KeyspaceOptions::new().page_bytes(64 << 10)).unwrap();
     for row in 0..200u32 {
         large.insert(row.to_be_bytes(), vec![7; 15_000]).unwrap();
@@ -555,7 +556,7 @@ fn a_batch_reads_nothing() {
     drop(batch);
     assert_eq!(k.get("a").unwrap().unwrap(), "batch");
     db.batch().unwrap().commit().unwrap();
-    // A keyspace of a different database is rejected, and the batch remains usable.
+    // A batch rejects a keyspace of a different database, and remains usable.
     let (_foreign_db, foreign) = opened();
     let mut batch = db.batch().unwrap();
     batch.insert(&k, "a", "1").unwrap();
@@ -566,7 +567,7 @@ fn a_batch_reads_nothing() {
     assert_eq!(k.get("a").unwrap().unwrap(), "1");
 }
 
-/// A write that does not fit into a batch fails with an error that says so; the earlier writes can be committed.
+/// A write that does not fit into a batch fails with an error that says so. The earlier writes can still be committed.
 #[test]
 fn a_full_batch_can_be_committed() {
     let (db, k) = opened();
@@ -579,7 +580,7 @@ fn a_full_batch_can_be_committed() {
     assert_eq!(k.count(..).unwrap(), u64::from(full));
 }
 
-/// Batches and transactions lock the same rows in all orders: every batch is committed completely, and no call hangs.
+/// Batches and transactions lock the same rows in all orders. Every batch is committed completely, and no call hangs.
 #[test]
 fn batches_never_fail_for_a_deadlock() {
     let (db, k) = opened();
@@ -618,8 +619,8 @@ fn batches_never_fail_for_a_deadlock() {
     });
 }
 
-/// The durability of a handle, of the database and of one call: after `sync`, every commit is durable, and a `Full`
-/// commit needs no sync.
+/// The durability can be set for a handle, for the database and for one call. After `sync`, every commit is durable,
+/// and a `Full` commit needs no sync.
 #[test]
 fn relaxed_commits_are_durable_after_a_sync() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -735,7 +736,7 @@ fn a_transaction_changes_rows_by_their_values() {
     }
 }
 
-/// If two transactions pop, the second one waits; then it gets a conflict or, at read committed, the next row.
+/// If two transactions pop, the second one waits. Then it gets a conflict or, with read committed, the next row.
 #[test]
 fn transactions_pop_different_rows() {
     let (db, k) = opened();

@@ -1,4 +1,4 @@
-//! Bulk loads are all or nothing for readers and writers, and after power cuts and on full disks.
+//! Bulk loads are all or nothing: for readers and writers, after power cuts, and on full disks.
 
 use crate::support;
 
@@ -67,8 +67,7 @@ fn insert_in_any_order(
     Ok(())
 }
 
-/// Checks that the keyspace has exactly these rows, including by scans from both ends, and that the database is
-/// undamaged.
+/// Checks that the keyspace has exactly these rows, also by scans from both ends, and that the database is undamaged.
 fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     compare(keyspace, rows);
     let unwrapped = |row: drumlin::Result<(drumlin::Value, drumlin::Value)>| {
@@ -81,8 +80,8 @@ fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     assert!(report.corruption.is_empty(), "{report:#?}");
 }
 
-/// Sorted rows of any number, of every kind and at every page size, are present right after the load, after reopening,
-/// after a checkpoint, and with later changes.
+/// Sorted rows of any number and kind, at every page size, are present right after the load, after reopening, after a
+/// checkpoint, and with later changes.
 #[test]
 fn sorted_rows_are_loaded() {
     for (seed, count) in (0..).zip([0, 1, 2, 40, 1000, 9000]) {
@@ -117,8 +116,8 @@ fn sorted_rows_are_loaded() {
     }
 }
 
-/// Rows in any order, of every kind and at every page size, are loaded: few rows are sorted in memory, and many are
-/// sorted as runs, which with large pages are merged more than once.
+/// Rows of every kind in any order, at every page size, are loaded. Few rows are sorted in memory. Many rows are sorted
+/// as runs, which are merged more than once if pages are large.
 #[test]
 fn rows_in_any_order_are_loaded() {
     for (seed, count) in (0..).zip([1, 2, 40, 1000, 30_000]) {
@@ -150,8 +149,8 @@ fn rows_in_any_order_are_loaded() {
     }
 }
 
-/// If rows arrive in order for a long time and then stop being in order, the part packed so far becomes the first run.
-/// Later rows with the same key replace its rows, no matter which run the later rows are in.
+/// If rows arrive in order for a long time and then out of order, the part packed so far becomes the first run. Later
+/// rows with the same keys replace its rows, whichever run they are in.
 #[test]
 fn the_latest_row_counts_among_runs() {
     let (_, config) = faulty();
@@ -223,7 +222,7 @@ fn a_load_is_larger_than_memory() {
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 400_000);
 }
 
-/// Keys that are too long are rejected, and the load continues without those rows.
+/// A load rejects keys that are too long, and continues without those rows.
 #[test]
 fn what_is_refused_is_not_loaded() {
     let (_, config) = faulty();
@@ -280,7 +279,7 @@ impl std::io::Read for Failing {
     }
 }
 
-/// A dropped load leaves no rows and no pages, and uses no space.
+/// A dropped load leaves behind no rows and no pages, and uses no space.
 #[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let (_, config) = faulty();
@@ -325,8 +324,9 @@ fn reason<T: std::fmt::Debug>(result: drumlin::Result<T>) -> &'static str {
     }
 }
 
-/// A load is refused if the keyspace has rows or gets some, if it had rows that a snapshot still sees, or if one of its
-/// rows is locked. No part of the load remains, and it can be repeated once the keyspace is no longer in use.
+/// A keyspace refuses a load if it has rows or gets some during the load, if it had rows that a snapshot still sees, or
+/// if one of its rows is locked. No part of the load remains. Once the keyspace is no longer in use, the load can be
+/// repeated.
 #[test]
 fn a_keyspace_in_use_refuses_a_load() {
     let rows = some_rows(5, 2500);
@@ -396,8 +396,8 @@ fn a_keyspace_in_use_refuses_a_load() {
     }
 }
 
-/// Old versions of removed rows do not prevent a load once the last snapshot that saw them is dropped, even if the
-/// versions have not been dropped yet.
+/// Once the last snapshot that saw removed rows is dropped, their old versions do not prevent a load, even if they have
+/// not been collected yet.
 #[test]
 fn versions_that_no_snapshot_needs_refuse_no_load() {
     let rows = some_rows(6, 500);
@@ -411,8 +411,8 @@ fn versions_that_no_snapshot_needs_refuse_no_load() {
     assert_holds(&db, &keyspace, &rows);
 }
 
-/// A keyspace that was larger than memory accepts a load after all of its rows were removed in any order, although some
-/// of its leaves could not be merged. A row among those leaves is still found.
+/// All rows of a keyspace larger than memory are removed in any order, and some of its leaves can't be merged. The
+/// keyspace then accepts a load. If one of those leaves has a row after all, the row is found.
 #[test]
 fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
     let mut page_count_max = 0;
@@ -422,7 +422,7 @@ fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
         let (_, config) = faulty();
         let db = config.clone().durability(Durability::Relaxed).open("/db").unwrap();
         let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(page_bytes)).unwrap();
-        // Long keys differ in their last bytes, so that the fences of leaves are long.
+        // Long keys that differ only in their last bytes give leaves long fences.
         let key = |row: u64| [&vec![b'k'; key_bytes - 8][..], &row.to_be_bytes()].concat();
         let mut full = db.bulk_load("k").unwrap();
         (0..row_count).for_each(|row| full.insert(key(row), Random(row).bytes(60)).unwrap());
@@ -452,7 +452,7 @@ fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
     assert!(page_count_max > 10, "removals merged all leaves but {page_count_max}");
 }
 
-/// A keyspace that was emptied accepts a load like a new one if no snapshot sees its rows.
+/// A keyspace that was emptied accepts a load like a new keyspace, if no snapshot sees its rows.
 #[test]
 fn an_emptied_keyspace_takes_a_load() {
     let (_, config) = faulty();
@@ -470,7 +470,7 @@ fn an_emptied_keyspace_takes_a_load() {
 }
 
 /// A keyspace that is filled, emptied and refilled, by loads and by transactions, reuses its page numbers. Its rows are
-/// right afterwards, after reopening and after recovery, regardless of when checkpoints were made.
+/// correct afterwards, after reopening and after recovery, regardless of when checkpoints were made.
 #[test]
 fn page_numbers_are_used_again() {
     for ways in 0..16u32 {
@@ -544,7 +544,7 @@ fn readers_from_before_do_not_see_the_rows() {
         assert_eq!(snapshot.count(&keyspace, ..).unwrap(), 0);
         assert_eq!(snapshot.iter(&keyspace).rev().count() + snapshot.prefix(&keyspace, "customer").count(), 0);
         assert!(snapshot.first(&keyspace).unwrap().is_none() && snapshot.last(&keyspace).unwrap().is_none());
-        // Changes made after the load do not alter that.
+        // Changes made after the load make no difference.
         keyspace.insert(first, "changed").unwrap();
         keyspace.remove(last).unwrap();
     }
@@ -559,7 +559,7 @@ fn readers_from_before_do_not_see_the_rows() {
     assert_eq!(db.snapshot().count(&keyspace, ..).unwrap(), rows.len() as u64 - 1);
 }
 
-/// If two loads into one keyspace run concurrently, one is attached and the other is refused. Loads into different
+/// If two loads into the same keyspace run concurrently, one is attached and the other is refused. Loads into different
 /// keyspaces are all attached.
 #[test]
 fn loads_run_concurrently() {
@@ -581,8 +581,8 @@ fn loads_run_concurrently() {
     assert_holds(&db, &db.keyspace("m").unwrap(), &rows[3]);
 }
 
-/// Loads can begin until their memory is used up, which in most budgets allows at least four. Each of them can sort
-/// rows.
+/// Loads can begin until their memory is used up, which in most budgets allows at least four loads. Each of them can
+/// sort rows.
 #[test]
 fn loads_that_have_begun_can_sort() {
     for (memory, page_bytes, least) in
@@ -612,8 +612,8 @@ fn loads_that_have_begun_can_sort() {
     }
 }
 
-/// A load replaces one row so often that whole segments become free. Other writers reuse these immediately, while the
-/// load's newest buffer is still being written; the load must not overwrite them.
+/// A load replaces one row so often that whole segments become free. Other writers reuse these segments while the
+/// load's newest buffer is still being written. The load must not overwrite their data.
 #[test]
 fn segments_that_a_load_gives_up_are_not_written_again() {
     let (_, config) = faulty();
@@ -639,8 +639,8 @@ fn segments_that_a_load_gives_up_are_not_written_again() {
     assert_holds(&db, &rows, &model);
 }
 
-/// While a keyspace is being loaded, other threads put rows into it and remove them. The load is attached between two
-/// of their commits or refused. No writer loses a write, and no reader sees part of a load.
+/// While a keyspace is being loaded, other threads put rows into it and remove them. The load is either attached
+/// between two of their commits or refused. No writer loses a write, and no reader sees part of a load.
 #[test]
 fn a_keyspace_is_loaded_while_others_write() {
     let mut attached_count = 0;
@@ -721,7 +721,7 @@ fn a_keyspace_that_is_dropped_ends_its_load() {
     }
 }
 
-/// If the disk fills up at any point of a load, the load fails and no part of it remains; with more space, a load
+/// If the disk fills up at any point of a load, the load fails and no part of it remains. With more space, a load
 /// succeeds.
 #[test]
 fn a_full_disk_leaves_nothing_of_a_load() {
@@ -806,8 +806,8 @@ enum Ack {
     Changed,
 }
 
-/// Runs one session: a load with checkpoints, then a commit. Returns each acknowledgement with the number of disk
-/// changes before it.
+/// Runs one session: a load with checkpoints, then a commit. Returns each acknowledgement with the number of changes to
+/// the disk that preceded it.
 fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(u64, Ack)> {
     let mut acks = Vec::new();
     let db = cut_config(disk).open("/db").unwrap();
@@ -844,8 +844,8 @@ fn live(disk: &Disk, rows: &Model, is_sorted: bool, moments: [bool; 3]) -> Vec<(
     acks
 }
 
-/// Opens the database after a cut, and checks that the load is there completely or not at all, that every acknowledged
-/// commit is there, and that no space is lost. Returns the recovered disk.
+/// Opens the database after a cut. Checks that the load is complete or absent, that every acknowledged commit is
+/// present, and that no space is lost. Returns the recovered disk.
 fn assert_whole(medium: Medium, rows: &Model, last_ack: Option<Ack>, place: &str) -> Medium {
     let disk = Disk::new(medium, 1);
     disk.record();
@@ -886,7 +886,7 @@ fn assert_whole(medium: Medium, rows: &Model, last_ack: Option<Ack>, place: &str
     recovered
 }
 
-/// Cuts the power after each write and sync of a session, in one of every `step` states, and sometimes also during
+/// Cuts the power after the writes and syncs of a session, once in every `step` states, and sometimes also during
 /// recovery.
 fn cut_everywhere(rows: &Model, is_sorted: bool, moments: [bool; 3], step: usize) {
     let disk = Disk::new(Medium::default(), 7);
@@ -923,8 +923,8 @@ fn cut_rows(count: u32) -> Model {
     rows
 }
 
-/// A power cut after any write or sync of a load, with and without checkpoints before and after its commit, and also
-/// during recovery, leaves the load there completely or not at all.
+/// After a power cut at any write or sync of a load, the load is complete or absent. Cuts also happen during recovery,
+/// and loads run with and without checkpoints before and after their commit.
 #[test]
 fn a_power_cut_leaves_all_of_a_load_or_nothing() {
     for moments in [[false, false, false], [true, false, false], [true, true, true], [false, false, true]] {
@@ -932,13 +932,13 @@ fn a_power_cut_leaves_all_of_a_load_or_nothing() {
     }
 }
 
-/// A power cut while rows are sorted as runs and merged also leaves the load there completely or not at all.
+/// After a power cut while rows are sorted as runs and merged, the load is also complete or absent.
 #[test]
 fn a_power_cut_leaves_all_of_a_sorted_load_or_nothing() {
     cut_everywhere(&cut_rows(20_000), false, [true, true, false], 5);
 }
 
-/// Damage to a page of a load that only the log refers to is noticed, and the database returns no wrong rows.
+/// Damage to a page of a load that only the log refers to is detected, and the database returns no wrong rows.
 #[test]
 fn a_damaged_load_is_noticed() {
     let rows: Model = (0..3000u32).map(|row| (row.to_be_bytes().to_vec(), vec![row as u8; 40])).collect();

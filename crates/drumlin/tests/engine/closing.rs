@@ -26,13 +26,13 @@ fn fill(db: &Database, rows: u32) -> Keyspace {
     k
 }
 
-/// Returns the library's error within an `io::Error`, or `None` for a success.
+/// Returns the library's error that an `io::Error` wraps, or `None` for a success.
 fn of_io<T>(result: std::io::Result<T>) -> Option<Error> {
     result.err().map(|error| error.into_inner().unwrap().downcast_ref::<Error>().unwrap().clone())
 }
 
-/// Handles of each kind are created while the database is open, and used after it is closed and its folder is reopened.
-/// All return `Closed`, and none of them keeps the folder locked.
+/// Handles of each kind are created while the database is open, and used after it was closed and its folder was
+/// reopened. All calls return `Closed`, and no handle keeps the folder locked.
 #[test]
 fn every_handle_ends_with_the_database() {
     for backend in BACKENDS {
@@ -158,12 +158,12 @@ fn every_handle_ends_with_the_database() {
     }
 }
 
-/// While the database is closed and reopened, threads that read, write, scan and load get their own results or
-/// `Closed`, and never an error about corruption. Acknowledged rows are there afterwards.
+/// While the database is closed and reopened, threads that read, write, scan and load get correct results or `Closed`,
+/// and never an error about corruption. Acknowledged rows are present afterwards.
 #[test]
 fn a_database_is_closed_during_calls_of_other_threads() {
     let folder = Folder::new();
-    // Use less memory than data, so that calls read and write the disk.
+    // Use less memory than the data needs, so that calls read and write the disk.
     let config = small().memory(8 << 20).checkpoint_log_bytes(1 << 20);
     let acknowledged = Arc::new(AtomicU64::new(0));
     let mut late = Vec::new();
@@ -194,7 +194,7 @@ fn a_database_is_closed_during_calls_of_other_threads() {
                     match done {
                         Ok(()) if number == 1 => drop(acknowledged.fetch_add(1, Ordering::SeqCst)),
                         Ok(()) | Err(Error::NoSuchKeyspace { .. }) => {}
-                        // An earlier round was closed after the load was attached.
+                        // The load of an earlier round was attached before that round was closed.
                         Err(Error::KeyspaceNotEmpty { .. }) => drop(db.drop_keyspace("loads")),
                         Err(Error::Closed) => return,
                         Err(other) => panic!("thread {number} in round {round}: {other:?}"),
@@ -215,8 +215,8 @@ fn a_database_is_closed_during_calls_of_other_threads() {
     assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }
 
-/// A thread of the database makes a commit of many rows. The task learns that the commit succeeded, even if it polls
-/// only after the database was closed.
+/// A thread of the database makes a commit of many rows. The task gets the successful result, even if it polls only
+/// after the database was closed.
 #[test]
 fn a_commit_that_was_made_says_so_after_closing() {
     const ROWS: u32 = 600;
@@ -243,7 +243,7 @@ fn has_stream(db: &Database) -> bool {
     db.existing_keyspace("k").unwrap().contains_key("stream").unwrap()
 }
 
-/// A write in flight ends before the folder can be reopened. A future that was dropped or leaked keeps nothing locked,
+/// A write in flight ends before the folder can be reopened. A future that was dropped or leaked leaves nothing locked,
 /// and the rest of its operation is abandoned.
 #[test]
 fn a_write_under_way_ends_before_the_folder_is_free() {

@@ -1,7 +1,7 @@
 //! Many threads use a few hot keyspaces with small pages, with checkpoints, compaction and eviction under a small
 //! budget.
 //!
-//! Invariants that hold at every moment: all reads of one snapshot see the same sum over all accounts; rows that are
+//! These invariants hold at all times: all reads of one snapshot see the same sum over all accounts; rows that are
 //! never removed are found, in order; a value contains its row's key. `DRUMLIN_TEST_SECONDS` is the duration (default
 //! 5). The test is also meant to run under ThreadSanitizer and AddressSanitizer.
 
@@ -55,7 +55,7 @@ fn check_stamp(key: &[u8], value: &[u8]) {
     assert!(value[key.len() + 1..].iter().all(|&byte| byte == filler), "{}: a torn value", key.escape_ascii());
 }
 
-/// Returns the key with this number. Rows with even numbers always exist; odd ones come and go.
+/// Returns the key with this number. Rows with even numbers always exist; odd ones are inserted and removed.
 fn churned(number: u64) -> Vec<u8> {
     let mut key = number.to_be_bytes().to_vec();
     key.extend(vec![b'-'; (number.wrapping_mul(7919) % 100) as usize]);
@@ -150,7 +150,7 @@ impl Stage {
         let mut random = Random(seed);
         let mut at = random.below(CHURNED);
         while self.goes_on() {
-            // Choose mostly runs of neighbours, so that leaves fill, split, empty and merge.
+            // Choose neighbours in most steps, so that leaves fill, split, empty and merge.
             at = if random.chance(3) { random.below(CHURNED) } else { (at + 1) % CHURNED };
             let key = churned(at);
             if at.is_multiple_of(2) || random.chance(45) {

@@ -1,11 +1,11 @@
-//! Damage by flipped, zeroed, overwritten and truncated bytes, in every file, of a database that was closed and of one
-//! that was killed.
+//! Flipped, zeroed, overwritten and truncated bytes in every file, of a database that was closed and of one that was
+//! killed.
 //!
-//! However the files are damaged, the engine never panics and never gives a wrong answer. Either an error names a file,
-//! or all rows are right. Undamaged parts stay readable, and if a check finds nothing, all rows are right. One kind of
-//! damage is indistinguishable from a normal end of the log: the loss of its last records and everything after them. So
-//! a damaged log may also end early, at a commit boundary. `DRUMLIN_TEST_MUTATIONS` is the number of mutations per test
-//! (default 500).
+//! However the files are damaged, the engine never panics and never returns a wrong answer. Either an error names a
+//! file, or all rows are correct. Undamaged parts stay readable, and if a check finds nothing, all rows are correct.
+//! One kind of damage is indistinguishable from a normal end of the log: the loss of its last records and everything
+//! after them. So a damaged log may also end early, at a commit boundary. `DRUMLIN_TEST_MUTATIONS` is the number of
+//! mutations per test (default 500).
 
 use crate::support;
 
@@ -54,7 +54,7 @@ fn disk_of(files: &Files) -> Arc<dyn Backend> {
     backend
 }
 
-/// The files, and the rows after each commit since the checkpoint. The last entry has the rows that must be there.
+/// The files, and the rows after each commit since the checkpoint. The last entry has the rows that must be present.
 struct Sample {
     files: Files,
     states: Vec<Rows>,
@@ -229,7 +229,7 @@ impl Sample {
 struct Figures {
     refused: u64,
     partly_readable: u64,
-    /// Openings in which all rows were readable and the check found damage.
+    /// Openings after which all rows were readable, although the check found damage.
     noticed: u64,
     ended_early: u64,
 }
@@ -342,14 +342,14 @@ fn is_data(path: &Path) -> bool {
     path.ends_with("data")
 }
 
-/// With a damaged data file, a closed database returns errors or right results, and undamaged parts stay readable.
+/// With a damaged data file, a closed database returns errors or correct results, and undamaged parts stay readable.
 #[test]
 fn a_damaged_data_file_is_noticed() {
     let figures = mutate(false, 1, is_data);
     assert!(figures.partly_readable > 0 && figures.refused > 0, "{figures:?}");
 }
 
-/// Damage to the data file of a killed database is noticed in recovery, which reads the file and the log.
+/// Recovery detects damage to the data file of a killed database, because it reads the file and the log.
 #[test]
 fn a_damaged_data_file_is_noticed_by_recovery() {
     let figures = mutate(true, 2, is_data);
@@ -408,8 +408,8 @@ fn a_checkpoint_repairs_what_a_check_found() {
         assert!(report.corruption.is_empty(), "{repaired:?}: {report:?}");
         let after = read_files(&*backend).remove(&data).unwrap();
         let changed = (0..after.len()).rev().filter(|&at| before.get(at) != Some(&after[at]));
-        // A few attempts are enough. On a machine so slow that the idle database was compacted in the meantime, they
-        // may all fail.
+        // A few attempts are enough. On a machine so slow that the idle database has been compacted by now, all of them
+        // may fail.
         let found = changed.step_by(50).take(2000).find_map(|at| {
             file.write_at(&[after[at] ^ 0x10], at as u64, Persist::Later).unwrap();
             let report = db.check().unwrap();
@@ -486,8 +486,8 @@ fn a_salvage_loses_no_more_than_the_gaps() {
     assert!(gap_count > 10 && lost_count > 10, "{gap_count} gaps, {lost_count} rows");
 }
 
-/// A database that can't be opened can be salvaged. A keyspace with an undamaged page table is complete; rows of other
-/// keyspaces are right or in reported gaps. Every corruption is listed, and nothing is written.
+/// A database that can't be opened can be salvaged. A keyspace with an undamaged page table is complete. Rows of other
+/// keyspaces are correct or in reported gaps. Every corruption is listed, and nothing is written.
 #[test]
 fn what_does_not_open_is_salvaged() {
     let backend = drumlin_io::in_memory();

@@ -117,8 +117,8 @@ fn counts_are_those_of_a_model() {
     }
 }
 
-/// Counts stay right after removals that merge all leaves, after the keyspace is cleared and loaded in bulk, and after
-/// it is replaced by a keyspace of the same name.
+/// Counts stay correct after removals that merge all leaves, after the keyspace is cleared and loaded in bulk, and
+/// after it is replaced by a keyspace of the same name.
 #[test]
 fn counts_survive_all_that_happens_to_a_keyspace() {
     let (db, k) = opened();
@@ -205,7 +205,7 @@ fn counts_are_exact_during_writes() {
     });
 }
 
-/// Compares counts with scans, at new snapshots and at snapshots that other threads have kept.
+/// Compares counts with scans, at new snapshots and at snapshots that other threads hold.
 fn check_beside_writers(db: &Database, k: &Keyspace, kept: &Mutex<Vec<Snapshot>>, seed: u64) {
     let mut random = Random(seed);
     for _ in 0..150 {
@@ -229,7 +229,7 @@ fn check_beside_writers(db: &Database, k: &Keyspace, kept: &Mutex<Vec<Snapshot>>
     }
 }
 
-/// With little memory, the list of changes soon fills up and kept counts are discarded, but every result is right.
+/// With little memory, the list of changes soon fills up and cached counts are discarded, but every result is correct.
 #[test]
 fn counts_that_end_for_their_memory_are_right() {
     let db = Config::in_memory().memory(8 << 20).durability(Durability::Relaxed).open("").unwrap();

@@ -1,4 +1,4 @@
-//! Dropped futures: no call loses, repeats or half-applies a change, no matter at which of its waits it is dropped.
+//! Dropped futures: whichever wait a call is dropped at, no change is lost, repeated or half applied.
 #![allow(clippy::needless_pass_by_value, reason = "calls are closures that are written where they are passed")]
 #![allow(
     clippy::await_holding_refcell_ref,
@@ -73,7 +73,7 @@ impl Trial {
         trial
     }
 
-    /// Restores the rows with which every change begins.
+    /// Restores the rows from which every tested change starts.
     fn reset(&self) {
         let put_back = |tx: &mut Transaction| -> drumlin::Result<()> {
             let there: Vec<Value> = tx.keys(&self.k).collect::<drumlin::Result<_>>()?;
@@ -95,8 +95,8 @@ impl Trial {
         assert!(self.filler.contains_many(&keys).unwrap().into_iter().all(|is_there| is_there));
     }
 
-    /// Uses up the thread's turn, so that the next call yields when it begins. To do so, makes calls that never wait
-    /// until one of them yields, then as many as fit into a turn.
+    /// Uses up the thread's turn, so that the next call yields when it begins. To find where a turn begins, repeats a
+    /// call that never waits until the call yields. Then makes as many calls as fit into a turn.
     fn end_turn(&self) {
         let is_ready = || self.db.existing_keyspace_async("k").now_or_never().is_some();
         while is_ready() {}
@@ -104,7 +104,7 @@ impl Trial {
         (0..calls).for_each(|_| assert!(is_ready(), "turns differ"));
     }
 
-    /// Repeats a call with one poll more each time until it completes, and calls `dropped` after each dropped future.
+    /// Repeats a call with one more poll each time until it completes, and calls `dropped` after each dropped future.
     /// Each run yields when it begins.
     fn until_done<T>(
         &self,
@@ -126,14 +126,14 @@ impl Trial {
         panic!("{name} waits for ever");
     }
 
-    /// Tries a call that reads.
+    /// Tests a call that reads.
     fn answers<T: PartialEq + Debug>(&self, name: &'static str, expected: T, mut call: impl AsyncFnMut() -> T) {
         self.forget_pages();
         let answer = self.until_done(name, async |_| call().await, |_| self.forget_pages());
         assert_eq!(answer, expected, "{name}");
     }
 
-    /// Tries an iterator, dropping each of its steps at every wait.
+    /// Tests an iterator, dropping each of its steps at every wait.
     fn steps<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -148,9 +148,8 @@ impl Trial {
         assert!(found == expected, "{name}: {} rows of {}", found.len(), expected.len());
     }
 
-    /// Tries a call that changes rows. After each dropped future, the rows must be as before or as after the change,
-    /// and at the end they must be as the blocking call leaves them. `is_whole` is false for calls that commit in
-    /// parts.
+    /// Tests a call that changes rows. After each dropped future, the rows must be as before or as after the change. At
+    /// the end, they must be as the blocking call leaves them. `is_whole` is false for calls that commit in parts.
     fn changes<T: PartialEq + Debug>(
         &self,
         name: &'static str,
@@ -179,7 +178,7 @@ impl Trial {
         self.reset();
     }
 
-    /// Tries a call that changes rows within a transaction. A dropped future may leave some of the writes in the
+    /// Tests a call that changes rows within a transaction. A dropped future may leave some of its writes in the
     /// transaction, which is then committed.
     fn changes_in_transaction<T: PartialEq + Debug>(
         &self,
@@ -218,8 +217,8 @@ impl Trial {
     }
 }
 
-/// Every asynchronous call is dropped at each of its waits and then repeated. The result must be that of the blocking
-/// call, iterators must skip and repeat no row, and changes must be applied completely or not at all.
+/// Every asynchronous call is dropped at each of its waits and then repeated. The result must equal that of the
+/// blocking call, iterators must not skip or repeat a row, and changes must be applied completely or not at all.
 #[test]
 fn any_call_dropped_at_any_wait_changes_no_answer() {
     let folder = Folder::new();
@@ -376,7 +375,7 @@ fn ranges_lose_nothing(trial: &Trial) {
     }
 }
 
-/// Tries streams, whose methods belong to traits.
+/// Tests streams, whose methods belong to traits.
 fn streams_lose_nothing(trial: &Trial) {
     let k = &trial.k;
     let rows: Vec<Row> = k.iter().map(Result::unwrap).collect();
@@ -490,7 +489,7 @@ fn transactions_change_whole_rows(trial: &Trial) {
     trial.changes_in_transaction("Transaction::pop_last_in_async", blocking, call);
 }
 
-/// Tries transactions and batches of rows in many leaves, and of a large value.
+/// Tests transactions and batches of rows in many leaves, and of a large value.
 fn transactions_commit_whole(trial: &Trial) {
     let Trial { db, k, .. } = trial;
     let numbers = || (0..ROWS).step_by(30);
@@ -578,7 +577,7 @@ fn transactions_commit_whole(trial: &Trial) {
     }
 }
 
-/// Tries bulk loads, each into a new keyspace.
+/// Tests bulk loads, each into a new keyspace.
 fn loads_are_whole(trial: &Trial) {
     let db = &trial.db;
     let count = |name: &str| match db.existing_keyspace(name) {
@@ -609,7 +608,7 @@ fn loads_are_whole(trial: &Trial) {
     trial.until_done("BulkLoad::finish_async", call, look);
 }
 
-/// Tries calls on the whole database. Once begun, they run to their end, and they can be repeated.
+/// Tests calls on the whole database. Once begun, they run to completion, and they can be repeated.
 fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     let Trial { db, k, .. } = trial;
     let before = trial.state();
@@ -634,7 +633,7 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     };
     let look = |polls| {
         if let Ok(k) = db.existing_keyspace(&format!("dropped {polls}")) {
-            // The keyspace may be dropped at any moment.
+            // The keyspace may be dropped at any time.
             assert!(matches!(k.get("k"), Ok(Some(_)) | Err(Error::KeyspaceDropped { .. })));
         }
     };
@@ -658,7 +657,7 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     trial.until_done("Database::check_async", call, |_| {});
     assert!(trial.state() == before);
 
-    // A dropped opening or closing completes by itself, and only the next opening waits for it.
+    // If the future of an opening or closing is dropped, the operation continues, and the next opening waits for it.
     let other = folder.path().with_file_name("other");
     let opened = |open: &dyn Fn() -> Option<drumlin::Result<Database>>| loop {
         match open()? {

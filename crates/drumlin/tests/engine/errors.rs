@@ -1,4 +1,4 @@
-//! Invalid input and failures of the environment end in a clear error with advice; no commit is lost and nothing
+//! Invalid input and failures of the environment end in a clear error with advice. No commit is lost, and nothing
 //! panics.
 //!
 //! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
@@ -18,7 +18,7 @@ use support::{Folder, Model, Random, compare, faulty, small, some_value};
 /// The system's error number for a file system that is mounted read-only.
 const EROFS: i32 = 30;
 
-/// A file, a folder of unrelated files, and a data file of random bytes are not databases, and stay unchanged.
+/// Opening a file, a folder of unrelated files, or a data file of random bytes fails and leaves it unchanged.
 #[test]
 fn other_things_are_not_databases() {
     let folder = Folder::new();
@@ -115,7 +115,7 @@ fn one_superblock_is_enough() {
         file.read_at(&mut version, slot + 8).unwrap();
         file.write_at(&[99], slot + 8, Persist::Later).unwrap();
         let db = config.open("/db").unwrap();
-        // A check reports the damaged superblock, although it has been rewritten.
+        // A check reports the damaged superblock, although the opening has rewritten it.
         let report = db.check().unwrap();
         assert!(report.corruption.is_empty() && report.repaired.len() == 1, "{report:?}");
         assert!(report.repaired[0].what.starts_with("superblock"), "{report:?}");
@@ -152,8 +152,8 @@ fn one_superblock_of_a_closed_database_is_enough() {
     }
 }
 
-/// An opening first rewrites the superblock that it found, before it overwrites the other one. The last sync of the
-/// previous process may have failed, and the page cache still shows the writes that were lost.
+/// Before an opening overwrites the other superblock, it rewrites the one that it found. The last sync of the previous
+/// process may have failed, so that the page cache still shows writes that were lost.
 #[test]
 fn the_superblock_that_was_found_is_written_again() {
     let (faulty, config) = faulty();
@@ -177,8 +177,8 @@ fn the_superblock_that_was_found_is_written_again() {
     }
 }
 
-/// The directory entry of a new database's folder is durable before its data file is renamed, also for a relative path,
-/// and if a killed creation left the folder.
+/// The directory entry of a new database's folder is durable before its data file is renamed, also if the path is
+/// relative or a killed creation left the folder behind.
 #[test]
 fn the_name_of_the_folder_is_durable() {
     for (path, left, above) in [("db", false, ""), ("/a/b/db", false, "b"), ("/above/db", true, "above")] {
@@ -235,7 +235,7 @@ fn a_database_created_concurrently_is_opened() {
     });
 }
 
-/// A database that was created with a budget can be reopened with it. Once page tables take three quarters of the
+/// A database that was created with a budget can be reopened with it. Once page tables fill three quarters of the
 /// memory for pages, new keyspaces and rows are refused, but removals are not.
 #[test]
 fn page_tables_leave_memory_for_frames() {
@@ -259,8 +259,8 @@ fn page_tables_leave_memory_for_frames() {
     assert_eq!(db.existing_keyspace("keyspace 7").unwrap().get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
 }
 
-/// If page tables use up a budget, the next opening rejects it with an error that names a sufficient budget. That one
-/// works, and so does the budget with which the tables were created.
+/// If page tables would use up a budget, opening fails with an error that names a sufficient budget. Opening with that
+/// budget works, and so does opening with the one with which the tables were created.
 #[test]
 fn a_budget_too_small_for_page_tables_says_which_works() {
     let (_, config) = faulty();
@@ -277,7 +277,7 @@ fn a_budget_too_small_for_page_tables_says_which_works() {
     assert!(matches!(examined, Err(Error::BudgetTooSmall { .. })), "{examined:?}");
     for memory_bytes in [minimum_bytes, 24 << 20] {
         let db = config(memory_bytes).open("/db").unwrap();
-        // Make room for the growth that a put may cause.
+        // Make room for the page-table growth that a put may cause.
         db.drop_keyspace(&db.keyspaces()[0].name).unwrap();
         db.drop_keyspace(&db.keyspaces()[0].name).unwrap();
         db.existing_keyspace("keyspace 7").unwrap().insert(b"k", b"v").unwrap();
@@ -303,8 +303,7 @@ fn a_place_that_has_changed_is_measured_again() {
     assert_eq!(again.lines().find(is_place), Some(place), "{again}");
 }
 
-/// The process number in the lock file is only informative: a database can be opened even if there is no disk space for
-/// it.
+/// The process id in the lock file is only informative: a database can be opened even if there is no disk space for it.
 #[test]
 fn a_lock_that_cannot_be_written_locks() {
     let (faulty, config) = faulty();
@@ -327,8 +326,8 @@ fn child() {
     }
 }
 
-/// The error for a second handle and a second process names the process that has the database open. Both can open it
-/// once it is closed.
+/// If a second handle or a second process opens the database, the error names the process that has it open. Once it is
+/// closed, both can open it.
 #[test]
 fn a_second_opening_names_the_process_that_has_the_database() {
     let folder = Folder::new();
@@ -338,7 +337,7 @@ fn a_second_opening_names_the_process_that_has_the_database() {
         matches!(error, Error::Locked { pid, by_this_process: true, .. } if pid == std::process::id()),
         "{error:?}"
     );
-    // A database that was not closed stays in use while it has handles.
+    // A database that was not closed is locked as long as any handle exists.
     let (keyspace, again) = (db.keyspace("k").unwrap(), db.clone());
     drop(db);
     let error = small().open(folder.path()).unwrap_err().to_string();
@@ -369,8 +368,8 @@ fn a_medium_for_reading_only_is_named() {
     assert!(error.to_string().contains("Read-only"), "{error}");
 }
 
-/// If an opening fails when it starts threads, or in one of its syncs, it leaves no running thread, no reference to the
-/// backend, and no lock.
+/// If an opening fails when it starts threads, or in one of its syncs, it leaves behind no running thread, no reference
+/// to the backend, and no lock.
 #[test]
 fn an_opening_that_fails_leaves_nothing_running() {
     const EAGAIN: i32 = 11;
@@ -408,7 +407,7 @@ fn an_opening_that_fails_leaves_nothing_running() {
     assert!(failed_openings > 0);
 }
 
-/// The error for a budget that is too small names the minimum, and that minimum works.
+/// The error for a budget that is too small names the minimum, and opening with that minimum works.
 #[test]
 fn a_budget_too_small_says_which_works() {
     let Error::BudgetTooSmall { given_bytes: 1000, minimum_bytes } =
@@ -424,7 +423,7 @@ fn a_budget_too_small_says_which_works() {
     }
 }
 
-/// With many log streams, a transaction can be as large as with one: a thirty-second of the memory, and at most 8 MiB.
+/// A transaction can be as large with many log streams as with one: a thirty-second of the memory, and at most 8 MiB.
 #[test]
 fn more_logs_take_no_value_away() {
     const VALUE_BYTES: usize = 60_000;
@@ -549,8 +548,8 @@ fn a_transaction_has_a_limit() {
     keyspace.insert(b"k", b"v").unwrap();
 }
 
-/// A write that waits too long for a row fails in time, and its transaction can continue. If two transactions wait for
-/// each other, one of them gets a conflict immediately.
+/// A write that waits too long for a row fails with a timeout, and its transaction can continue. If two transactions
+/// wait for each other, one of them gets a conflict immediately.
 #[test]
 fn waiting_for_rows_ends() {
     let db = Config::in_memory().open("").unwrap();
@@ -563,7 +562,7 @@ fn waiting_for_rows_ends() {
     let error = second.insert(&keyspace, b"a", b"2").unwrap_err();
     assert!(matches!(error, Error::LockTimeout { .. }) && error.recourse() == Recourse::Change, "{error:?}");
     assert!(began.elapsed() < Duration::from_secs(5));
-    // Use a row outside of the cycle, because the older first transaction could not change it after this commit.
+    // Use a row outside of the cycle. The first transaction is older than this commit, so it could not change that row.
     second.insert(&keyspace, b"c", b"2").unwrap();
     second.commit().unwrap();
 
@@ -571,7 +570,7 @@ fn waiting_for_rows_ends() {
     second.insert(&keyspace, b"b", b"2").unwrap();
     let began = Instant::now();
     let ended = std::thread::scope(|scope| {
-        // The transaction that closes the cycle fails, whichever of the two it is, and the other continues.
+        // The transaction that closes the cycle fails, whichever it is, and the other one continues.
         let first = scope.spawn(|| first.insert(&keyspace, b"b", b"1").and_then(|()| first.commit().map(drop)));
         let second = second.insert(&keyspace, b"a", b"2").and_then(|()| second.commit().map(drop));
         [first.join().unwrap(), second]
@@ -580,13 +579,14 @@ fn waiting_for_rows_ends() {
     let winner = ended.iter().position(Result::is_ok).expect("one of the two goes on");
     assert!(ended[1 - winner].as_ref().is_err_and(Error::is_conflict), "{ended:?}");
     assert_eq!(keyspace.get(b"b").unwrap().unwrap(), [b"1", b"2"][winner]);
-    // If two transactions change the same row, the second gets a conflict, and its retry sees the change of the first.
+    // If two transactions change the same row, the second one gets a conflict, and its retry sees the change of the
+    // first.
     let mut late = db.begin().unwrap();
     keyspace.insert(b"a", b"3").unwrap();
     assert!(late.insert(&keyspace, b"a", b"4").unwrap_err().is_conflict());
 }
 
-/// A snapshot whose versions no longer fit in memory reports that and never shows newer rows, and a new snapshot works.
+/// A snapshot whose versions no longer fit in memory reports that and never shows newer rows. A new snapshot works.
 #[test]
 fn an_old_snapshot_ends_with_an_error() {
     let (_, config) = faulty();
@@ -693,7 +693,8 @@ fn fail(operation: Operation, nth: u64, lasting: bool, by_checkpoint: bool) {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Failed writes and syncs of the log, the data file and the superblock are final until the database is reopened.
+/// After a failed write or sync of the log, the data file or the superblock, the database stays failed until it is
+/// reopened.
 #[test]
 fn a_failed_transfer_is_final_until_reopened() {
     for nth in [1, 2, 3, 7, 20] {
@@ -706,7 +707,8 @@ fn a_failed_transfer_is_final_until_reopened() {
     }
 }
 
-/// The library's error can be returned with `?` from functions that use `std::io`, and can be found within their error.
+/// A function that returns `std::io` errors can return the library's error with `?`, and callers can find it within the
+/// `std::io` error.
 #[test]
 fn an_error_becomes_one_of_io() {
     fn get(db: &Database) -> std::io::Result<()> {

@@ -69,7 +69,7 @@ fn hits_and_misses_are_counted() {
     assert_eq!((then.page_hits - first.page_hits, then.page_misses - first.page_misses), (100, 0));
 }
 
-/// Each snapshot that ends because its versions take too much memory is counted.
+/// Each snapshot that is ended because its versions need too much memory is counted.
 #[test]
 fn ended_snapshots_are_counted() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();
@@ -99,7 +99,7 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
-/// The program's log reports the amount recovered, or nothing if there was nothing to recover.
+/// The program's log states how much was recovered. If there was nothing to recover, it has no such message.
 #[test]
 fn recovery_is_logged() {
     support::alone("figures::recovery_is_logged", &[], || {

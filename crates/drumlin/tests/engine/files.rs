@@ -1,5 +1,5 @@
 //! Accidents with a database's files, in real folders. Files are removed, emptied, restored and moved, the working
-//! directory changes, the lock file disappears, and other programs put their own files there.
+//! directory changes, the lock file disappears, and other programs create files with the same names.
 
 use crate::support;
 
@@ -34,7 +34,7 @@ fn segments(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// If the folder of a log stream is elsewhere, the stream creates its segments there, and finds earlier segments there.
-/// Rows of all streams are there after a kill. Without that folder, the database can't be opened.
+/// After a kill, the rows of all streams are present. Without that folder, the database can't be opened.
 #[cfg(unix)]
 #[test]
 fn a_stream_may_have_a_folder_of_its_own() {
@@ -76,7 +76,7 @@ fn a_stream_may_have_a_folder_of_its_own() {
     let there: Vec<PathBuf> = fs::read_dir(elsewhere.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(!there.is_empty() && there.iter().all(|path| name(path).starts_with("1-")), "{there:?}");
     assert!(segments(&path).iter().all(|path| !name(path).starts_with("1-")));
-    // In the copy, there is a folder in place of the link.
+    // In the copy, a folder takes the place of the link.
     for path in [&path, &killed.path()] {
         let db = config().log_streams(2).open(path).unwrap();
         assert_eq!(db.keyspace("rows").unwrap().iter().count(), 320);
@@ -134,7 +134,7 @@ fn a_database_that_was_killed_needs_its_whole_log() {
                     "emptied" => fs::write(path, b"").unwrap(),
                     _ => fs::write(&path, vec![0; fs::metadata(&path).unwrap().len() as usize]).unwrap(),
                 }
-                // A spare segment is not needed; without it, every row is there.
+                // A spare segment is not needed. Without it, every row is still present.
                 match opens(&lost.path()) {
                     Ok(()) => {}
                     Err(Error::Corrupted { path, .. }) if path.starts_with(lost.path().join("log")) => missed += 1,
@@ -165,8 +165,8 @@ fn a_database_that_was_closed_needs_no_log() {
     assert_rows(&config().open(folder.path()).unwrap(), 180);
 }
 
-/// A database that was opened by a relative path keeps working when the working directory changes, and leaves alone a
-/// different database with the same relative path there.
+/// A database that was opened by a relative path remains usable when the working directory changes. It leaves alone a
+/// different database that has the same relative path in the new directory.
 #[test]
 fn the_working_directory_does_not_matter() {
     alone("files::the_working_directory_does_not_matter", &[], || {
@@ -175,7 +175,7 @@ fn the_working_directory_does_not_matter() {
         for folder in [&here, &there] {
             fs::create_dir_all(folder.path()).unwrap();
         }
-        // The log of the other database has segments of the same names, with commits in them.
+        // The log of the other database has segments with the same names, and these contain commits.
         let other = config().open(there.path().join("shop.drumlin")).unwrap();
         commit(&other, 0, 240);
         let before_files: Vec<_> = segments(&there.path().join("shop.drumlin"))
@@ -239,7 +239,7 @@ fn the_lock_can_not_be_removed() {
     drop(db);
 }
 
-/// A foreign file in the log's folder is not overwritten. The database stops accepting commits, and continues once the
+/// A foreign file in the log's folder is not overwritten. The database stops accepting commits, and resumes once the
 /// file is removed.
 #[test]
 fn files_of_others_are_not_written_to() {
@@ -325,7 +325,7 @@ fn with_advice() -> Folder {
     made
 }
 
-/// Inserts row `number` and two more rows, with counts and a checkpoint after each.
+/// Inserts row `number` and two more rows. Counts and makes a checkpoint after each.
 fn work_with_advice(path: &Path, number: u64) {
     let db = config().warm_start(true).open(path).unwrap();
     let rows = db.keyspace("rows").unwrap();
@@ -338,8 +338,8 @@ fn work_with_advice(path: &Path, number: u64) {
     db.close().unwrap();
 }
 
-/// The database does not overwrite a foreign file that has the name of one of its advice files, and follows no link
-/// there. It works without that file, and writes one once the name is unused.
+/// The database neither overwrites a foreign file with the name of one of its advice files, nor follows a link of that
+/// name. It works without that advice file, and writes it once the name is unused.
 #[test]
 fn files_of_advice_of_others_are_left_alone() {
     let made = with_advice();
@@ -384,7 +384,8 @@ fn advice_of_earlier_formats_is_written_again() {
     }
 }
 
-/// An advice file whose first block was zeroed by a power cut is rewritten, if a later block proves that it is one.
+/// If a power cut zeroed the first block of an advice file, the file is rewritten if a later block proves that it is
+/// one.
 #[test]
 fn advice_without_its_first_block_is_written_again() {
     let made = with_advice();
@@ -423,8 +424,8 @@ fn empty_files_of_advice_are_written_again() {
     }
 }
 
-/// A foreign entry at the path of the data file, the log or a log segment stays unchanged. Opening fails, also
-/// read-only, with an error that names the entry.
+/// A foreign entry at the path of the data file, the log or a log segment stays unchanged. Opening fails, also in
+/// read-only mode, with an error that names the entry.
 #[test]
 fn the_places_of_others_are_not_written_to() {
     for name in ["data", "log/0-1.seg", "log"] {
@@ -441,7 +442,7 @@ fn the_places_of_others_are_not_written_to() {
             }
             foreign.put(&path, &target);
             for read_only in [false, true] {
-                // Opened read-only, a closed database needs no log.
+                // A closed database that is opened read-only needs no log.
                 if read_only && name == "log" && matches!(foreign, Foreign::DanglingLink) {
                     continue;
                 }
@@ -481,8 +482,7 @@ fn a_creation_continues_only_with_its_own_file() {
     }
 }
 
-/// The data file and the log can be elsewhere, behind symbolic links, if their contents show that they belong to the
-/// database.
+/// Symbolic links may lead to the data file and the log, if their contents show that they belong to the database.
 #[test]
 fn data_and_log_may_lie_elsewhere() {
     let (folder, elsewhere) = (Folder::new(), Folder::new());

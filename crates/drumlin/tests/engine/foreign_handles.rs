@@ -1,5 +1,5 @@
-//! Handles of two databases, or of two openings of one database, are mixed up: a call with a foreign handle fails with
-//! `Invalid` before any other error, and both databases stay unchanged.
+//! Handles of two databases, or of two openings of one database, are mixed up. A call with a foreign handle fails with
+//! `Invalid` before it can fail with any other error, and both databases stay unchanged.
 
 use crate::support;
 
@@ -13,7 +13,7 @@ use smol::block_on;
 
 const ROWS: u32 = 2000;
 
-/// Returns a database whose rows contain its name; most of them are not in memory.
+/// Returns a database whose rows contain its name. Most of the rows are not in memory.
 fn database(name: &str) -> (Database, Keyspace) {
     let db = Config::in_memory().memory(8 << 20).page_bytes(512).open("").unwrap();
     let k = db.keyspace("k").unwrap();
@@ -48,7 +48,7 @@ fn refused_rows(mut range: drumlin::Range) {
     assert!(range.next().is_none() && range.next_back().is_none() && block_on(range.next_async()).is_none());
 }
 
-/// Makes every call of a snapshot that takes a keyspace.
+/// Makes every call of a snapshot that has a keyspace as an argument.
 fn ask_snapshot(snapshot: &Snapshot, k: &Keyspace) {
     for key in [&[0, 0, 0, 1][..], b"large", b"missing", &[7; 5000]] {
         refused(snapshot.get(k, key));
@@ -88,7 +88,7 @@ impl futures_io::AsyncRead for Untouched {
     }
 }
 
-/// Makes every call of a transaction that takes a keyspace.
+/// Makes every call of a transaction that has a keyspace as an argument.
 fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
     for key in [&[0, 0, 0, 1][..], b"large", b"missing", &[7; 5000]] {
         refused(tx.get(k, key));
@@ -123,7 +123,7 @@ fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
     refused_rows(tx.prefix(k, "l"));
 }
 
-/// Every call with a keyspace of a different database is rejected, and both databases keep working.
+/// Every call with a keyspace of a different database is rejected, and both databases remain usable.
 #[test]
 fn keyspaces_of_another_database_are_refused() {
     let (first, second) = (database("first"), database("second"));
@@ -142,8 +142,8 @@ fn keyspaces_of_another_database_are_refused() {
     assert_sound(&second, "second");
 }
 
-/// A handle of a different database is rejected before any other error of the call, even by a transaction that has no
-/// room for another row.
+/// A handle of a different database is rejected before the call can fail with any other error, even if the transaction
+/// has no room for another row.
 #[test]
 fn handles_of_other_databases_are_refused_first() {
     let (first, second) = (database("first"), database("second"));

@@ -43,8 +43,8 @@ fn is_forked<T>(result: Result<T, Error>) -> bool {
 }
 
 /// In a fork, every call returns an error that says so. Dropping handles there, even the last ones, has no effect and
-/// does not hang, regardless of the state of the parent's threads. The parent continues, and its database is intact
-/// after a kill.
+/// does not hang, whatever the parent's threads were doing. The parent continues, and its database is intact after a
+/// kill.
 #[test]
 fn a_fork_touches_nothing() {
     alone("fork::a_fork_touches_nothing", &[], || {
@@ -124,7 +124,7 @@ fn a_fork_touches_nothing() {
                     is_right && is_forked(db.close())
                 }));
             }
-            // The last handles of a database.
+            // These are the last handles of a database.
             let alone = small().open(folder.path().join("../other")).unwrap();
             alone.keyspace("rows").unwrap().insert(b"k", b"v").unwrap();
             let mut alone = Some(alone);
@@ -154,7 +154,7 @@ fn bytes_read() -> u64 {
     line.parse().unwrap()
 }
 
-/// In a fork, a range that the parent has begun reads nothing, not even the upcoming values.
+/// In a fork, a range that the parent has begun reads nothing from the disk, and prefetches no values.
 #[test]
 fn a_fork_reads_no_values_ahead() {
     alone("fork::a_fork_reads_no_values_ahead", &[], || {
@@ -181,8 +181,8 @@ fn a_fork_reads_no_values_ahead() {
                 assert_eq!(next(rows).unwrap().unwrap().1, "in the leaf");
             }
             assert!(in_a_fork(|| {
-                // The system also counts reads of the program's own file. Making the same calls on the other keyspace
-                // first ensures that all required parts of the program are mapped.
+                // The system also counts reads of the program's own file. Make the same calls on the other keyspace
+                // first, so that all required parts of the program are mapped.
                 bytes_read();
                 let is_first_forked = next(&mut others).is_some_and(is_forked);
                 let before = bytes_read();

@@ -1,4 +1,4 @@
-//! A full disk: no commit is lost, removals are not refused, and they make room without reopening.
+//! A full disk: no commit is lost, removals are not refused, and they make room without reopening the database.
 
 use crate::support;
 
@@ -21,8 +21,8 @@ impl Filling {
         Filling { seed, random: Random(seed), faulty, config, model: Model::new() }
     }
 
-    /// Commits, creates keyspaces and makes checkpoints while the disk fills up, until many of these operations were
-    /// refused.
+    /// Commits, creates keyspaces and makes checkpoints while the disk fills up, until many of these operations have
+    /// been refused.
     fn fill(&mut self, db: &Database, keyspace: &Keyspace) {
         let moment = self.random.below(2000);
         let mut refused = 0;
@@ -66,7 +66,7 @@ impl Filling {
         }
     }
 
-    /// Removes half of the rows, individually and in bulk, which must succeed and make room.
+    /// Removes half of the rows, one by one and in bulk, which must succeed and make room.
     fn remove_half(&mut self, db: &Database, keyspace: &Keyspace) {
         let seed = self.seed;
         let doomed: Vec<Vec<u8>> = self.model.keys().step_by(2).cloned().collect();
@@ -90,7 +90,7 @@ impl Filling {
         assert!(db.check().unwrap().corruption.is_empty());
     }
 
-    /// Reopens the database, which must work while the disk is still full.
+    /// Sometimes reopens the database, which must work while the disk is still full.
     fn reopen(&mut self, db: Database) -> Database {
         if !self.random.chance(50) {
             return db;
@@ -99,7 +99,7 @@ impl Filling {
         self.config.open("/db").unwrap_or_else(|error| panic!("seed {}: opening on a full disk: {error:?}", self.seed))
     }
 
-    /// Gives the disk more space. It must then accept rows, and they must be there at the next opening.
+    /// Gives the disk more space. The database must then accept rows, and still have them after the next opening.
     fn go_on(&mut self, keyspace: &Keyspace) {
         self.faulty.set_space_limit(None);
         for number in 0..300u64 {
@@ -110,8 +110,8 @@ impl Filling {
     }
 }
 
-/// Fills a disk at some moment. After that, all earlier rows must be there, removing and compacting must work, and with
-/// more space every operation must work.
+/// Fills a disk after a random number of steps. After that, all earlier rows must be present, removing and compacting
+/// must work, and with more space every operation must work.
 fn fill(seed: u64) {
     let mut filling = Filling::new(seed);
     let db = filling.config.open("/db").unwrap();
@@ -130,7 +130,7 @@ fn fill(seed: u64) {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// The disk may fill up at any moment (see `fill`).
+/// The disk may fill up at any time (see `fill`).
 #[test]
 fn a_full_disk_loses_nothing_and_recovers() {
     for seed in 0..number("DRUMLIN_TEST_FULL_DISKS", 12) {
@@ -150,8 +150,8 @@ fn fill_up(keyspace: &drumlin::Keyspace) {
     assert!(matches!(refused, Error::DiskFull { .. }), "{refused:?}");
 }
 
-/// A load that finds the disk full, or is dropped, returns its space, even if checkpoints that it waited for are behind
-/// its pages in the file. The rows from before the load are still there.
+/// A load that finds the disk full, or is dropped, returns its space, even if the checkpoints that it waited for come
+/// after its pages in the file. The rows from before the load are still present.
 #[test]
 fn a_load_that_ends_without_success_gives_its_space_back() {
     for (is_sorted, is_dropped) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -185,8 +185,8 @@ fn a_load_that_ends_without_success_gives_its_space_back() {
     }
 }
 
-/// A bulk load whose rows are on the medium completes even if the disk is full. It must first merge the empty leaves
-/// that removals left in its keyspace; merging may draw on the reserve for removals.
+/// A bulk load whose rows are already on the disk completes even if the disk is full. It must first merge the empty
+/// leaves that removals left in its keyspace, and may use the reserve for removals to do so.
 #[test]
 fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
     const COUNT: u64 = 60_000;
@@ -195,7 +195,7 @@ fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
     let db = config.open("/db").unwrap();
     let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
     let other = db.keyspace("other").unwrap();
-    // Use long keys that differ in their last bytes, so that leaves have few rows and long fences.
+    // Use long keys that differ only in their last bytes, so that leaves have few rows and long fences.
     let key = |row: u64| [&[b'k'; 120][..], &row.to_be_bytes()].concat();
     let mut load = db.bulk_load("k").unwrap();
     (0..COUNT).for_each(|row| load.insert(key(row), Random(row).bytes(60)).unwrap());
@@ -221,7 +221,8 @@ fn a_full_disk_lets_a_load_merge_the_empty_leaves_of_its_keyspace() {
     assert_eq!(db.keyspace("k").unwrap().count(..).unwrap(), 5000);
 }
 
-/// Dropping a keyspace of very many pages needs no disk space for each page, and its space is free after a checkpoint.
+/// Dropping a keyspace of very many pages does not need disk space for each page, and its space is free after a
+/// checkpoint.
 #[test]
 fn a_large_keyspace_can_be_dropped() {
     let (faulty, config) = faulty();
@@ -255,8 +256,8 @@ fn a_large_keyspace_can_be_dropped() {
     assert!(matches!(db.existing_keyspace("large"), Err(Error::NoSuchKeyspace { .. })));
 }
 
-/// A checkpoint reserves space for pages in memory at their full size, but this must not prevent it if the pages
-/// compress well.
+/// A checkpoint reserves space for pages in memory at their full size. If the pages compress well, that must not
+/// prevent the checkpoint.
 #[test]
 fn rows_that_compress_can_be_removed() {
     const COUNT: u64 = 12_000;
@@ -283,8 +284,8 @@ fn rows_that_compress_can_be_removed() {
     assert_eq!(keyspace.count(..).unwrap(), 0);
 }
 
-/// If the page tables take several segments, the reserve for removals does too: a checkpoint after removals may have to
-/// rewrite all tables before any space is freed.
+/// If the page tables occupy several segments, so does the reserve for removals: a checkpoint after removals may have
+/// to rewrite all tables before any space is freed.
 #[test]
 fn rows_of_very_many_pages_can_be_removed() {
     const COUNT: u32 = 100_000;

@@ -280,19 +280,19 @@ macro_rules! scripts {
 }
 
 scripts! {
-    /// Creation and commits: the durable data when each call returns, and the order in which it was written.
+    /// When a creation or a commit returns, its data is durable. The trace has the order in which it was written.
     commit;
     /// Pages, tables and catalogue are written before the superblock, and the superblocks alternate.
     checkpoint;
-    /// Opening makes all data that it finds durable before it writes any new data: after a kill, a power cut and a
+    /// An opening makes all data that it finds durable before it writes any new data: after a kill, a power cut and a
     /// clean close.
     recovery;
     /// Sparse segments are freed, and log segments are reused, only once no durable structure needs them.
     cleaning;
     /// A full disk refuses an operation before anything is written, and works again once there is space.
     full_disk;
-    /// Many rows in one commit, and large values: few writes, and log records only after the extents to which they
-    /// refer.
+    /// Many rows in one commit, and large values: there are few writes, and a log record comes after the extents to
+    /// which it refers.
     bulk;
     /// A bulk load: its pages, one sync, and only then the record that attaches them.
     bulk_load;

@@ -2,7 +2,7 @@
 //! read and write is consistent with the guarantees of its level.
 //!
 //! `support/history.rs` lists the checks. `DRUMLIN_TEST_HISTORY_TRANSACTIONS` is the number of transactions (default
-//! 12,000), `DRUMLIN_TEST_SEED` the seed of the random choices.
+//! 12,000), and `DRUMLIN_TEST_SEED` is the seed of the random choices.
 
 use crate::support;
 
@@ -22,8 +22,8 @@ use support::{Folder, Random, number, small};
 const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
 /// The number of hot rows. Rows below `CHAINED` always exist, and their writers always read the version that they
-/// replace, so the order of their versions is known without asking the engine. All other rows come and go, and may be
-/// written without being read.
+/// replace, so the order of their versions is known without asking the engine. All other rows are inserted and removed,
+/// and may be written without being read.
 const ROWS: Key = 16;
 const CHAINED: Key = 6;
 /// The number of threads. Every second one runs tasks, which use the asynchronous API.
@@ -34,7 +34,7 @@ const PER_CHECKPOINT: u64 = 40;
 /// The number of transactions whose history is checked together.
 const ROUND: u64 = 4000;
 
-/// Returns a key that is long enough that a page of 512 bytes has room for only a few rows.
+/// Returns a key so long that a page of 512 bytes has room for only a few rows.
 fn key(row: Key) -> Vec<u8> {
     format!("hot row {row:04} {}", "-".repeat(70)).into_bytes()
 }
@@ -55,7 +55,7 @@ fn version(value: &[u8]) -> Version {
     Version { writer: number(0), number: number(8) }
 }
 
-/// The API that runs a transaction.
+/// The API through which a transaction is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Api {
     Blocking,
@@ -72,7 +72,7 @@ impl Api {
     }
 }
 
-/// A transaction, and the API through which it is used.
+/// A transaction, and the API that runs it.
 struct Tx(drumlin::Transaction, Api);
 
 impl Tx {
@@ -134,7 +134,7 @@ struct Stage {
     rows: Keyspace,
     moment: AtomicU64,
     number: AtomicU64,
-    /// The maximum number of bytes of old versions that were seen on disk.
+    /// The highest number of bytes of old versions observed on disk.
     spilled_bytes: AtomicU64,
 }
 
@@ -198,7 +198,7 @@ impl Stage {
                 }
                 3..5 => self.scan(&tx, row, steps, random).await?,
                 _ if row < CHAINED => {
-                    // Read committed needs the lock to know which version it replaces; the other levels do not.
+                    // Read committed needs the lock to know which version it replaces; the other levels don't.
                     let locks = level == ReadCommitted || random.chance(30);
                     let found = if locks {
                         tx.get_for_update(&self.rows, &key).await?
@@ -230,7 +230,7 @@ impl Stage {
         tx.commit().await.map(Some)
     }
 
-    /// Reads a range from either end, possibly stopping before the other end. Rows that do not appear are recorded as
+    /// Reads a range from either end, possibly stopping before the other end. Records rows that do not appear as
     /// absent.
     async fn scan(&self, tx: &Tx, first: Key, steps: &mut Vec<Step>, random: &mut Random) -> Result<()> {
         let last = (first + random.below(6) as Key).min(ROWS - 1);
@@ -380,8 +380,8 @@ fn in_memory() -> Config {
     Config::in_memory().memory(8 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20)
 }
 
-/// Transactions of all levels run together and each get the guarantees of their level: in memory, and in the last round
-/// on files.
+/// Transactions of all levels run together, and each of them gets the guarantees of its level. The database is in
+/// memory, and in the last round on disk.
 #[test]
 fn every_level_keeps_its_promise() {
     let count = number("DRUMLIN_TEST_HISTORY_TRANSACTIONS", 3 * ROUND);
@@ -416,8 +416,8 @@ fn every_level_keeps_its_promise() {
     assert!(all.ambiguous < all.reads / 10, "too many reads say nothing");
 }
 
-/// A history recorded at one level and checked at the next stricter level contains an anomaly that only the stricter
-/// level forbids, and the checker finds it.
+/// A history is recorded at one level and checked at the next stricter level. It contains an anomaly that only the
+/// stricter level forbids, and the checker finds it.
 #[test]
 fn an_engine_that_does_not_validate_is_caught() {
     for (done, taken_for, expected) in [(Snapshot, Serializable, "G2"), (ReadCommitted, Snapshot, "G-nonadjacent")] {

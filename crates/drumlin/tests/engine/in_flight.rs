@@ -48,7 +48,7 @@ const APIS: [(&str, Get); 3] = [
     ("a task", |rows, number| smol::block_on(rows.get_async(key(number)))),
 ];
 
-/// Reads a row on a different thread, holds that read while `meanwhile` runs, then lets the read continue.
+/// Reads a row on a different thread, holds that read while `meanwhile` runs, then releases it.
 fn read_during(
     backend: &FaultyBackend,
     rows: &Keyspace,
@@ -109,7 +109,7 @@ fn a_value_that_is_replaced() {
             let found = found.unwrap_or_else(|error| panic!("{api}: {error}"));
             let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
             match (found, replaced) {
-                // The value is the one from when the read began, or the current one.
+                // The value is either the current one or the one that was current when the read began.
                 (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{api}"),
                 (Some(found), false) => assert!(expected[0][..] == found[..], "{api}"),
                 (None, false) => {}

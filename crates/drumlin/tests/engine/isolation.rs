@@ -24,8 +24,8 @@ const LEVELS: [Isolation; 3] = [ReadCommitted, Snapshot, Serializable];
 
 /// Creates a keyspace `k` with small pages and these rows.
 fn stage(rows: &[(&str, i64)]) -> (Database, Keyspace) {
-    // Use a large budget, so that long transactions keep their versions while concurrent writes are fast. Unused memory
-    // is not allocated.
+    // Use a large budget, so that long transactions can have many old versions while concurrent writes are fast. Unused
+    // memory is not allocated.
     let config = Config::in_memory().memory(512 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20);
     let db = config.open("").unwrap();
     let keyspace = db.keyspace_with("k", KeyspaceOptions::new().page_bytes(512)).unwrap();
@@ -136,7 +136,7 @@ fn locked_rows_lose_no_update() {
 }
 
 /// Read skew (A5A): read committed sees one row before a commit and a different row after it, while the other levels
-/// see a single moment.
+/// see a single point in time.
 #[test]
 fn read_skew_is_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -175,8 +175,8 @@ fn write_skew_is_refused_by_serializable_alone() {
     }
 }
 
-/// Locking the rows that were read prevents write skew under snapshot isolation, and spares a serializable transaction
-/// the conflict at its commit.
+/// If the rows that were read are locked, there is no write skew under snapshot isolation, and a serializable
+/// transaction has no conflict at its commit.
 #[test]
 fn locks_refuse_write_skew() {
     for level in [Snapshot, Serializable] {
@@ -207,7 +207,7 @@ fn phantoms_are_seen_by_read_committed_alone() {
 }
 
 /// Write skew by phantoms (G2): two transactions each see at most eight hours of tasks and add one. Only serializable
-/// prevents it, through every kind of read of the range, and even if the range was empty.
+/// prevents it. It does so for every kind of read of the range, and even if the range was empty.
 #[test]
 fn phantoms_that_skew_are_refused_by_serializable_alone() {
     type Look = fn(&Transaction, &Keyspace) -> i64;
@@ -238,7 +238,7 @@ fn phantoms_that_skew_are_refused_by_serializable_alone() {
 
 /// Long fork: of two unordered writes, one reader sees only the first, and a different reader sees only the second.
 /// Snapshots are points in a single order, so they prevent it. Read committed allows it, because it reads each row at a
-/// different moment.
+/// different time.
 #[test]
 fn long_forks_are_allowed_by_read_committed_alone() {
     for level in LEVELS {
@@ -308,8 +308,8 @@ fn conflicts_are_not_forgotten() {
 
 // ── which changes make a serializable commit conflict ──────────────────────────────────────────────────────────────
 
-/// Runs a serializable transaction that reads; then a concurrent change is committed; then the transaction writes a row
-/// that it did not read, and commits.
+/// Runs a serializable transaction that reads. Then a concurrent change is committed. Finally the transaction writes a
+/// row that it did not read, and commits.
 fn read_change_commit(
     rows: &[(&str, i64)],
     look: impl FnOnce(&mut Transaction, &Keyspace),
@@ -377,7 +377,7 @@ fn bounds_are_exact() {
     }
 }
 
-/// Rows that a scan has not reached were not read, regardless of the end it starts from.
+/// Rows that a scan has not reached do not count as read, whichever end it starts from.
 #[test]
 fn scans_read_as_far_as_they_come() {
     let names: Vec<String> = (0..400).map(|number| format!("row/{number:04}/with a key of some length")).collect();
@@ -408,7 +408,8 @@ fn scans_read_as_far_as_they_come() {
     read_change_commit(&rows, all, |k| k.insert("rox", 1i64.to_be_bytes()).unwrap()).unwrap();
 }
 
-/// A transaction can read its own writes without a conflict, but concurrent inserts between them conflict.
+/// A transaction can read its own writes without causing a conflict, but concurrent inserts between them are a
+/// conflict.
 #[test]
 fn own_writes_are_no_conflict() {
     let (db, k) = stage(&[("b", 1), ("d", 1)]);
@@ -547,8 +548,7 @@ fn dropped_keyspaces_end_those_who_read_them() {
     assert_eq!(now(&k, "x"), Some(1));
 }
 
-/// A scan that continues after its serializable transaction was committed fails, instead of returning rows that would
-/// not be validated.
+/// After a serializable transaction was committed, its scans fail, because further rows would not be validated.
 #[test]
 fn scans_end_with_their_serializable_transaction() {
     let names: Vec<String> = (0..100).map(|number| format!("row/{number:04}/with a key of some length")).collect();
@@ -593,7 +593,7 @@ fn too_many_reads_are_refused() {
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
     assert!(error.to_string().contains("Isolation::Snapshot"), "{error}");
     assert!(k.get(b"mine").unwrap().is_none());
-    // Read many single keys, which need more memory than one transaction can have.
+    // Read many single keys. Recording them needs more memory than one transaction can have.
     let tx = begin(&db, Serializable);
     let mut absent = 0u64;
     let error = loop {
@@ -604,7 +604,7 @@ fn too_many_reads_are_refused() {
         assert!(absent < 100_000, "there is a limit");
     };
     assert!(matches!(error, Error::TransactionTooLarge { .. }), "{error:?}");
-    // A part of the range can be validated.
+    // The transaction can read and validate a part of the range.
     let mut tx = begin(&db, Serializable);
     assert_eq!(tx.count(&k, ..200u32.to_be_bytes().to_vec()).unwrap(), 200);
     tx.insert(&k, b"mine", b"1").unwrap();
@@ -710,8 +710,8 @@ fn scans_follow_savepoints() {
     }
 }
 
-/// Keys are the numbers below this. Rows whose numbers are divisible by 3 exist from the start, those with remainder 1
-/// are put and removed by concurrent writers, and those with remainder 2 are put by the transaction.
+/// Keys are the numbers below this. Rows whose numbers are divisible by 3 exist from the start. Rows with remainder 1
+/// are put and removed by concurrent writers, and rows with remainder 2 are put by the transaction.
 const NUMBERS: u64 = 600;
 
 fn wide_key(number: u64) -> Vec<u8> {
@@ -732,8 +732,7 @@ impl Drop for Stopped<'_> {
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Scans from either end, or alternately from both ends, and sometimes yields so that leaves split and merge in
-/// between.
+/// Scans from either end, or alternately from both ends. Sometimes yields so that leaves split and merge in between.
 fn scan(tx: &Transaction, k: &Keyspace, bounds: (Bound<Vec<u8>>, Bound<Vec<u8>>), random: &mut Random) -> Rows {
     let mut scan = tx.range(k, bounds);
     let (mut front, mut back): (Vec<_>, Vec<_>) = Default::default();
@@ -797,7 +796,7 @@ fn scans_see_own_writes_among_splits_and_merges() {
                 }
             });
         }
-        // This is set when the thread ends, even through a failed assertion.
+        // Sets `stop` when the thread ends, even if an assertion fails.
         let _stopped = Stopped(&stop);
         let mut random = Random(7);
         for _ in 0..support::number("DRUMLIN_TEST_SCANS", 60) {
@@ -889,12 +888,12 @@ fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn
     });
 }
 
-/// While a commit waits to become durable, its old version takes the same amount of memory as that of a finished
+/// While a commit waits to become durable, its old version needs the same amount of memory as that of a finished
 /// commit.
 #[test]
 fn a_commit_on_its_way_counts_its_versions_once() {
     let before = |db: &Database| {
-        // The snapshot keeps all versions. The leaf already has a version, so later ones take the same amount of
+        // The snapshot retains all versions. The leaf already has a version, so later ones need the same amount of
         // memory.
         let snapshot = db.snapshot();
         db.keyspace("k").unwrap().insert("a", "old").unwrap();
@@ -914,7 +913,7 @@ fn a_commit_on_its_way_counts_its_versions_once() {
 fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keyspace) -> Option<Value>) {
     let before = |db: &Database| (db.clone(), begin(db, level));
     while_a_record_is_held(before, |disk, k, (db, early)| {
-        // A transaction with a snapshot must begin now to see the row.
+        // A transaction with a snapshot must begin only now, to see the row.
         let tx = if level == ReadCommitted { early } else { begin(&db, level) };
         assert_eq!(read(&tx, k).unwrap(), b"new", "{level:?}");
         let before = db.stats().durable;
@@ -930,7 +929,7 @@ fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keys
 }
 
 /// The commit of a transaction without writes succeeds only once everything that it read is durable, regardless of when
-/// the transaction began and of the kind of reads it made.
+/// the transaction began and of how it read.
 #[test]
 fn what_was_read_is_durable_when_the_commit_returns() {
     for level in LEVELS {
@@ -961,7 +960,7 @@ fn what_was_not_read_is_not_waited_for() {
     });
 }
 
-/// An open read-committed transaction keeps no versions and never becomes too old, and its reads see the newest
+/// An open read-committed transaction retains no versions and never becomes too old, and its reads see the newest
 /// versions.
 #[test]
 fn read_committed_does_not_grow_old() {
@@ -987,7 +986,7 @@ fn read_committed_does_not_grow_old() {
     assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
 }
 
-/// A bulk removal continues after the snapshot with which it finds rows has been ended to free memory.
+/// A bulk removal finds rows with a snapshot. If that snapshot is ended to free memory, the removal continues.
 #[test]
 fn a_removal_does_not_grow_old() {
     let (faulty, config) = faulty();
@@ -1017,7 +1016,7 @@ fn a_removal_does_not_grow_old() {
     assert_eq!(cold.count(..).unwrap(), 0);
 }
 
-/// `transact` retries a transaction that became too old, in accordance with the error's recourse.
+/// `transact` retries a transaction that became too old, as the error recommends.
 #[test]
 fn transact_runs_again_what_grew_too_old() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();

@@ -1,5 +1,5 @@
-//! Counts that are kept across closing and opening. The first count reads no leaves, and is right after any kill or
-//! power cut.
+//! Counts that outlive closing and reopening. The first count reads no leaves, and is correct after any kill or power
+//! cut.
 
 use crate::support;
 
@@ -78,7 +78,8 @@ fn files(folder: &Path) -> [PathBuf; 2] {
     ["counts-0", "counts-1"].map(|name| folder.join(name))
 }
 
-/// Opens the database without warm pages, counts all rows, and returns the number of pages read for the count.
+/// Opens the database without a list of resident pages, counts all rows, and returns the number of pages read for the
+/// count.
 fn first_count(config: &Config, folder: &Path, expected: u64) -> (Database, u64) {
     let _ = fs::remove_file(folder.join("resident"));
     let db = config.open(folder).unwrap();
@@ -88,8 +89,8 @@ fn first_count(config: &Config, folder: &Path, expected: u64) -> (Database, u64)
     (db, reads)
 }
 
-/// After closing, the first count of the next opening reads only inner nodes. The same is true after an opening that
-/// only counted, and that found no file of counts.
+/// After closing, the first count of the next opening reads only inner nodes. This is also true if that opening only
+/// counted rows and found no file of counts.
 #[test]
 fn the_first_count_after_closing_reads_no_leaves() {
     let folder = Folder::new();
@@ -130,7 +131,7 @@ fn the_first_count_after_closing_reads_no_leaves() {
     assert!(reads < 10, "{reads} reads");
 }
 
-/// Without warm start, an opening also keeps its counts, and maintains the counts that it found while it changes rows.
+/// Without warm start, an opening also stores its counts. If it changes rows, it updates the counts that it found.
 #[test]
 fn counts_are_kept_without_warm_start() {
     let folder = Folder::new();
@@ -150,7 +151,7 @@ fn counts_are_kept_without_warm_start() {
 }
 
 /// After a kill, recovery updates the counts with the commits after the checkpoint, which split and merge leaves. The
-/// counts are right, including at snapshots, and leaves are read only beneath changed pages.
+/// counts are correct, including at snapshots, and leaves are read only beneath changed pages.
 #[test]
 fn the_first_count_after_a_kill_is_right() {
     for seed in 0..support::number("DRUMLIN_TEST_SEEDS", 3) {
@@ -187,8 +188,8 @@ fn the_first_count_after_a_kill_is_right() {
     }
 }
 
-/// The pages of an unordered load have higher numbers than those of its sorted runs, which are freed afterwards. They
-/// are counted nevertheless.
+/// The pages of an unordered load have higher ids than those of its sorted runs, which are freed afterwards. They are
+/// counted nevertheless.
 #[test]
 fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
     let folder = Folder::new();
@@ -202,8 +203,8 @@ fn the_first_count_after_a_load_in_no_order_reads_no_leaves() {
     assert!(reads < 100, "{reads} reads");
 }
 
-/// The first count of a loaded keyspace reads no leaves, regardless of whether its rows arrived in order, were sorted
-/// in memory, or were sorted as runs. Neither does the first count after closing, and commits keep the counts right.
+/// The first count of a loaded keyspace reads no leaves, whether its rows arrived in order, were sorted in memory, or
+/// were sorted as runs. Neither does the first count after closing, and commits update the counts correctly.
 #[test]
 fn the_first_count_of_a_load_reads_no_leaves() {
     for (is_sorted, row_count) in [(true, 60_000), (false, 2_000), (false, 150_000)] {
@@ -232,7 +233,7 @@ fn the_first_count_of_a_load_reads_no_leaves() {
     }
 }
 
-/// Snapshots taken before a load, right after it, and after later commits get the right counts.
+/// Snapshots taken before a load, right after it, and after later commits get the correct counts.
 #[test]
 fn a_load_begins_with_its_counts() {
     let db = config().open(Folder::new().path()).unwrap();
@@ -264,9 +265,9 @@ fn a_check_keeps_its_counts() {
     check(&db.snapshot(), &db.existing_keyspace("k").unwrap(), &model, &mut Random(1));
 }
 
-/// After a kill, a bulk load replaces a tree with kept counts, after removals; both the load and the removals are only
-/// in the log. The load is counted separately, in both cases: the first count finds so many removals in the list that
-/// it folds them, or so few that it adds them up.
+/// In a tree with stored counts, rows are removed, and then a bulk load replaces the tree. At the kill, removals and
+/// load are only in the log. The first count does not subtract the removals from the rows of the load. With many
+/// removals, it would fold them, and with few, it would add them up.
 #[test]
 fn the_first_count_of_a_load_after_a_kill_is_right() {
     for row_count in [1_500, 20_000] {
@@ -289,7 +290,7 @@ fn the_first_count_of_a_load_after_a_kill_is_right() {
 
 /// A file of counts is ignored if it is damaged or truncated, or belongs to a different database, to a different
 /// checkpoint, or to a diverged copy with the same commit and checkpoint number. The count then walks the leaves and is
-/// right.
+/// correct.
 #[test]
 fn a_file_of_another_state_is_skipped() {
     let (folder, other) = (Folder::new(), Folder::new());
@@ -389,9 +390,9 @@ fn keyspaces_that_are_loaded_or_made_again_begin_without_counts() {
     }
 }
 
-/// Power cuts at every write and sync of a session with checkpoints, commits and counts. The disk keeps any subset of
-/// the unsynced writes, including those of the files of counts, and every count of the next opening equals that of a
-/// walk.
+/// Power cuts at every write and sync of a session with checkpoints, commits and counts. The disk retains any subset of
+/// the unsynced writes, including those of the files of counts. In the next opening, every count equals the number of
+/// rows that a walk of the tree finds.
 #[test]
 fn counts_after_a_power_cut_are_those_of_a_walk() {
     let config = |disk: &Disk| {

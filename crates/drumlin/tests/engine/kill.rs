@@ -1,9 +1,9 @@
-//! SIGKILL at random moments, many times, on real files.
+//! SIGKILL at random times, repeatedly, on real files.
 //!
 //! The test starts its own program as a child, which runs the scripted workload and acknowledges commits through a
-//! pipe. The parent kills the child, opens the database, and verifies that every acknowledged commit is there
-//! completely, and that no other commits are there except those that were in flight. Then the next child continues. The
-//! test is quick by default; `DRUMLIN_TEST_KILLS` is the number of kills per configuration (default 6).
+//! pipe. The parent kills the child and opens the database. It verifies that every acknowledged commit is present and
+//! complete, and that the only other commits are those that were in flight. Then the next child continues. The test is
+//! quick by default; `DRUMLIN_TEST_KILLS` is the number of kills per configuration (default 6).
 
 use crate::support;
 
@@ -99,7 +99,7 @@ fn survive(backend: IoBackend, streams: u16) {
         let acks = run_child(&folder.path(), backend, streams, seed, &next, life);
         prepared |= acks.contains(&u64::MAX);
         acked.extend(acks.into_iter().filter(|bits| *bits != u64::MAX).map(Ack::from_bits));
-        // Half of the time, verify a copy, so that the next child recovers the files left by the kill.
+        // In half of the cases, verify a copy, so that the next child recovers the files as the kill left them.
         let copy = Folder::new();
         let mut looked_at = folder.path();
         if random.chance(50) {

@@ -1,4 +1,4 @@
-//! The lifetime of an open database: the handles that keep it open, and the ways to end it.
+//! The lifetime of an open database: which handles extend it, and how it can end.
 
 use crate::support;
 
@@ -29,7 +29,7 @@ fn opened() -> (Config, Database, Keyspace) {
     (config, db, k)
 }
 
-/// Opening, reading and closing a closed database writes only the process number, to the lock file.
+/// Opening, reading and closing a closed database writes only the process id, to the lock file.
 #[test]
 fn reading_a_closed_database_writes_nothing() {
     let faulty = FaultyBackend::new(drumlin_io::in_memory());
@@ -53,8 +53,8 @@ fn reading_a_closed_database_writes_nothing() {
     }
 }
 
-/// A range and a value reader keep the database open after all other handles are dropped, including those of tasks.
-/// After they are dropped too, the folder can be reopened.
+/// A range and a value reader, including those of tasks, keep the database open after all other handles are dropped.
+/// Once they are dropped too, the folder can be reopened.
 #[test]
 fn readers_keep_the_database_open() {
     let (config, db, k) = opened();
@@ -83,7 +83,7 @@ fn readers_keep_the_database_open() {
     config.open("/db").unwrap();
 }
 
-/// A range ends with its first error, at both ends: rows that were already fetched from the opposite end are not
+/// A range ends with its first error, at both ends: rows that it has already fetched from the opposite end are not
 /// returned.
 #[test]
 fn a_range_ends_with_its_first_error() {
@@ -124,7 +124,7 @@ fn closing_twice_has_one_answer() {
 }
 
 /// Closing a database that no longer accepts commits returns an error, through either API and every time. The folder
-/// can be reopened afterwards, and the commits in the log are there.
+/// can be reopened afterwards, and the commits in the log are present.
 #[test]
 fn closing_after_a_failure_returns_it() {
     for (is_task, log_fails) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -149,8 +149,8 @@ fn closing_after_a_failure_returns_it() {
     }
 }
 
-/// A leaked step of a range keeps the database open, as a leaked range does. It does not prevent closing and reopening
-/// the database.
+/// A leaked step of a range keeps the database open, as a leaked range does. The database can still be closed and
+/// reopened.
 #[test]
 fn a_leaked_step_of_a_range_is_a_leaked_handle() {
     for forward in [true, false] {
@@ -178,8 +178,7 @@ fn a_leaked_step_of_a_range_is_a_leaked_handle() {
     }
 }
 
-/// An empty path is rejected, and no files are created in the working directory. For a database in memory, the path is
-/// irrelevant.
+/// An empty path is rejected, and no files are created in the working directory. A database in memory ignores its path.
 #[test]
 fn an_empty_path_is_refused() {
     let before = std::fs::read_dir(".").unwrap().count();
@@ -199,7 +198,8 @@ fn a_budget_beyond_all_memory_is_refused() {
     }
 }
 
-/// A log segment too long for an index in memory is rejected immediately, but the documented maximum is accepted.
+/// A log segment whose size is too large for an index in memory is rejected immediately. The documented maximum is
+/// accepted.
 #[test]
 fn a_log_segment_beyond_its_limit_is_refused() {
     for bytes in [u64::MAX - 4095, 1 << 62, 1 << 40, (1 << 30) + 4096] {
@@ -324,8 +324,8 @@ impl Wake for Woken {
     }
 }
 
-/// A commit that has space in the log but no timestamp yet does not delay closing. It fails afterwards, and has no
-/// effect when the database is reopened.
+/// A commit that has reserved space in the log but has no timestamp yet does not delay closing. It fails afterwards,
+/// and has no effect when the database is reopened.
 #[test]
 fn a_commit_after_closing_has_begun_is_refused() {
     for durability in [Durability::Relaxed, Durability::Full] {
@@ -421,7 +421,7 @@ fn commits_in_flight_end_before_the_database_is_closed() {
 }
 
 /// If a keyspace is dropped while the database is being closed, it is gone afterwards if and only if the drop
-/// succeeded. The drop has space in the log and waits for a checkpoint.
+/// succeeded. The drop has reserved space in the log and waits for a checkpoint.
 #[test]
 fn a_drop_during_closing_is_whole() {
     let (disk, config, db, k) = one_row();

@@ -1,5 +1,5 @@
-//! Row locks as used by a SQL server: shared locks, interrupted waits, lists of holders and waiters, and new snapshots
-//! for statements.
+//! Row locks as a SQL server uses them: shared locks, interrupted waits, lists of holders and waiters, and new
+//! snapshots for statements.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -70,7 +70,7 @@ fn a_shared_lock_replaces_validation() {
 }
 
 /// If a different transaction has changed the row since the snapshot, a shared lock conflicts like an exclusive one,
-/// and no lock remains.
+/// and the row stays unlocked.
 #[test]
 fn a_shared_lock_of_a_changed_row_conflicts() {
     let (db, k) = database();
@@ -82,8 +82,8 @@ fn a_shared_lock_of_a_changed_row_conflicts() {
     assert_eq!(latest.get_for_share(&k, "a").unwrap().as_deref(), Some(&b"1"[..]));
 }
 
-/// If two transactions share a lock and both write, one waits and the other gets a conflict immediately. The waiting
-/// one then succeeds.
+/// If two transactions share a lock and both write, one waits and the other gets a conflict immediately. The wait then
+/// ends with the lock.
 #[test]
 fn two_upgrades_are_a_deadlock() {
     let (db, k) = database();
@@ -131,8 +131,8 @@ fn a_dropped_upgrade_keeps_the_shared_lock() {
     }
 }
 
-/// A different thread can interrupt a wait, of blocking calls and of tasks. The transaction keeps its changes and
-/// continues.
+/// A different thread can interrupt waits, both of blocking calls and of tasks. The transaction keeps its changes and
+/// can continue.
 #[test]
 fn waits_are_interrupted() {
     for is_task in [false, true] {
@@ -156,7 +156,7 @@ fn waits_are_interrupted() {
             let text = result.unwrap_err().to_string();
             assert!(text.contains("b\"a\"") && text.contains("\"k\""), "{text}");
         });
-        // An interrupt while no call is waiting ends the next wait, but no later one.
+        // An interrupt that arrives while no call is waiting ends the next wait, but no later one.
         interrupter.interrupt();
         assert!(matches!(tx.insert(&k, "a", "2"), Err(Error::Interrupted { .. })));
         tx.set_lock_timeout(Duration::from_millis(1));
@@ -218,8 +218,8 @@ fn holders_and_waiters_are_named() {
     );
 }
 
-/// A new snapshot sees newer commits, and keeps changes, locks, savepoints and open ranges. Rows changed by other
-/// transactions before the new snapshot are not a conflict, but rows changed after it are.
+/// A new snapshot sees newer commits, and the transaction keeps its changes, locks, savepoints and open ranges. Rows
+/// that other transactions changed before the new snapshot are not a conflict, but rows changed after it are.
 #[test]
 fn a_snapshot_is_renewed() {
     let (db, k) = database();

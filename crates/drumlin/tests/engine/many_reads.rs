@@ -1,5 +1,5 @@
-//! Reading many rows takes few disk reads: one per leaf for rows of ordinary size, and one for many neighbouring values
-//! if they are longer.
+//! Reading many rows needs few disk reads: one per leaf if rows have an ordinary size, and one for many neighbouring
+//! values if they are longer.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ fn values_outside_of_leaves_are_read_together() {
     assert!(reads <= 300, "{reads} reads of 256 values");
 }
 
-/// A row of 1 KiB is stored in its leaf and takes one read if the inner nodes are in memory.
+/// A row of 1 KiB is stored in its leaf, and reading it needs one disk read if the inner nodes are in memory.
 #[test]
 fn a_row_of_one_kib_is_one_read() {
     let (db, keyspace) = stage(1_024);

@@ -26,17 +26,17 @@ fn is_sanitized() -> bool {
     std::env::var_os("DRUMLIN_TEST_SANITIZED").is_some()
 }
 
-/// Returns the number of bytes that a process may take in addition to the budget. They cover the stacks of the
-/// database's dozen threads, free memory that the allocator retains between used parts (a sixteenth), and handles,
-/// whose memory counts as the program's. Under a sanitizer, which keeps data about every byte, only the database's own
+/// Returns the number of bytes that a process may use in addition to the budget: for the stacks of the database's dozen
+/// threads, for free memory that the allocator retains between used parts (a sixteenth), and for handles, whose memory
+/// counts as the program's. A sanitizer stores data about every byte, so under a sanitizer only the database's own
 /// figure is checked.
 fn allowance_bytes(budget: u64) -> u64 {
     if is_sanitized() { u64::MAX / 2 } else { 2 * MIB + budget / 16 }
 }
 
 /// Runs a test in a separate process, with one heap for all threads and with large buffers outside of the heap.
-/// Otherwise glibc raises its threshold for large buffers as they are freed and retains free memory between them, as
-/// much as the budget if that is 8 MiB. Memory that the allocator retains is not under test.
+/// Otherwise glibc would raise its threshold for large buffers as they are freed, and would retain free memory between
+/// them: as much as the budget if that is 8 MiB. These tests are not about memory that the allocator retains.
 fn alone(test: &str, body: impl FnOnce()) {
     support::alone(test, &[("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536")], body);
 }
@@ -138,14 +138,14 @@ fn fill(db: &Database, keyspace: &Keyspace, rows: u64, value_bytes: usize) {
     }
 }
 
-/// Returns `true` for the documented error about a part of the budget that is in use. Its recourse is to retry.
+/// Returns `true` for the documented error about memory that is in use. The error recommends a retry.
 fn is_refused<T>(result: &Result<T, Error>) -> bool {
     let Err(error @ Error::MemoryInUse { .. }) = result else { return false };
     assert_eq!(error.recourse(), drumlin::Recourse::Retry);
     true
 }
 
-/// The writes of all open transactions together are limited, and the error says so.
+/// The memory for the writes of all open transactions is limited as a whole, and the error says so.
 #[test]
 fn open_transactions_stay_within_the_budget() {
     alone("memory::open_transactions_stay_within_the_budget", || {
@@ -170,14 +170,14 @@ fn open_transactions_stay_within_the_budget() {
             open.push(tx);
         }
         assert!(refused > 0);
-        // When a transaction ends, it makes room for others.
+        // The end of a transaction makes room for others.
         open.remove(0).commit().unwrap();
         open.last_mut().unwrap().insert(&keyspace, b"more", vec![1; 2000]).unwrap();
         meter.check(&db, "open transactions");
     });
 }
 
-/// The reads of all open serializable transactions together are also limited.
+/// The memory for the reads of all open serializable transactions is also limited as a whole.
 #[test]
 fn serializable_readers_stay_within_the_budget() {
     alone("memory::serializable_readers_stay_within_the_budget", || {
@@ -205,8 +205,8 @@ fn serializable_readers_stay_within_the_budget() {
     });
 }
 
-/// Versions count at their full size, including those that no snapshot needs. With large pages, the version of one row
-/// can be as large as a whole small page.
+/// Versions count at their full size, even if no snapshot needs them. With large pages, the version of one row can be
+/// as large as a whole small page.
 #[test]
 fn versions_stay_within_the_budget() {
     alone("memory::versions_stay_within_the_budget", || {
@@ -247,8 +247,8 @@ fn headers_of_all_page_sizes_stay_within_the_budget() {
     });
 }
 
-/// Commits of many leaves make progress on more threads than the memory is sufficient for: a commit reserves its memory
-/// before it holds any.
+/// Commits of many leaves make progress even if the memory is too small for all threads together, because a commit
+/// reserves all its memory in advance.
 #[test]
 fn commits_of_many_leaves_do_not_starve_each_other() {
     alone("memory::commits_of_many_leaves_do_not_starve_each_other", || {
@@ -301,7 +301,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
             10..60 => 2000,
             _ => 100,
         };
-        // That memory is in use is a temporary condition; a transaction that is too large ends.
+        // Memory in use is a temporary condition. A transaction that is too large ends.
         let done = match random.below(12) {
             0..3 => keyspace.insert_with(row, random.bytes(length), Durability::Relaxed),
             3 => keyspace.remove(row),
@@ -362,7 +362,7 @@ fn work(db: &Database, keyspaces: &[Keyspace], seed: u64, ends: Instant) {
     }
 }
 
-/// Random calls by several threads, with budgets and page sizes drawn from seeds.
+/// Several threads make random calls, with budgets and page sizes drawn from seeds.
 #[test]
 fn random_work_stays_within_the_budget() {
     alone("memory::random_work_stays_within_the_budget", || {
@@ -391,7 +391,7 @@ fn random_work_stays_within_the_budget() {
     });
 }
 
-/// A source of this many random bytes.
+/// A source that yields this many random bytes.
 struct Source {
     left: usize,
     random: Random,
@@ -406,8 +406,8 @@ impl std::io::Read for Source {
     }
 }
 
-/// If many values are written and read as streams concurrently, the buffers for their chunks are limited. Writers wait
-/// for each other, and readers buffer a smaller part of a chunk each.
+/// If many values are written and read as streams concurrently, the memory for buffered chunks is limited. Writers wait
+/// for each other, and each reader buffers a smaller part of its chunk.
 #[test]
 fn streams_of_values_stay_within_the_budget() {
     // A writer waits at most ten seconds for other writers, however slow they are.
@@ -443,8 +443,8 @@ fn streams_of_values_stay_within_the_budget() {
     });
 }
 
-/// A scan of value readers does not read values by itself. Rows of 32 MiB pass through a budget of 8 MiB, forwards and
-/// backwards, as do short rows among them and rows that a transaction wrote.
+/// A scan with value readers does not read values until it is asked to. Rows of 32 MiB pass through a budget of 8 MiB,
+/// forwards and backwards, and so do short rows among them and rows that a transaction wrote.
 #[test]
 fn rows_of_any_size_stay_within_the_budget() {
     const VALUE_BYTES: usize = 32 << 20;
@@ -482,7 +482,7 @@ fn rows_of_any_size_stay_within_the_budget() {
     });
 }
 
-/// A large value returned by a call is in memory only once, also if it is read into a vector: the process takes the
+/// A large value returned by a call is in memory only once, even if it is read into a vector: the process uses the
 /// budget plus the value.
 #[test]
 fn a_large_value_is_in_memory_once() {
@@ -510,8 +510,8 @@ fn a_large_value_is_in_memory_once() {
     });
 }
 
-/// Open scans of transactions with many writes refer to those writes instead of copying them. Scans of rows on disk
-/// hold at most one leaf each.
+/// Open scans of transactions with many writes refer to those writes instead of copying them. Each scan of rows on disk
+/// holds at most one leaf.
 #[test]
 fn open_scans_stay_within_the_budget() {
     alone("memory::open_scans_stay_within_the_budget", || {
@@ -539,7 +539,7 @@ fn open_scans_stay_within_the_budget() {
                 open.push(range);
             }
             if number % 10 == 0 {
-                // A scan keeps the write set that it began with.
+                // A scan continues to use the write set with which it began.
                 let before = tx.iter(&empty);
                 tx.remove(&empty, key(number << 32)).unwrap();
                 let count = tx.count(&empty, ..);
@@ -556,7 +556,7 @@ fn open_scans_stay_within_the_budget() {
 }
 
 /// A killed database recovers within the budget from a log of many streams, which are read in parallel, with records of
-/// any length. The same is true with fewer streams than before, and while the database is examined or checked.
+/// any length. So it does with fewer streams than before. Examinations and checks also stay within the budget.
 #[test]
 fn recovery_stays_within_the_budget() {
     const STREAMS: u64 = 16;
@@ -605,8 +605,8 @@ fn recovery_stays_within_the_budget() {
     });
 }
 
-/// A transaction whose writes take nearly all the memory that it can have continues while one of its scans is open:
-/// there is room for the copy that the scan refers to.
+/// A transaction has an open scan, and its writes use nearly all the memory that a transaction can have. It can still
+/// write, because there is room for a copy of the write set, while the scan retains the old one.
 #[test]
 fn a_large_transaction_writes_while_its_scan_is_open() {
     for budget in [8 * MIB, 64 * MIB] {
@@ -630,8 +630,8 @@ fn a_large_transaction_writes_while_its_scan_is_open() {
     }
 }
 
-/// Any number of plain writes can wait for rows as tasks, with the longest keys, and some of them have been granted the
-/// row without noticing. Writes without memory for their locks wait in turn, and each of them finishes.
+/// Any number of plain writes with the longest keys can wait for rows as tasks. Some of them have been granted the row
+/// but have not been polled. Writes without memory for their locks wait in turn, and each of them completes.
 #[test]
 fn plain_writes_that_wait_stay_within_the_budget() {
     const KEY_BYTES: usize = 16_000;
@@ -677,8 +677,8 @@ fn plain_writes_that_wait_stay_within_the_budget() {
     });
 }
 
-/// A snapshot's scan in either direction returns all rows of its time after most of them have been removed. Few leaves
-/// then hold all old versions, and the scan reads the versions in parts.
+/// A snapshot's scan, in either direction, returns all rows of its time after most of them have been removed. Few
+/// leaves then hold all old versions, and the scan reads these versions in parts.
 #[test]
 fn a_scan_of_removed_rows_sees_them_all() {
     const ROWS: u64 = 2000;
@@ -745,7 +745,8 @@ impl Reducer for NotBelow {
     }
 }
 
-/// Reducers can have any number of names, as parameterised ones do; only the states of a few reducers are kept.
+/// A program can use reducers under any number of names, as parameterised reducers do. Only a few of them have cached
+/// states.
 #[test]
 fn reducers_of_many_names_stay_within_the_budget() {
     const ROWS: u64 = 2_000;
@@ -763,8 +764,8 @@ fn reducers_of_many_names_stay_within_the_budget() {
     });
 }
 
-/// Hundreds of tasks request ranks and aggregates while an older snapshot keeps many changes from being folded. None of
-/// the tasks copies the list of changes.
+/// Hundreds of tasks request ranks and aggregates while an older snapshot prevents many changes from being folded. None
+/// of the tasks copies the list of changes.
 #[test]
 fn concurrent_seeks_and_aggregates_stay_within_the_budget() {
     const ROWS: u64 = 120_000;
@@ -788,7 +789,7 @@ fn concurrent_seeks_and_aggregates_stay_within_the_budget() {
         for (count, number) in numbers.iter().filter(|number| *number % 2 == 1).enumerate() {
             keyspace.insert_with(long_key(*number), b"new", Durability::Relaxed).unwrap();
             if count % 200 == 0 {
-                // Count regularly, because kept counts are discarded if their list grows without a count.
+                // Count regularly, because cached counts are discarded if their list grows without a count.
                 assert_eq!(keyspace.len().unwrap(), ROWS + count as u64 + 1);
             }
         }
@@ -811,7 +812,7 @@ fn concurrent_seeks_and_aggregates_stay_within_the_budget() {
             let (found, _) = smol::block_on(call).unwrap().expect("there are more rows");
             assert_eq!(&found[..], long_key(numbers[place as usize]), "row {place}");
         }
-        // Each of these aggregates reads all changed leaves, so a few are enough.
+        // Each of these aggregates reads all changed leaves, so a few of them are enough.
         for (place, call) in sums.into_iter().take(5) {
             assert_eq!(smol::block_on(call).unwrap(), numbers.len() as u64 - place, "from row {place} on");
         }
@@ -850,8 +851,8 @@ impl Reducer for Bytes {
     }
 }
 
-/// Aggregates read values of all lengths on many threads concurrently. Only one long value at a time is in memory, and
-/// if a value's beginning is enough for the reducer, only that part is.
+/// Aggregates read values of all lengths on many threads concurrently. Only one long value at a time is in memory. If a
+/// reducer needs only the beginning of a value, only that part is in memory.
 #[test]
 fn aggregates_of_large_values_stay_within_the_budget() {
     const THREADS: u64 = 12;

@@ -69,7 +69,7 @@ struct World {
     keyspaces: Vec<Keyspace>,
     models: [Model; 2],
     random: Random,
-    /// Removed last, after the database has been closed.
+    /// Dropped last, after the database has been closed.
     folder: Folder,
 }
 
@@ -81,7 +81,7 @@ impl World {
         World { folder, db, keyspaces, models: Default::default(), random: Random(seed) }
     }
 
-    /// Closes or drops the database, reopens it, and finds all rows.
+    /// Closes or drops the database, reopens it, and checks that all rows are present.
     fn reopened(self) -> World {
         let World { folder, db, keyspaces, models, mut random } = self;
         drop(keyspaces);
@@ -119,7 +119,7 @@ impl World {
         assert_eq!(found, self.models[which].get(&key).cloned());
     }
 
-    /// A transaction sees its own writes in both keyspaces; it is committed, or has no effect.
+    /// Runs a transaction that sees its own writes in both keyspaces. It is either committed or has no effect.
     fn transaction(&mut self) {
         let options = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
         let mut tx = self.db.begin_with(options).unwrap();
@@ -211,8 +211,8 @@ fn a_database_in_memory_works() {
     assert_eq!(keyspace.count(..).unwrap(), 20_000);
 }
 
-/// Compacting lengthens the file by at most the segment of its last checkpoint, and brings it near the size of the live
-/// data, even if only few segments are sparse. Repeating it does not lengthen the file.
+/// Compacting lengthens the file by at most the segment of its last checkpoint, and reduces it to about the size of the
+/// live data, even if only few segments are sparse. Repeating it does not lengthen the file.
 #[test]
 fn compacting_never_lengthens_the_file() {
     let folder = Folder::new();

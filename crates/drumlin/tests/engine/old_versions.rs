@@ -1,5 +1,5 @@
-//! Old versions of rows that outgrow memory: snapshots keep their view, with a file that is created and removed as
-//! needed.
+//! Old versions of rows that outgrow memory. Snapshots still see their rows, with the help of a file that is created
+//! and removed as needed.
 
 use std::ops::Bound;
 
@@ -115,7 +115,7 @@ fn versions_file(folder: &Folder) -> std::path::PathBuf {
     folder.path().join("versions")
 }
 
-/// Waits until the database's background threads make a condition true.
+/// Waits until the database's background threads have made a condition true.
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {
@@ -124,8 +124,8 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Snapshots of several ages still see their rows after changes that take many times the memory for versions, across
-/// splits and merges. The file is removed with the last of the snapshots.
+/// Snapshots of several ages still see their rows after changes whose versions need many times the memory for versions,
+/// across splits and merges. The file is removed with the last of the snapshots.
 #[test]
 fn snapshots_outlive_the_memory_for_their_versions() {
     let folder = Folder::new();
@@ -145,7 +145,7 @@ fn snapshots_outlive_the_memory_for_their_versions() {
     for (snapshot, then) in &snapshots {
         compare(snapshot, &k, then, &mut random);
     }
-    // The oldest snapshot and some of the middle ones end first.
+    // First end the oldest snapshot and some of the middle ones.
     for index in [0, 1, 1, 0] {
         snapshots.remove(index);
         (0..1_500).for_each(|_| writer.change(&db, &k, &mut model));
@@ -180,7 +180,7 @@ fn spill(db: &Database, k: &Keyspace, numbers: std::ops::Range<u64>) {
     }
 }
 
-/// Old versions are spilled before they fill their memory, no matter how often checkpoints drop other versions.
+/// Old versions are spilled before they fill their memory, however often checkpoints drop other versions.
 #[test]
 fn checkpoints_do_not_postpone_spills() {
     let folder = Folder::new();
@@ -200,8 +200,8 @@ fn checkpoints_do_not_postpone_spills() {
     assert_eq!(snapshot.get(&k, key(0)).unwrap().as_deref(), Some(&[7; 200][..]));
 }
 
-/// While an old snapshot is open, writers conflict with spilled changes, and with no other rows. Unchanged rows in the
-/// leaf of a changed one can be written, and serializable transactions that read only such rows can commit.
+/// While an old snapshot is open, writers conflict with spilled changes, but not with other rows. Unchanged rows in the
+/// leaf of a changed row can be written, and serializable transactions that read only such rows can commit.
 #[test]
 fn conflicts_with_spilled_changes_are_found() {
     let folder = Folder::new();
@@ -235,7 +235,7 @@ fn conflicts_with_spilled_changes_are_found() {
     assert_eq!(k.get(key(3_003)).unwrap().unwrap(), [7; 40]);
 }
 
-/// If no disk space is allowed for old versions, they end the oldest snapshot, and new commits continue.
+/// If old versions may not use disk space, the oldest snapshot is ended to free them, and new commits continue.
 #[test]
 fn without_disk_the_oldest_snapshot_ends() {
     let folder = Folder::new();
@@ -251,7 +251,7 @@ fn without_disk_the_oldest_snapshot_ends() {
     assert!(!versions_file(&folder).exists());
 }
 
-/// The disk limit is kept approximately: the snapshot that would need more space ends, and writers continue.
+/// The database keeps roughly to the disk limit: it ends the snapshot that would need more space, and writers continue.
 #[test]
 fn a_limit_on_disk_ends_the_oldest_snapshot() {
     const LIMIT: u64 = MIB;
@@ -277,8 +277,7 @@ fn a_limit_on_disk_ends_the_oldest_snapshot() {
     let text = error.to_string();
     assert!(text.contains("on disk, and Config::version_disk_bytes allows 1048576. Take a new snapshot"), "{text}");
     assert_eq!(db.stats().snapshots_ended, 1);
-    // A spill begins below the limit and writes less than 1 MiB; a merge writes a copy of the runs before it drops the
-    // runs.
+    // A spill begins below the limit and writes less than 1 MiB. A merge copies the runs before it drops them.
     assert!(most < 2 * (LIMIT + MIB), "{most} bytes on disk");
     wait_until("the file goes", || {
         db.checkpoint().unwrap();
@@ -286,7 +285,7 @@ fn a_limit_on_disk_ends_the_oldest_snapshot() {
     });
 }
 
-/// Large values that only a snapshot sees are kept by the spilled versions and freed with them.
+/// Large values that only a snapshot sees live as long as the spilled versions that refer to them.
 #[test]
 fn large_values_live_as_long_as_they_are_seen() {
     let folder = Folder::new();
@@ -300,7 +299,7 @@ fn large_values_live_as_long_as_they_are_seen() {
     (0..10).for_each(|number| k.insert(key(number), film(number + 100)).unwrap());
     (10..15).for_each(|number| k.remove(key(number)).unwrap());
     spill(&db, &k, 1_000..4_000);
-    // If values were freed too early, their pages would be used by other values by now.
+    // If values were freed too early, other values would have reused their pages by now.
     (0..10).for_each(|number| k.insert(key(number), film(number + 200)).unwrap());
     spill(&db, &k, 1_000..4_000);
     db.checkpoint().unwrap();
@@ -319,7 +318,7 @@ fn large_values_live_as_long_as_they_are_seen() {
 }
 
 /// A file left by a kill is removed at the next opening. A foreign file of that name stays unchanged, and old snapshots
-/// end early. A database after both events is undamaged.
+/// end early because of it. A database that has been through both is undamaged.
 #[test]
 fn a_file_that_is_left_goes_and_a_foreign_one_stays() {
     let folder = Folder::new();
@@ -353,7 +352,7 @@ fn a_file_that_is_left_goes_and_a_foreign_one_stays() {
     assert_eq!(std::fs::read(versions_file(&folder)).unwrap(), b"somebody's");
 }
 
-/// Stops the writers of a test when the test ends, even if it fails.
+/// Stops the writers of a test when the test ends, even if the test fails.
 struct Stops<'s>(&'s std::sync::atomic::AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -362,7 +361,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Scans of all rows and single reads see a consistent snapshot and never end early while writers run without pause.
+/// While writers run without pause, scans of all rows and single reads see a consistent snapshot and never end early.
 #[test]
 fn readers_survive_writers() {
     const ROWS: u64 = 6_000;
@@ -428,8 +427,8 @@ fn end_a_snapshot(db: &Database, k: &Keyspace) {
     panic!("no snapshot was ended");
 }
 
-/// If its snapshot is ended, a scan of a read-committed transaction continues at a newer one: from either end, and
-/// among rows whose values were replaced and freed. A scan of a snapshot fails.
+/// If its snapshot is ended, a scan of a read-committed transaction continues with a newer snapshot: from either end,
+/// and among rows whose values were replaced and freed. A scan of a snapshot fails.
 #[test]
 fn read_committed_scans_go_on() {
     const ROWS: u64 = 2_000;
@@ -515,7 +514,7 @@ fn commits_wait_for_a_snapshot_to_end() {
     assert_eq!(db.stats().snapshots_ended, 0);
 }
 
-/// A commit that waits for a snapshot that its own thread holds fails after a while, and no other commit is lost.
+/// A commit that waits for a snapshot held by its own thread fails after a while, and no other commit is lost.
 #[test]
 fn a_delayed_commit_fails_in_the_end() {
     let config = config().version_disk_bytes(MIB).version_overflow(VersionOverflow::DelayCommits);

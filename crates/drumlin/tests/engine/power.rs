@@ -1,8 +1,8 @@
-//! Power cuts at every moment, on a simulated disk whose unsynced writes may vanish or be torn.
+//! Power cuts at any time, on a simulated disk whose unsynced writes may vanish or be torn.
 //!
 //! A scripted workload runs once, and its changes to the disk are recorded. The disk is then rebuilt as a cut after any
-//! write or sync may leave it. The rebuilt disk is opened, verified, written to, and cut again, also in the middle of
-//! its recovery.
+//! write or sync may leave it. The rebuilt disk is opened, verified, written to, and cut again, possibly in the middle
+//! of its recovery.
 //!
 //! The tests are quick by default. `DRUMLIN_TEST_CUTS` is the number of first cuts per configuration (default 40), and
 //! `DRUMLIN_TEST_SEED` is the seed of the random choices. A failure reports the seed and the cut; with
@@ -19,14 +19,14 @@ use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium};
 use support::workload::{Ack, Workload, disturb};
 use support::{Random, number, small};
 
-/// The note that the keyspaces of the workload exist.
+/// The note which says that the keyspaces of the workload exist.
 const PREPARED: u64 = u64::MAX;
 
 fn config(disk: &Disk, streams: u16) -> Config {
     small().log_streams(streams).checkpoint_log_bytes(256 << 10).backend(disk.backend())
 }
 
-/// Acknowledgements, each with the number of disk changes made before it.
+/// Acknowledgements, each preceded by the number of disk changes up to then.
 #[derive(Default)]
 struct Notes(Mutex<Vec<(u64, u64)>>);
 
@@ -36,7 +36,7 @@ impl Notes {
     }
 }
 
-/// One session on a disk, and the acknowledgements from before it.
+/// One session on a disk, and the acknowledgements of earlier sessions.
 struct Session {
     start: Medium,
     end: Medium,
@@ -47,7 +47,7 @@ struct Session {
 }
 
 impl Session {
-    /// Returns, for the moment after this many changes, whether the keyspaces existed, and all acknowledgements so far.
+    /// Returns whether the keyspaces existed after this many changes of the disk, and all acknowledgements up to then.
     fn acked_by(&self, moment: usize) -> (bool, Vec<Ack>) {
         let notes = self.notes.iter().filter(|(at, _)| *at <= moment as u64).map(|(_, note)| *note);
         let prepared = self.prepared || notes.clone().any(|note| note == PREPARED);
@@ -63,8 +63,8 @@ struct Rig {
 }
 
 impl Rig {
-    /// Runs one process or, sometimes, two. The first one is killed, which loses no writes, but its unsynced changes
-    /// remain uncertain while the second one runs.
+    /// Runs one process or, sometimes, two in succession. The first one is killed, which loses no writes, but its
+    /// unsynced changes remain uncertain while the second one runs.
     fn live(
         &mut self,
         medium: Medium,
@@ -81,7 +81,7 @@ impl Rig {
         self.live_once(first.end, seed ^ 2, true, &acked, steps)
     }
 
-    /// Opens the disk, verifies it, takes `steps` more steps of each thread, and closes the database or leaves it open.
+    /// Opens the disk, verifies it, runs `steps` more steps of each thread, and closes the database or leaves it open.
     fn live_once(
         &mut self,
         medium: Medium,
@@ -98,7 +98,7 @@ impl Rig {
         let next = self.workload.verify(&db, prepared, acked)?;
         self.workload.prepare(&db).map_err(|error| format!("preparing: {error}"))?;
         notes.add(&disk, PREPARED);
-        // From here on, verified rows must survive, because readers have seen them.
+        // From now on, verified rows must survive, because readers have seen them.
         for (thread, &next) in next.iter().enumerate().filter(|(_, next)| **next > 0) {
             notes.add(&disk, Ack { thread: thread as u64, step: next - 1, full: true }.to_bits());
         }
@@ -111,7 +111,7 @@ impl Rig {
         if !crash {
             db.close().map_err(|error| format!("closing: {error}"))?;
         }
-        // Stop as after a kill: the process makes no further changes, and no writes are lost.
+        // Stop like a killed process: it makes no further changes, and no writes are lost.
         disk.turn_off();
         let (changes, end) = (disk.recorded(), disk.medium());
         let notes = notes.0.into_inner().unwrap();
@@ -136,7 +136,8 @@ impl Rig {
         })
     }
 
-    /// Cuts a session at these moments, each with a different loss, and continues from the result, `depth` more times.
+    /// Cuts the power of a session after each of these numbers of changes, with a different loss each time. Continues
+    /// from the resulting disks, and cuts again, `depth` times.
     fn cut(&mut self, session: &Session, moments: &[usize], depth: u32, random: &mut Random) -> Result<(), String> {
         let mut medium = session.start.clone();
         let mut done = 0;
@@ -159,7 +160,7 @@ impl Rig {
             }
             let next = lived.map_err(|reason| format!("{}: {reason}", place()))?;
             if depth > 0 {
-                // Half of the cuts happen during recovery: the first changes are those of the opening.
+                // Place half of the cuts in the recovery, which makes the first changes.
                 let mut moments: Vec<usize> = (0..3)
                     .map(|_| {
                         let limit = if random.chance(50) { next.changes.len().min(60) } else { next.changes.len() };
@@ -196,7 +197,7 @@ fn survive(seed: u64, threads: u64, streams: u16, large_percent: u64, steps: u64
     println!("{} states of {} changes verified", rig.states, first.changes.len());
 }
 
-/// With one thread and one log stream, after any cut, exactly the acknowledged commits are there, and possibly the one
+/// With one thread and one log stream, exactly the acknowledged commits are present after any cut, and possibly the one
 /// in flight.
 #[test]
 fn a_power_cut_takes_nothing_acknowledged() {
@@ -215,15 +216,15 @@ fn a_power_cut_takes_nothing_from_two_logs() {
     survive(3, 4, 2, 3, 120);
 }
 
-/// If most commits have large values, whose extents become durable before the record that refers to them, a cut loses
-/// no acknowledged commit.
+/// The extents of a large value become durable before the record that refers to them. If most commits have large
+/// values, a cut loses no acknowledged commit.
 #[test]
 fn a_power_cut_takes_no_large_value() {
     survive(4, 2, 1, 60, 80);
 }
 
-/// A database that is killed at each of many openings, with commits but no checkpoint in between, can still be opened.
-/// The same is true if its disk is full at every opening. The superblock has room for 64 openings.
+/// A database that is opened and killed many times, with commits but no checkpoint in between, can still be opened,
+/// even if its disk is full at every opening. The superblock has room for 64 openings.
 #[test]
 fn openings_without_checkpoints_are_not_limited() {
     let mut medium = Medium::default();

@@ -1,5 +1,4 @@
-//! Databases that are opened read-only: their results, the openings that can share them, and a check that nothing is
-//! written.
+//! Databases that are opened read-only: what they return, which openings can share them, and that nothing is written.
 
 use crate::support;
 
@@ -37,7 +36,7 @@ fn refused_async<T>(answer: impl Future<Output = Result<T, Error>>) {
     refused(block_on(answer));
 }
 
-/// A read-only opening reports the sync method that was measured in the folder, for every method.
+/// A read-only opening reports the sync method that was measured in the folder, whichever method that is.
 #[test]
 fn a_reader_reports_the_sync_method_of_the_database() {
     let folder = Folder::new();
@@ -118,8 +117,8 @@ fn calls_that_write_are_refused() {
     assert_eq!(k.count(..).unwrap(), 2001);
 }
 
-/// Any number of readers can open a database concurrently, but not a writer while readers have it open, nor a reader
-/// while a writer does.
+/// Any number of readers can have a database open at the same time. A writer can't open it while a reader has it open,
+/// nor a reader while a writer does.
 #[test]
 fn readers_share_and_writers_do_not() {
     let folder = Folder::new();
@@ -141,8 +140,8 @@ fn readers_share_and_writers_do_not() {
     writing.open(folder.path()).unwrap();
 }
 
-/// A database that was killed is rejected with the number of commits that would be missing, and is left unchanged. Once
-/// opened for writing and closed, it can be read, and so can one whose log was removed after closing.
+/// A read-only opening of a killed database fails with the number of commits that would be missing, and leaves it
+/// unchanged. After the database was opened for writing and closed, it can be read, even if its log is removed.
 #[test]
 fn a_database_that_was_not_closed_is_refused() {
     let (folder, killed) = (Folder::new(), Folder::new());

@@ -1,4 +1,4 @@
-//! `transact`: bodies with application errors, the errors that are retried, and calls that would wait for their own
+//! `transact`: bodies with application errors, the errors that lead to a retry, and calls that would wait for their own
 //! body.
 
 use crate::support;
@@ -27,8 +27,8 @@ fn opened() -> (Database, Keyspace) {
     (db, k)
 }
 
-/// Runs a body through each form of `transact`, with the number of its run as an argument. Returns the number of runs
-/// and the result for each form.
+/// Runs a body through each form of `transact`, passing it the number of its run. Returns the number of runs and the
+/// result for each form.
 fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
     db: &Database,
     mut body: impl FnMut(&mut Transaction, u32) -> Result<(), E>,
@@ -52,7 +52,7 @@ fn runs_of<E: From<Error> + Send + std::fmt::Debug + 'static>(
     runs.map(|runs| (runs, answers.next().unwrap()))
 }
 
-/// An application error ends the transaction immediately, and the transaction has no effect.
+/// An application error ends the transaction immediately, without any effect.
 #[test]
 fn an_error_of_ones_own_ends_the_transaction() {
     let (db, k) = opened();
@@ -122,8 +122,8 @@ fn the_error_of_a_commit_is_converted() {
     assert!(matches!(answer, Err(AppError::Store { cause: Error::KeyspaceDropped { .. } })), "{answer:?}");
 }
 
-/// Errors about a snapshot that became too old, and about memory in use, are also retried if they have the
-/// application's type.
+/// If an application error wraps the error about a snapshot that is too old, or about memory in use, the body is also
+/// retried.
 #[test]
 fn what_passes_is_run_again() {
     let (_, config) = support::faulty();
@@ -142,7 +142,7 @@ fn what_passes_is_run_again() {
     });
     assert!(runs == 2 && answer.is_ok(), "{runs} runs: {answer:?}");
 
-    // Until the third run, other transactions have all the shared memory.
+    // Before the third run, other transactions hold all the shared memory.
     let mut others = Vec::new();
     let mut number = 0u64;
     'full: loop {
@@ -187,8 +187,8 @@ fn a_body_asks_for_another_run() {
     assert!(k.get("b").unwrap().is_none());
 }
 
-/// `k.insert` instead of `tx.insert` in a body would wait for that body. It fails immediately, says so, and is not
-/// retried.
+/// A body that calls `k.insert` instead of `tx.insert` would wait for itself. The call fails immediately with an error
+/// that says so, and the body is not retried.
 #[test]
 fn a_body_that_waits_for_itself_fails_at_once() {
     let (db, k) = opened();
@@ -240,7 +240,7 @@ fn a_body_that_waits_for_itself_fails_at_once() {
     k.insert("a", "3").unwrap();
 }
 
-/// A call of a different task on the same thread does not belong to the body: it waits for the row and gets it.
+/// A call of a different task on the same thread does not belong to the body. It waits for the row and gets it.
 #[test]
 fn a_neighbour_of_the_thread_waits() {
     let (db, k) = opened();
@@ -261,8 +261,8 @@ fn a_neighbour_of_the_thread_waits() {
     assert_eq!(k.get("a").unwrap().unwrap(), "2");
 }
 
-/// A call waits for the full timeout for a row that a transaction of the same thread has locked. The error names the
-/// holder: this thread or a different one. The transaction can continue afterwards.
+/// If a transaction of the same thread has locked a row, a call waits for the row until the timeout. The error says
+/// whether the holder belongs to this thread. The transaction can continue afterwards.
 #[test]
 fn a_lock_that_is_not_given_back_is_named() {
     let (db, k) = opened();
@@ -302,7 +302,7 @@ fn a_lock_that_is_not_given_back_is_named() {
     assert_eq!(k.get(long_key).unwrap().unwrap(), "2");
 }
 
-/// A call that does not wait for a row names the holder, and says "own body" only if it comes from that body.
+/// A call that does not wait for a row names the holder. It says "own body" only if it was made from that body.
 #[test]
 fn a_lock_that_is_not_waited_for_is_named() {
     let (db, k) = opened();
@@ -335,7 +335,7 @@ fn a_lock_that_is_not_waited_for_is_named() {
     }
 }
 
-/// A transaction waits once for a row that a different thread has locked, and its body is not retried.
+/// A transaction waits only once for a row that a different thread has locked, and its body is not retried.
 #[test]
 fn a_row_is_waited_for_once() {
     let (db, k) = opened();
@@ -362,8 +362,8 @@ fn counted_up(tx: &mut Transaction, k: &Keyspace) -> drumlin::Result<u8> {
     Ok(count)
 }
 
-/// A body that ends with `Ok` does not have to name an error type, regardless of the type to which `?` converts
-/// outside: the library's, the application's, `anyhow`'s, or a boxed one.
+/// A body that ends with `Ok` needs no type annotation for its error. The caller may use `?` to convert to the
+/// library's error, the application's, `anyhow`'s, or a boxed one.
 #[test]
 fn a_plain_body_names_no_error() {
     fn plain(db: &Database, k: &Keyspace) -> drumlin::Result<u8> {
@@ -422,7 +422,8 @@ fn a_plain_body_names_no_error() {
     assert_eq!(k.get("count").unwrap().unwrap(), [6]);
 }
 
-/// A body can return `anyhow`'s error, which keeps its cause; if the cause is a conflict, it is retried.
+/// A body can return `anyhow`'s error, and the caller gets it with its cause. If the cause is a conflict, the body is
+/// retried.
 #[test]
 fn a_body_of_any_error() {
     let (db, k) = opened();

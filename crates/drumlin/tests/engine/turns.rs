@@ -41,14 +41,14 @@ fn filled() -> (Database, Keyspace) {
     (db, keyspace)
 }
 
-/// Runs a call that handles `work` rows, of which at most `turn_max` may be handled in one poll.
+/// Runs a call that handles `work` rows, and checks that no poll handles more than `turn_max`.
 fn gives_way<T>(name: &str, work: u64, turn_max: u64, call: impl Future<Output = T>) -> T {
     let (value, polls) = count_polls(call);
     assert!(polls as u64 >= work / turn_max, "{name} did work of {work} in {polls} polls");
     value
 }
 
-/// Repeats a call that completes without waiting, and checks that few calls run between two polls.
+/// Repeats a call that completes without waiting, and checks that only a few calls run in each poll.
 fn repeated_gives_way<T>(name: &str, call: impl AsyncFn(u64) -> drumlin::Result<T>) {
     let since_poll = Cell::new(0);
     let mut calls = pin!(async {
@@ -83,7 +83,7 @@ fn repeated_reads_give_way() {
     repeated_gives_way("sync", async |_| db.sync_async().await);
 }
 
-/// A loop of writes also yields, and so does a loop of calls that find no row to take.
+/// A loop of writes also yields, and so does a loop of pops that find no row.
 #[test]
 fn repeated_writes_give_way() {
     let (db, k) = filled();
@@ -111,7 +111,7 @@ fn repeated_writes_give_way() {
     });
 }
 
-/// Scans yield every few leaves, through every kind of call.
+/// Every kind of call that scans yields every few leaves.
 #[test]
 fn scans_give_way() {
     let (_db, k) = filled();
@@ -149,7 +149,7 @@ fn calls_of_many_rows_give_way() {
     let (db, k) = filled();
     let keys: Vec<[u8; 8]> = (0..ROWS).map(|number| key(number * 7919 % ROWS)).collect();
     let snapshot = db.snapshot();
-    // At the snapshot, most leaves have changed rows, which must be reread each time.
+    // At the snapshot, most leaves have changed rows, which each call must reread.
     (0..ROWS).step_by(20).for_each(|number| k.insert(key(number), key(number)).unwrap());
     let expected = i128::from((ROWS - 1) * ROWS / 2);
     assert_eq!(gives_way("aggregate_async", ROWS, ROWS_MAX, k.aggregate_async(&sum(), ..)).unwrap(), expected);
@@ -220,8 +220,8 @@ fn others_run_meanwhile() {
     assert_eq!(single.block_on(scan()), ROWS);
 }
 
-/// If a short call has yielded, the next call is ready at its first poll, every time. So a caller that polls once and
-/// drops unfinished futures makes progress.
+/// If a short call has yielded, the next call is always ready at its first poll. So a caller that polls once and drops
+/// unfinished futures makes progress.
 #[test]
 fn a_short_call_is_ready_at_once_after_a_turn() {
     let (_db, k) = filled();
@@ -237,7 +237,7 @@ fn a_short_call_is_ready_at_once_after_a_turn() {
     assert!((10..200).contains(&gave_way), "{gave_way} of 2000 reads gave way");
 }
 
-/// Steps and closure calls that are dropped when they yield lose no row and show no row twice.
+/// If steps and closure calls are dropped when they yield, no row is lost or shown twice.
 #[test]
 fn scans_dropped_where_they_give_way_lose_nothing() {
     let (_db, k) = filled();
@@ -264,7 +264,7 @@ fn scans_dropped_where_they_give_way_lose_nothing() {
     assert!(shown == expected && dropped >= ROWS / ROWS_MAX, "{} rows, {dropped} drops", shown.len());
 }
 
-/// A removal that is dropped at any poll has removed whole parts; a commit has applied all rows or none.
+/// A removal that is dropped at any poll has removed whole parts. A commit has applied all rows or none.
 #[test]
 fn writes_dropped_where_they_give_way_are_whole() {
     let (db, k) = filled();

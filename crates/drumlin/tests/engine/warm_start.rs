@@ -1,5 +1,5 @@
-//! Warm start: pages that were in memory when a database was closed are in memory after it is reopened, without being
-//! requested. Correctness does not depend on it.
+//! Warm start: pages that were in memory when a database was closed are read back into memory after it is reopened,
+//! without any request for them. Correctness does not depend on it.
 
 use crate::support;
 
@@ -41,7 +41,7 @@ fn assert_rows(db: &Database, rows: u64) {
     }
 }
 
-/// Waits until the list has been processed, and returns the statistics.
+/// Waits until the list has been read to its end, and returns the statistics.
 fn warmed(db: &Database) -> Stats {
     let began = Instant::now();
     loop {
@@ -58,8 +58,8 @@ fn list(folder: &Folder) -> PathBuf {
     folder.path().join("resident")
 }
 
-/// Rows that were in memory take no read after closing and reopening, including those with medium values, any number of
-/// times.
+/// After closing and reopening, any number of times, rows that were in memory need no read. This includes rows with
+/// medium values.
 #[test]
 fn rows_that_were_in_memory_cost_no_read() {
     let folder = Folder::new();
@@ -67,7 +67,7 @@ fn rows_that_were_in_memory_cost_no_read() {
     // Values with extents of their own are cached when they are read.
     let db = config().open(folder.path()).unwrap();
     assert_rows(&db, ROWS);
-    // The list is rewritten only after it has been processed completely.
+    // The list is rewritten only after it has been read to its end.
     warmed(&db);
     db.close().unwrap();
     let written = fs::read(list(&folder)).unwrap();
@@ -175,8 +175,8 @@ fn a_list_of_another_state_harms_nothing() {
     db.close().unwrap();
 }
 
-/// If the data exceed memory and the second opening has a smaller budget, it stays within the budget, and evicts no
-/// page to make room for one on the list.
+/// If there are more data than memory and the second opening has a smaller budget, the opening stays within its budget,
+/// and evicts no page to make room for a page on the list.
 #[test]
 fn the_budget_is_kept() {
     let folder = Folder::new();
@@ -194,7 +194,7 @@ fn the_budget_is_kept() {
     }
 }
 
-/// Closing stops the processing of the list immediately, and the part processed so far does not replace the list.
+/// Closing stops the reading of the list immediately. The part read so far does not replace the list.
 #[test]
 fn closing_amid_warming_keeps_the_list() {
     let folder = Folder::new();

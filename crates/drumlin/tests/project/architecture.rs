@@ -1,10 +1,10 @@
-//! Checks the arrows of ARCHITECTURE.md, and some of its claims that something is absent, against the sources.
+//! Checks the sources against the arrows of ARCHITECTURE.md and some of its claims that something is absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each part of the library, with the only parts that its code is allowed to name. `sync` is a module of drumlin-io.
+/// Each part of the library, with all parts that its code may name. `sync` is a module of drumlin-io.
 const ARROWS: [(&str, &[&str]); 17] = [
     ("hash", &[]),
     ("sync", &[]),
@@ -70,7 +70,7 @@ const OUTSIDE: [&str; 8] = [
 ];
 
 /// The parts that must assert their invariants, and the minimum number of assertions per thousand functions. Raise a
-/// minimum only with assertions that check something not obvious; a filler is worse than none.
+/// minimum only with assertions about facts that are not obvious. A filler is worse than no assertion.
 const ASSERTIONS: [(&str, usize); 7] =
     [("pool", 500), ("space", 500), ("txn", 500), ("seglog", 500), ("tree", 500), ("counts", 420), ("load", 500)];
 
@@ -351,7 +351,8 @@ fn without_strings(code: &str) -> String {
             }
             before = [before[1], c];
         }
-        // A literal continues after a backslash. Otherwise, its end was cut off as a comment.
+        // A literal continues after a backslash. Without one, the rest of the literal was cut off as if it were a
+        // comment.
         is_string &= line.ends_with('\\');
         kept.push('\n');
     }
@@ -597,8 +598,8 @@ fn files_form_no_circles() {
     assert!(wrong.is_empty(), "circles of files:\n{}", wrong.join("\n"));
 }
 
-/// Returns `true` if the row of the first of two files in a folder is above the row of the second, or `None` if a row
-/// is missing. If one file is in a subfolder that does not contain the other, the row of the subfolder counts.
+/// Returns `true` if the table has the row of `above` before that of `below`, or `None` if a row is missing. If a file
+/// is in a subfolder that does not contain the other file, the row of the subfolder counts.
 fn is_above(table: &[String], above: &str, below: &str) -> Option<bool> {
     let common = above.char_indices().zip(below.chars()).take_while(|((_, a), b)| a == b).last();
     let common = above[..common.map_or(0, |((at, _), _)| at + 1)].rfind('/').map_or(0, |at| at + 1);
@@ -716,7 +717,7 @@ const SLEEPS: [(&str, usize, &str); 14] = [
     ("drumlin/tests/support/workload.rs", 1, "the pace of checkpoints, drawn"),
 ];
 
-/// Tests wait for conditions. Those that sleep are listed, and the list must only get shorter.
+/// Tests wait for conditions. The tests that sleep instead are listed, and the list must only get shorter.
 #[test]
 fn tests_wait_for_conditions() {
     let mut found = Vec::new();
@@ -733,7 +734,7 @@ fn tests_wait_for_conditions() {
     assert_eq!(found, listed, "wait for a condition, or shorten the list");
 }
 
-/// The parts that hold the data maintain their density of assertions.
+/// The parts that hold the data have their minimum density of assertions.
 #[test]
 fn invariants_are_asserted() {
     const MACROS: [&str; 6] =

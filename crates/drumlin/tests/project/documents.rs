@@ -70,7 +70,7 @@ fn tests_that_are_named_exist() {
     assert!(wrong.is_empty(), "no such function:\n{}", wrong.join("\n"));
 }
 
-/// The tables that programs write are where the programs look for them, complete, and have the expected rows.
+/// The tables that programs write are complete, are where those programs look for them, and have the expected rows.
 #[test]
 fn tables_of_figures_are_whole() {
     let text = fs::read_to_string(testing_page()).unwrap();
@@ -100,7 +100,8 @@ fn tables_of_figures_are_whole() {
     assert!(words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit())).all(is_count));
 }
 
-/// The table of real file systems has its marks. In it, Drumlin lost no commits, but a log without a sync did.
+/// The table of real file systems is between its marks. It shows that Drumlin lost no commits, but a log without a sync
+/// did.
 #[test]
 fn the_table_of_file_systems_is_whole() {
     let text = fs::read_to_string(durability_page()).unwrap();
@@ -169,8 +170,8 @@ fn sentences(line: &str, beginning: &str) -> usize {
     usize::from(text.starts_with(beginning)) + line.matches(&format!(". {beginning}")).count()
 }
 
-/// The number of sentences that CONTRIBUTING.md advises against only decreases. When one is removed, lower its limit
-/// above.
+/// The number of sentences that CONTRIBUTING.md advises against only decreases. When such a sentence is removed, lower
+/// the limit above.
 #[test]
 fn prose_gets_no_worse() {
     let (sources, prose) = (sources(), prose());

@@ -109,7 +109,7 @@ fn names_have_words() {
     assert!(!is_form_of("faction", "face") && !is_form_of("desktop", "desk"));
 }
 
-/// No name in any crate contains a word, in any form, that was replaced by the usual term.
+/// No name in any crate contains a retired word, in any form.
 #[test]
 fn no_retired_word_is_in_a_name() {
     let text = glossary();
@@ -134,7 +134,7 @@ fn no_retired_word_is_in_a_name() {
     assert!(back.is_empty(), "retired words (docs/glossary.md has what to say instead):\n{}", back.join("\n"));
 }
 
-/// No name of the library is a common word that was replaced by the usual term.
+/// No name of the library is one of the common words that the usual terms replaced.
 #[test]
 fn no_retired_word_is_a_name() {
     let text = glossary();

@@ -1,5 +1,5 @@
-//! The public API as users expect it: ranges of any type that has bytes, the same methods on every reader, and the same
-//! results.
+//! The public API as users expect it: ranges accept any type that has bytes, every reader has the same methods, and
+//! they return the same results.
 
 use crate::support;
 
@@ -119,7 +119,7 @@ fn every_call_that_waits_has_both_forms() {
     const NEVER_WAIT: &[&str] = &[
         "Batch::is_empty",
         "Batch::len",
-        // These only write to memory, apart from the waits that are part of `insert`.
+        // These only write to memory, and otherwise wait only as `insert` does.
         "Batch::remove",
         "Database::batch",
         "Database::begin",
@@ -154,7 +154,7 @@ fn every_call_that_waits_has_both_forms() {
         "Transaction::savepoint",
         "Transaction::set_lock_timeout",
     ];
-    // The other form of these differs in more ways than waiting.
+    // These differ from their other form in more ways than waiting.
     const ALONE: &[&str] = &[
         "Database::check_with",
         "Database::locks",
@@ -347,7 +347,7 @@ fn reading_into_a_vector_keeps_its_memory() {
     assert!(snapshot.get_into(&other, "a", &mut value).is_err() && value.is_empty());
 }
 
-/// A closure that is shown a value can write that row and rows of the same leaf, read other rows, wait for a thread
+/// A closure that receives a value can write that row and rows of the same leaf, read other rows, wait for a thread
 /// that writes, and panic, because no latch or lock is held during the call.
 #[test]
 fn a_closure_that_sees_a_value_holds_nothing() {
@@ -375,8 +375,9 @@ fn a_closure_that_sees_a_value_holds_nothing() {
     assert_eq!(k.get_with(first, <[u8]>::to_vec).unwrap().unwrap(), b"after the panic");
 }
 
-/// A range that shows rows can be stopped at any row, from either end, and continued at the next one, with a different
-/// call or as an iterator. It shows the same rows as an iterator, including large values, across many leaves.
+/// A range that passes rows to a closure can be stopped at any row, from either end, and continued at the next one,
+/// with a different call or as an iterator. It visits the same rows as an iterator, including large values, across many
+/// leaves.
 #[test]
 fn a_range_goes_on_where_it_was_broken_off() {
     let (_db, k) = opened();
@@ -411,7 +412,7 @@ fn a_range_goes_on_where_it_was_broken_off() {
     }
 }
 
-/// A closure that is shown rows can change these rows and others in the same leaf, and panic: no latch or lock is held,
+/// A closure that receives rows can change these rows and others in the same leaf, and panic: no latch or lock is held,
 /// and the range continues after the row at which the closure panicked.
 #[test]
 fn a_closure_that_sees_rows_holds_nothing() {
@@ -458,7 +459,7 @@ fn the_ends_are_found_past_what_was_removed() {
     assert_eq!(before.last(&k).unwrap().unwrap().0, key(1999));
 }
 
-/// A serializable transaction's reads are validated, through every method.
+/// The reads of a serializable transaction are validated, whichever method made them.
 #[test]
 fn serializable_reads_are_recorded_by_every_method() {
     type Read = fn(&Reader, &Keyspace) -> Result<()>;

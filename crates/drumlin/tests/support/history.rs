@@ -53,10 +53,10 @@ pub enum Step {
 
 #[derive(Clone, Debug)]
 pub struct Transaction {
-    /// Starts at 1; 0 stands for the writer of the initial rows.
+    /// Starts at 1. The initial rows have writer 0.
     pub number: u64,
     pub level: Isolation,
-    /// The moments before the first step and after the last step, in a single order over all transactions.
+    /// The times before the first step and after the last step. Times are in a single order over all transactions.
     pub began: u64,
     pub ended: u64,
     /// The position in the order of commits, or `None` if the transaction did not commit.
@@ -69,17 +69,17 @@ pub struct History {
     /// The initial rows. Their writer has the number 0.
     pub initial: BTreeMap<Key, Version>,
     pub transactions: Vec<Transaction>,
-    /// The orders of versions that are known by other means than replaced versions and commits.
+    /// For rows whose order of versions can't be derived from replaced versions and commits: that order.
     pub orders: BTreeMap<Key, Vec<Version>>,
 }
 
-/// The amounts covered by a check.
+/// Counts of what a check has covered.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Summary {
     pub committed: u64,
     pub ended: u64,
     pub reads: u64,
-    /// Reads of absent rows that more than one version explains. They contribute no edges.
+    /// Reads of absent rows that more than one version explains. They add no edges to the graph.
     pub ambiguous: u64,
     pub edges: u64,
 }
@@ -179,8 +179,8 @@ impl<'h> Versions<'h> {
         Ok(versions)
     }
 
-    /// Returns the order of a row's versions: by the versions that they replaced if all of these are known, otherwise
-    /// by the order of commits.
+    /// Returns the order of a row's versions. It follows from the versions that they replaced, if all of these are
+    /// known, and otherwise from the order of commits.
     fn order(&self, key: Key, mut last: Vec<(Version, usize, Option<Version>)>) -> Result<Vec<Version>, Violation> {
         let mut order = vec![self.history.initial.get(&key).copied().unwrap_or(ABSENT_AT_START)];
         if let Some(known) = self.history.orders.get(&key) {
@@ -287,8 +287,8 @@ impl Graph<'_> {
         }
     }
 
-    /// Returns a short cycle of edges that count, or `None` if there is no cycle. If `apart` is set, the cycle must not
-    /// have two rw edges in a row.
+    /// Returns a short cycle of the edges for which `counts` returns `true`, or `None` if there is no cycle. If `apart`
+    /// is set, the cycle must not have two rw edges in a row.
     fn cycle(&self, counts: impl Fn(Kind) -> bool, apart: bool) -> Option<Vec<(usize, Edge)>> {
         // If `apart` is set, each transaction is two nodes. The second node is reached by rw edges, and left only by ww
         // and wr edges.
@@ -404,7 +404,7 @@ pub fn check(history: &History) -> Result<Summary, Violation> {
                 }
                 continue;
             }
-            // A read of a transaction that did not commit must also be explained, but it creates no dependencies.
+            // Reads of a transaction that did not commit must also be explained, but create no dependencies.
             let place = versions.resolve(transaction, key, found)?;
             summary.ambiguous += u64::from(place.is_none());
             if let (Some(place), true, Some(order)) = (place, is_committed, versions.orders.get(&key)) {

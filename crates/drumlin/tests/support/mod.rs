@@ -30,8 +30,8 @@ impl Folder {
 /// The segment length of a [`small`] database's data file.
 pub const SEGMENT_BYTES: u64 = 256 << 10;
 
-/// Returns a configuration with small sizes, so that splits, evictions, segment switches and checkpoints happen in
-/// tests. Warm start is off, because tests count reads and hold some of them.
+/// Returns a configuration with small sizes, so that tests cause splits, evictions, segment switches and checkpoints.
+/// Warm start is off, because tests count reads and hold some of them.
 pub fn small() -> Config {
     Config::new()
         .memory(8 << 20)
@@ -49,7 +49,7 @@ pub fn faulty() -> (FaultyBackend, Config) {
     (faulty, small().backend(backend))
 }
 
-/// Holds the next write of log records. Other writes, such as the preparation of a segment, are not held.
+/// Holds the next write of log records. Does not hold other writes, such as the preparation of a segment.
 pub fn hold_records(disk: &FaultyBackend) {
     let is_records = |path: &Path, offset| path.extension().is_some_and(|extension| extension == "seg") && offset > 0;
     disk.hold_nth_at(Operation::Sync, 1, is_records);
@@ -58,7 +58,7 @@ pub fn hold_records(disk: &FaultyBackend) {
 /// The rows that a keyspace must have.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Copies a database's folder as a kill at this moment would leave it, provided that nothing is being written.
+/// Copies a database's folder in the state in which a kill would leave it now, provided that nothing is being written.
 pub fn copy_folder(from: &Path, to: &Path) {
     for folder in [from.to_path_buf(), from.join("log")] {
         let target = to.join(folder.strip_prefix(from).unwrap());

@@ -1,8 +1,8 @@
 //! A scripted workload whose rows are known after every step, and its verifier.
 //!
-//! Each thread takes numbered steps. A step depends only on the seed, the thread and the number, so a verifier, even in
-//! a different process, knows the rows after any number of steps. Every commit also stores its number in the thread's
-//! *counter* row, which therefore shows the number of the thread's last commit.
+//! Each thread performs numbered steps. A step depends only on the seed, the thread and the number, so a verifier, even
+//! in a different process, knows the rows after any number of steps. Every commit also stores its number in the
+//! thread's *counter* row, which therefore shows the number of the thread's last commit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ enum Step {
     /// Creates the thread's own keyspace.
     Create,
     Drop,
-    /// Changes rows, each given with its keyspace: 0 and 1 are shared, and 2 is the thread's own. Without any rows,
-    /// writes the counter outside of a transaction.
+    /// Changes rows. Each row is given with its keyspace: 0 and 1 are shared, and 2 is the thread's own. Without any
+    /// rows, writes the counter outside of a transaction.
     Commit {
         rows: Vec<(usize, Vec<u8>, Option<Content>)>,
         durability: Durability,
@@ -126,7 +126,7 @@ impl Workload {
         db.keyspace(COUNTERS).map(drop)
     }
 
-    /// Takes steps `from..to` of one thread, and calls `ack` after each acknowledged step. Stops at the first error.
+    /// Performs steps `from..to` of one thread, and calls `ack` after each acknowledged step. Stops at the first error.
     pub fn run(&self, db: &Database, thread: u64, from: u64, to: u64, ack: &dyn Fn(Ack)) -> drumlin::Result<()> {
         let shared = SHARED.map(|(name, _)| db.existing_keyspace(name));
         let [first, second] = shared;
@@ -136,7 +136,7 @@ impl Workload {
             match self.step(thread, number) {
                 Step::Create => drop(db.keyspace(&Self::own_name(thread))?),
                 Step::Drop => match db.drop_keyspace(&Self::own_name(thread)) {
-                    // The keyspace was already dropped, by a step that a cut left unacknowledged.
+                    // The step already dropped the keyspace, but a cut prevented its acknowledgement.
                     Err(drumlin::Error::NoSuchKeyspace { .. }) => {}
                     other => other?,
                 },
@@ -172,8 +172,8 @@ impl Workload {
         Ok(())
     }
 
-    /// Takes `count` steps of each thread, running all threads concurrently, each starting at its number in `from`.
-    /// Returns their errors.
+    /// Performs `count` steps of each thread, running all threads concurrently. Each thread starts at its number in
+    /// `from`. Returns their errors.
     pub fn run_all(
         &self,
         db: &Database,
@@ -217,11 +217,10 @@ impl Workload {
     }
 
     /// Checks the database against the acknowledgements `acked`, in any order. Each thread must have every step that
-    /// was acknowledged as durable, only whole steps, and at most one that was not acknowledged. There must be no
-    /// corruption. Returns the step at which each thread continues.
+    /// was acknowledged as durable, no incomplete step, and at most one step that was not acknowledged. There must be
+    /// no corruption. Returns the step at which each thread continues.
     ///
-    /// # Errors
-    /// Describes the first difference.
+    /// # Errors Describes the first difference.
     pub fn verify(&self, db: &Database, prepared: bool, acked: &[Ack]) -> Result<Vec<u64>, String> {
         let text = |error: drumlin::Error| error.to_string();
         let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
@@ -242,7 +241,7 @@ impl Workload {
                 None => 0,
             };
             let has_own = names.contains(&Self::own_name(thread));
-            // The next steps may write no counter; the keyspace shows whether the last one of them was completed.
+            // The next steps may not write the counter. The keyspace shows whether the last of them was completed.
             let mut end = counter;
             while matches!(self.step(thread, end), Step::Create | Step::Drop)
                 && self.model(thread, end + 1).1 == has_own
@@ -298,7 +297,7 @@ impl Workload {
     }
 }
 
-/// Makes checkpoints and sometimes compacts, at random moments until `stop`.
+/// Until `stop`, makes checkpoints at random times and sometimes compacts.
 pub fn disturb(db: &Database, seed: u64, stop: &Arc<std::sync::atomic::AtomicBool>) {
     let mut random = Random(seed);
     while !stop.load(std::sync::atomic::Ordering::Acquire) {

@@ -1,5 +1,5 @@
-//! `drumlin bench commit`: transactions of `--batch` rows. Each thread commits its transactions in sequence; with
-//! `--async`, that many tasks do so on one thread. An operation is a transaction.
+//! `drumlin bench commit`: transactions of `--batch` rows. Each thread commits its transactions in sequence. With
+//! `--async`, one thread runs `--threads` tasks that do so. An operation is a transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,8 @@ struct Committer {
     options: TxOptions,
     order: WriteOrder,
     keys: u64,
-    /// The next position in the write order, shared by all threads, so no two of them write the same row concurrently.
+    /// The next position in the write order. All threads share it, so two threads never write the same row
+    /// concurrently.
     next: Arc<AtomicU64>,
     random: Random,
     value: Vec<u8>,

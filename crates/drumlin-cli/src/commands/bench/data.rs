@@ -1,7 +1,7 @@
 //! The rows of a benchmark: their keys, the order in which they are written, and their values.
 //!
-//! The keys of `N` rows are the numbers below `N` as 16 decimal digits. The rows are therefore the same in any write
-//! order, and a benchmark can read any row without storing a list of keys.
+//! The keys of `N` rows are the numbers from 0 to `N - 1`, each written as 16 decimal digits. The write order therefore
+//! does not change the rows, and a benchmark can read any row without storing a list of keys.
 
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{Rng, RngExt, SeedableRng};
@@ -103,7 +103,7 @@ impl Random {
         }
     }
 
-    /// Returns `true` with a probability of `percent` in a hundred.
+    /// Returns `true` in `percent` of a hundred cases, at random.
     pub(super) fn percent(&mut self, percent: u32) -> bool {
         self.generator.random_range(0..100) < percent
     }
@@ -120,7 +120,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Each number below the count occurs exactly once, for any count.
+    /// For any count, each number below the count occurs exactly once.
     #[test]
     fn permutations_lose_nothing() {
         for count in [1, 2, 3, 4, 5, 7, 8, 9, 100, 255, 256, 257, 1000, 65_537] {

@@ -1,8 +1,8 @@
 //! `drumlin bench get`: reads of single keys, or of `--batch` keys per call. With `--async`, `--batch` tasks on each
 //! thread read single keys.
 //!
-//! The limit is compared with the store's device reads, not with the reads that it serves from memory. If no operation
-//! reads from the device, there is no limit.
+//! The limit is compared with the rate of the store's device reads; reads that it serves from memory do not count. If
+//! no operation reads from the device, there is no limit.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use super::target::Target;
 use crate::failure::Result;
 use crate::process;
 
-/// The number of device reads per operation below which the rows count as being in memory: the remaining reads are
-/// first touches.
+/// Below this number of device reads per operation, the rows count as cached: the few remaining reads are the first
+/// touches of pages.
 const DEVICE_READS_PER_OP_MIN: f64 = 0.01;
 
 /// The length of the unmeasured warm-up before the first turn.

@@ -1,4 +1,4 @@
-//! `drumlin bench load`: writes every key once, in transactions of `--batch` rows. An operation is a row. The timed
+//! `drumlin bench load`: writes every key once, in transactions of `--batch` rows. An operation is a row, but the timed
 //! unit is a whole transaction, because that is how long a caller waits.
 
 use drumlin::{Database, Durability, Error, Keyspace, TxOptions};
@@ -97,7 +97,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     Ok(report)
 }
 
-/// Loads the rows without measuring if they are missing, then checkpoints them from the log to the data file.
+/// If the rows are missing, loads them without measuring. A checkpoint then writes them from the log to the data file.
 pub(super) fn ensure_rows(target: &mut Target<'_>) -> Result<()> {
     if target.is_loaded() {
         return Ok(());

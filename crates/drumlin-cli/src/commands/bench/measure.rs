@@ -93,7 +93,7 @@ pub(super) fn median(mut numbers: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// Lets each worker make calls until the time is up or it has no operations left.
+/// Runs the workers, each on its own thread, until the time is up or they have no operations left.
 pub(super) fn measure<W: Worker>(
     workers: Vec<W>,
     limit: Option<Duration>,
@@ -102,7 +102,7 @@ pub(super) fn measure<W: Worker>(
     measure_threads(workers, |worker| call_until(worker, limit), stats)
 }
 
-/// Measures like [`measure`], with all tasks of a thread running concurrently.
+/// Like [`measure`], but each thread runs several tasks concurrently.
 pub(super) fn measure_tasks<T: Task>(
     threads: Vec<Vec<T>>,
     limit: Option<Duration>,
@@ -157,7 +157,8 @@ fn written_bytes(stats: &Stats) -> u64 {
     stats.device_write_bytes + stats.log_write_bytes
 }
 
-/// Runs a worker until the limit. Reads the clock only once per call: the end of one call is the beginning of the next.
+/// Calls a worker until the time limit. Reads the clock only once per call: the end of one call is the beginning of the
+/// next.
 fn call_until<W: Worker>(mut worker: W, limit: Option<Duration>) -> Called {
     let mut latency_ns = new_histogram();
     let mut ops = 0;

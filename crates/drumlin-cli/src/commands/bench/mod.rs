@@ -1,4 +1,4 @@
-//! `drumlin bench`: the speed of Drumlin on this machine, compared with that of its raw device.
+//! `drumlin bench`: measures Drumlin on this machine and compares it with the raw device.
 //!
 //! Every operation is timed. The raw device is measured in the same run, on the same blocks, alternating with the store
 //! (A B A B …), because a drive with a cache may perform differently a minute later. Rates and limits are medians over

@@ -85,12 +85,12 @@ impl Reads {
             }
         }
         let elapsed = start.elapsed();
-        // Drop the file again, because the store's memory limit does not count this memory.
+        // Drop the file from the page cache again, because this memory is not part of the store's memory limit.
         let _ = fadvise(&advised, 0, None, Advice::DontNeed);
         Ok(per_second(done as f64 * SCAN_BYTES as f64, elapsed))
     }
 
-    /// Returns the reads per second at random offsets from several threads, each with `depth` requests in flight.
+    /// Reads at random offsets on several threads, each with `depth` requests in flight. Returns the reads per second.
     pub(super) fn random(&self, bytes: usize, threads: u64, depth: usize, seed: u64, limit: Duration) -> Result<f64> {
         let places = Places::new(&self.written, bytes as u64);
         if places.count == 0 {
@@ -168,8 +168,8 @@ impl Reads {
     }
 }
 
-/// Returns the ranges of a file that were ever written. Ranges that are only allocated read as zeros without the
-/// device, which would make the device look faster than it is.
+/// Returns the ranges of the file that have been written at least once. A read of a range that is only allocated
+/// returns zeros without asking the device, which would make the device look faster than it is.
 fn written(path: &Path) -> io::Result<Vec<Range<u64>>> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
@@ -280,7 +280,7 @@ impl Writes {
 
 impl Drop for Writes {
     fn drop(&mut self) {
-        // If this fails, a file of zeros remains, which only takes space and has a name that explains its purpose.
+        // If this fails, the file stays behind. It only wastes space, and its name explains its purpose.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -301,7 +301,7 @@ mod tests {
         assert!((0..places.count).all(|index| ranges.iter().any(|range| range.contains(&places.at(index)))));
     }
 
-    /// Holes of a file are not read.
+    /// The written range of a file with holes is found.
     #[test]
     fn holes_are_skipped() {
         use std::os::unix::fs::FileExt;

@@ -115,14 +115,14 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// Closes and reopens the database, so that none of its pages are in memory.
+    /// Closes and reopens the database, so that its pages are no longer in memory.
     pub(super) fn reopen(&mut self) -> Result<()> {
         self.database.take().expect("open until it is closed").close()?;
         self.database = Some(config(self.options).open(&self.path)?);
         Ok(())
     }
 
-    /// Returns the path of the file with the pages.
+    /// Returns the path of the data file, which contains the pages.
     pub(super) fn data_file(&self) -> PathBuf {
         self.path.join("data")
     }

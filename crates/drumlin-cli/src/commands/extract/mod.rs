@@ -2,8 +2,8 @@
 //!
 //! It makes directories first, then files and links. The modes and times of directories are set last, from the deepest
 //! up, because creating an entry changes its directory's time, and the mode may forbid creating entries. If a run is
-//! killed, the next run finishes the incomplete directories. The files that are present are complete, so it only
-//! compares them with the tree.
+//! killed, the next run finishes the incomplete directories. A file under its final name is always complete, so the
+//! next run only compares it with the tree.
 
 mod target;
 
@@ -30,7 +30,7 @@ use crate::streamed::reading;
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, harmless, parse_key};
 
-/// The maximum number of entries that are named if they can't be extracted. Any further ones are only counted.
+/// The maximum number of failed entries that are named. Further failures are only counted.
 const NAMED_MAX: u64 = 10;
 
 /// Write a tree that `index` stored back to a directory
@@ -63,7 +63,7 @@ struct Summary {
     bytes: u64,
     /// Files and links that existed before with the same content as in the tree.
     identical: u64,
-    /// Existing files and links whose content differs, which were kept.
+    /// Existing files and links that were kept although their content differs.
     existing: u64,
     /// Entries that were not written for any other reason.
     failed: u64,
@@ -201,7 +201,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Returns the row of a step. For a gap, reports it and returns `None`.
+    /// Returns the row that the scan found. If it found a gap, reports the gap and returns `None`.
     fn row(&mut self, step: Salvaged) -> Option<(Value, Value)> {
         match step {
             Salvaged::Row(key, value) => Some((key, value)),
@@ -284,7 +284,7 @@ impl Job<'_> {
     }
 }
 
-/// The part that failed: the database, which ends the run, or this entry.
+/// A failure of the database, which ends the run, or of this entry, which does not.
 enum Stopped {
     Database(drumlin::Error),
     File(io::Error),

@@ -45,7 +45,7 @@ impl Attributes {
 /// Users have no reason to set it: the sticky bit guards files from other users, but here only the owner may enter.
 const UNFINISHED: Mode = Mode::from_raw_mode(0o1700);
 
-/// The condition of a directory when a run finds it.
+/// The state in which a run finds a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Directory {
     /// The current run created it.
@@ -121,7 +121,8 @@ impl Target {
         }
     }
 
-    /// Compares the entry at a path with a file or symbolic link in the tree. Returns `None` if there is no such entry.
+    /// Returns `true` if the entry at a path has the same kind and content as the given file or symbolic link of the
+    /// tree, or `None` if the path does not exist.
     pub(super) fn is_there(&mut self, path: &[u8], entry: &Entry) -> io::Result<Option<bool>> {
         let (directory, name) = self.enter_parent(path)?;
         let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -141,7 +142,8 @@ impl Target {
     }
 
     pub(super) fn set_directory(&mut self, path: &[u8], attributes: &Attributes) -> io::Result<()> {
-        // No directory needs to be opened after this, because the directories in it were finished before it.
+        // The mode may forbid opening anything below the directory. Its subdirectories are finished by now, so nothing
+        // there has to be opened.
         let (directory, name) = self.enter_parent(path)?;
         let directory = open_directory(directory, name)?;
         fchmod(&directory, attributes.mode)?;

@@ -1,8 +1,8 @@
-//! Stores a tree in a database that has none, with one bulk load per keyspace.
+//! Stores a tree in a database that has no tree yet, with one bulk load per keyspace.
 //!
-//! The walk finds files in key order, several threads read them, and one thread restores key order and passes them to
-//! the loads. So the loads pack contents as they arrive and never have to sort them. No row is visible until all four
-//! loads have been attached, in sequence ([`Store::fill`]).
+//! The walk finds files in key order. Several threads read them, and one thread restores key order and passes them to
+//! the loads, which can therefore pack contents as they arrive and never have to sort them. No row is visible until all
+//! four loads have been attached, in sequence ([`Store::fill`]).
 
 use std::io;
 use std::sync::Mutex;

@@ -31,10 +31,10 @@ use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, harmless};
 use crate::{interrupt, process};
 
-/// The maximum number of files that the walk has found and no storing thread has taken yet.
+/// The capacity of the queue between the walk and the storing threads, in files.
 const FILES_QUEUED: usize = 256;
 
-/// The maximum number of entries of each kind that are named if they are not stored. Any further ones are only counted.
+/// For each kind of failure, the maximum number of entries that are named. Further failures are only counted.
 const NAMED_MAX: u64 = 10;
 
 /// Store a directory tree
@@ -86,7 +86,7 @@ pub(crate) struct Summary {
     pub(crate) budget_bytes: u64,
 }
 
-/// Entries that have no content to store.
+/// The number of entries without content to store, by kind.
 #[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct Skipped {
     pub(crate) sockets: u64,
@@ -110,7 +110,7 @@ struct Job<'a> {
     skipped: Mutex<Skipped>,
     /// Paths of the database itself, relative to the root.
     left_out: Mutex<Vec<Vec<u8>>>,
-    /// Set when a thread has failed: the other threads begin no more files.
+    /// Set when a thread fails, so that the other threads start no further files.
     failed: AtomicBool,
 }
 
@@ -199,7 +199,7 @@ impl Job<'_> {
         })
     }
 
-    /// Calls `take` with each file and directory, until the job is over.
+    /// Calls `take` with each file and directory until the walk ends or the job is cancelled.
     fn walk_tree(&self, mut take: impl FnMut(Found)) {
         for met in walk(self.root, self.own) {
             match met {

@@ -236,7 +236,8 @@ impl Store {
         Ok(files)
     }
 
-    /// Removes the rows of one of the two keyspaces whose paths no longer exist below the root. Returns their number.
+    /// Removes the rows of a keyspace if their paths no longer exist below the root. Returns the number of removed
+    /// rows.
     fn each_missing(
         &self,
         keyspace: &Keyspace,
@@ -248,7 +249,8 @@ impl Store {
         let mut removed = 0;
         let mut from = Bound::Unbounded;
         loop {
-            // Use a separate scan for each part: the snapshot of a single scan would keep every removed row.
+            // Scan in parts, each with its own snapshot, because the snapshot of a single scan would retain every
+            // removed row.
             let part = keyspace.range((from, Bound::Unbounded)).take(ROWS_LOOKED_AT_ONCE);
             let part = part.collect::<Result<Vec<_>, _>>()?;
             let Some((last, _)) = part.last() else { return Ok(removed) };

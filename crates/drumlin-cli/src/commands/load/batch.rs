@@ -60,7 +60,8 @@ impl Committed {
         self.bad.extend(other.bad);
     }
 
-    /// Counts a row according to whether its key exists. Returns `true` if the row should be stored.
+    /// Counts a row by what happens to it, which depends on whether its key exists. Returns `true` if the row should be
+    /// stored.
     fn admit(&mut self, exists: bool, on_duplicate: OnDuplicate, place: Place) -> bool {
         match on_duplicate {
             OnDuplicate::Replace => self.replaced += u64::from(exists),
@@ -102,8 +103,8 @@ impl Batch {
         self.rows.clear();
     }
 
-    /// Commits the rows in one transaction, or in several if one would be too large. After an error, `committed` has
-    /// the rows of the transactions that succeeded.
+    /// Commits the rows in one transaction, or in several if one would be too large. After an error, `committed` still
+    /// counts the rows of the transactions that succeeded.
     pub(super) fn commit(
         &self,
         database: &Database,
@@ -129,7 +130,7 @@ impl Batch {
                     committed.add(more);
                     return Ok(());
                 }
-                // A different file has rows with the same keys, so retry.
+                // The thread of a different file is writing a row with one of these keys, so retry.
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } | Error::KeyTooLong { .. })
                     if rows.len() > 1 =>

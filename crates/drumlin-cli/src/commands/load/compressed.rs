@@ -1,8 +1,8 @@
-//! Compressed input: gzip and zstd are decompressed as streams, and any other form is named in an error.
+//! Compressed input. Gzip and zstd streams are decompressed; for any other form, the error names the form.
 //!
 //! The form is recognised by the first bytes of a stream, not by its file's name. Text may begin with some of these
-//! bytes (`BZh`), so the other header fields must be valid too. Memory is bounded no matter how much a stream expands:
-//! gzip looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
+//! bytes (`BZh`), so the other header fields must be valid too. Memory is bounded, however much a stream expands: gzip
+//! looks back at 32 KiB, zstd at a window of at most [`WINDOW_BYTES_MAX`].
 
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,7 +62,7 @@ impl Form {
     fn of(header: &[u8]) -> Form {
         let other = |what, program| Form::Other(Other { what, program });
         match header {
-            // Check the method (deflate) and the flags, of which three are reserved.
+            // Check the method (deflate), and that the three reserved flags are clear.
             [0x1F, 0x8B] | [0x1F, 0x8B, 8] | [0x1F, 0x8B, 8, 0..=0x1F, ..] => Form::Gzip,
             // Check a reserved bit in the frame's descriptor.
             [0x28, 0xB5, 0x2F, 0xFD, fields @ ..] if fields.first().is_none_or(|bits| bits & 8 == 0) => Form::Zstd,
@@ -100,7 +100,7 @@ fn damaged(form: &str, error: &dyn std::fmt::Display) -> io::Error {
 }
 
 /// Reads the members of a gzip stream as a single stream. Zeros may follow the last member, because tapes and disks are
-/// padded with them. `None` at the end.
+/// padded with them. At the end of the stream, this is `None`.
 struct Gzip<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Gzip<R> {

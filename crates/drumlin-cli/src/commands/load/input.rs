@@ -19,8 +19,8 @@ pub(super) fn name(path: &Path) -> String {
     if is_stdin(path) { "stdin".to_owned() } else { path.display().to_string() }
 }
 
-/// Returns the name of a file for keys: its path as given, byte for byte. Stdin is named `-`, which no file can be
-/// called, because it always means stdin.
+/// Returns the name of a file for keys: its path as given, byte for byte. The name of stdin is `-`, which can't clash
+/// with a file, because the argument `-` always means stdin.
 pub(super) fn key_name(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }

@@ -1,8 +1,8 @@
 //! `drumlin load`: stores rows from several files concurrently.
 //!
-//! One thread reads a file and also stores its rows, so the rows of a file are stored in order, and if several rows
-//! have the same key, the last row stays. An empty keyspace gets the rows of all files in one bulk load. If the
-//! keyspace has rows, new rows are committed in batches, and commits of different files share their syncs.
+//! One thread reads a file and also stores its rows, so the rows of a file are stored in order, and the last of several
+//! rows with the same key wins. If the keyspace is empty, one bulk load stores the rows of all files. If the keyspace
+//! has rows, new rows are committed in batches, and commits of different files share their syncs.
 
 mod batch;
 mod compressed;
@@ -432,7 +432,7 @@ impl Loading<'_, '_> {
         }
     }
 
-    /// Converts a failure of a streamed value, which is either at its source (bad input) or in the database.
+    /// Converts the error of storing a streamed value. Either its source failed (bad input) or the database did.
     fn streaming_failure(&self, error: drumlin::Error) -> Failure {
         match error {
             drumlin::Error::Source { source } => Failure::bad_input(format!("{}: {source}", self.name)),
@@ -496,7 +496,7 @@ impl Summary {
 mod tests {
     use super::*;
 
-    /// A rate says when it counts compressed bytes, fits in 80 columns, and is omitted for short loads.
+    /// The text says when a rate counts compressed bytes, fits in 80 columns, and has no rate for a short load.
     #[test]
     fn rates_say_what_they_count() {
         let summary = |compressed_files, seconds| Summary {
@@ -522,7 +522,7 @@ mod tests {
         assert!(!summary(0, 0.99).text().contains("/s"));
     }
 
-    /// A delimiter is one character, and tabs can be typed.
+    /// A delimiter is a single ASCII character. A tab can be typed as `tab` or `\t`.
     #[test]
     fn delimiters_parse() {
         assert_eq!(parse_delimiter(";"), Ok(b';'));

@@ -137,7 +137,8 @@ impl Loading {
     }
 }
 
-/// Returns `true` once half of the tree is stored, counting many small files as much as a few large ones.
+/// Returns `true` once the child has stored half of the tree: the average of its share of the files and its share of
+/// the bytes. Many small files thus count as much as a few large ones.
 fn is_midway(survey: &Survey, files: u64, bytes: u64) -> bool {
     let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
     share(files, survey.files) + share(bytes, survey.bytes) >= 1.0

@@ -104,8 +104,8 @@ impl Tour {
     }
 }
 
-/// Creates the database, with the engine's minimum budget if a tenth of the data is less. Opening it now also probes
-/// the device, before the tour promises anything.
+/// Creates the database, with a tenth of the data as its budget, or with the engine's minimum if that is more. Opening
+/// the database also probes the device now, before the tour promises anything.
 fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
     let (database, budget_bytes) = match Config::new().memory(budget_bytes).open(database) {
         Err(Error::BudgetTooSmall { minimum_bytes, .. }) => {

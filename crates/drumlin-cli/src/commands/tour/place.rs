@@ -10,7 +10,7 @@ use crate::failure::{Exit, Failure, Result, plain};
 use crate::filesystem::FileSystem;
 use crate::terminal::figures;
 
-/// The folder of a tour. In the temporary directory, which users share, its name ends with the user's id.
+/// The name of a tour's folder. In the temporary directory, which users share, the user's id is appended.
 const FOLDER: &str = "drumlin-tour";
 /// The name of the database in that folder.
 const DATABASE: &str = "db";
@@ -18,7 +18,7 @@ const DATABASE: &str = "db";
 const MARKER: &str = "made-by-drumlin-tour";
 const MARKER_TEXT: &str = "`drumlin tour` made this folder, and replaces `db` in it when it is run again.\n";
 
-/// The space needed in addition to the data: log segments, tables, summaries, and space that is not cleaned yet.
+/// The space needed in addition to the data: log segments, tables, summaries, and dead space before it is cleaned.
 const SPACE_BYTES_BESIDE_DATA: u64 = 512 << 20;
 
 /// The chosen place for the tour's database.
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-/// Returns the databases of previous tours, any of which [`Place::choose`] may remove.
+/// Returns the databases of previous tours. [`Place::choose`] may remove any of them.
 pub(super) fn previous(given: Option<&Path>) -> Vec<PathBuf> {
     candidates(given)
         .into_iter()
@@ -113,8 +113,8 @@ fn beside_the_build() -> PathBuf {
     if target.is_dir() { target } else { PathBuf::from(".") }
 }
 
-/// Removes the remains of a previous tour. Returns `None` if no tour made the folder. Otherwise returns a remark if
-/// anything was removed.
+/// Removes what a previous tour left in the folder. Returns `None` if the folder was not created by a tour. Otherwise
+/// returns a remark if anything was removed.
 fn clear(folder: &Path) -> Result<Option<Option<String>>> {
     match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(None)),

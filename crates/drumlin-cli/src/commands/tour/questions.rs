@@ -20,7 +20,7 @@ pub(super) struct Answers {
     pub(super) prefix: String,
     pub(super) prefix_files: u64,
     pub(super) prefix_bytes: u64,
-    /// The duration of the first count in seconds. The counts are kept after it.
+    /// The duration of the first count in seconds. It stores the counts, so the second count is faster.
     pub(super) count_seconds: f64,
     pub(super) count_again_seconds: f64,
     /// The duration of the first sum of sizes in seconds.
@@ -28,7 +28,7 @@ pub(super) struct Answers {
     pub(super) sum_again_seconds: f64,
     #[serde(skip)]
     pub(super) prefix_first: Vec<String>,
-    /// `true` if the disk holds the same files below the prefix.
+    /// `true` if the disk contains the same files below the prefix.
     pub(super) prefix_agrees: bool,
 }
 

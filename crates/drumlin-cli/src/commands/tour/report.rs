@@ -56,7 +56,7 @@ pub(super) struct Recovery {
 /// The result of comparing the database with the disk. The tour succeeds if `lost`, `torn` and `different` are empty.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Proof {
-    /// The number of files in the database, all of which were compared.
+    /// The number of files in the database. All of them were compared.
     pub(super) found: u64,
     pub(super) acknowledged: u64,
     /// Acknowledged files that are missing.

@@ -36,7 +36,7 @@ impl Survey {
             all.bytes += bytes;
             largest_bytes = bytes.max(largest_bytes);
             for end in memchr::memchr_iter(b'/', &found.key) {
-                // The directory is usually in the map already, and then no key has to be allocated.
+                // The directory is usually in the map already, so don't allocate a key before looking.
                 let directory = &found.key[..=end];
                 if !directories.contains_key(directory) {
                     directories.insert(directory.to_vec(), Held::default());
@@ -54,7 +54,7 @@ impl Survey {
     }
 }
 
-/// Returns the highest directory that has a sizeable share of the tree's files, but at most half of them.
+/// Returns the topmost directory that contains at least a twentieth and at most half of the tree's files.
 fn worth_asking(directories: HashMap<Vec<u8>, Held>, files: u64) -> Option<(Vec<u8>, Held)> {
     directories.into_iter().filter(|(_, held)| held.files * 20 >= files && held.files * 2 <= files).min_by_key(
         |(name, held)| {

@@ -52,7 +52,7 @@ impl Waiting {
     }
 }
 
-/// Returns the value, or `None` if the request was lost.
+/// Returns the result's value, or `None` if the request was lost.
 fn unless_lost<T>(result: io::Result<T>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -69,8 +69,8 @@ fn assert_pattern(bytes: &[u8], offset: u64) {
 struct Lane<'w> {
     place: &'w TestFolder,
     file: File,
-    /// A file that only this thread uses, and its expected content by block: `None` if a write was lost or dropped, so
-    /// the block may have either content.
+    /// A file that only this thread uses, and its expected contents by block. `None` means that a write to the block
+    /// was lost or dropped, so the block may have either contents.
     own: File,
     content: Vec<Option<u8>>,
     random: Random,
@@ -231,7 +231,7 @@ impl Lane<'_> {
     }
 }
 
-/// Runs the world of a seed. Returns the number of requests that were answered without an error.
+/// Runs the world of this seed. Returns the number of requests that were answered without an error.
 fn world(inner: &Arc<dyn Backend>, seed: u64) -> u64 {
     let mut random = Random(seed);
     let place = TestFolder::new(Arc::clone(inner));

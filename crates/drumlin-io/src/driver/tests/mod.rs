@@ -52,7 +52,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The three ways of waiting return the same bytes, for ranges of any alignment.
+/// All three ways of waiting return the same bytes, for ranges of any alignment.
 fn every_way_of_waiting(place: &TestFolder) {
     let driver = place.driver();
     let bytes = 3 * BLOCK + 77;
@@ -150,7 +150,7 @@ fn unaligned_neighbours(place: &TestFolder) {
     assert_eq!(file.len().unwrap(), 160 * piece as u64);
 }
 
-/// Many threads and tasks make more requests than the depth, and each request gets the right bytes.
+/// Many threads and tasks make more requests than the depth allows, and each request gets the right bytes.
 fn more_requests_than_the_depth(place: &TestFolder) {
     for depth in [1, 3, 64] {
         let options = DriverOptions { depth, buffers: 8, ..DriverOptions::default() };
@@ -328,7 +328,7 @@ fn many_ranges(place: &TestFolder) {
         assert_eq!(seen.len(), ranges.len());
         assert!(block_on(reads.next_range()).unwrap().is_none());
     }
-    // Merging reads a bounded number of unneeded bytes.
+    // A merged read covers only a bounded number of unneeded bytes.
     let every_second: Vec<_> = (0..50u64).map(|number| number * 8192..number * 8192 + 4096).collect();
     for (gap, requests) in [(0, 50), (4095, 50), (4096, 4)] {
         let options = ReadManyOptions { gap_bytes_max: gap, ..ReadManyOptions::default() };
@@ -550,7 +550,7 @@ fn errors_of_the_device() {
     assert!(is_pattern(&block_on(file.read_at(1, 99_999)).unwrap(), 1), "all is well afterwards");
 }
 
-/// After a stream has met a full disk, all its later calls fail, and it writes no more bytes.
+/// After a stream has hit a full disk, all its later calls fail, and it writes no more bytes.
 #[test]
 fn a_written_stream_meets_a_full_disk() {
     let (backend, driver, file) = faulty();
@@ -578,7 +578,7 @@ fn a_written_stream_meets_a_full_disk() {
     assert!(driver.block_on(reader.next_buffer()).unwrap().is_none());
 }
 
-/// If the queue itself fails, all requests in flight fail, no call hangs, and no further request begins.
+/// If the queue itself fails, all requests in flight fail, no call hangs, and no later request begins.
 #[test]
 fn a_queue_that_fails() {
     for way in 0..3 {
@@ -600,8 +600,8 @@ fn a_queue_that_fails() {
     }
 }
 
-/// After the queue has failed with requests in flight, a thread can still wait for other events, and the answers of the
-/// failed requests can be dropped.
+/// After the queue has failed with requests in flight, a thread can still wait for other events, and the failed
+/// requests can be dropped.
 #[test]
 fn a_driver_still_waits_after_its_queue_failed() {
     for kind in [IoBackend::Auto, IoBackend::Portable] {
@@ -661,8 +661,7 @@ fn a_fork_touches_nothing() {
         let driver = place.driver();
         let file = patterned(&place, &driver, "forked", 16 * BLOCK);
         let reads: Vec<_> = (0..16u64).map(|number| (number, file.read_at(number * 4096, BLOCK).begin())).collect();
-        // SAFETY: the child makes no calls but the tested ones and `_exit`. Only a real fork can show the behaviour in
-        // a fork.
+        // SAFETY: the child makes only the tested calls and `_exit`. Only a real fork can show the behaviour in a fork.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_refused = block_on(file.read_at(0, 10)).is_err_and(|error| error.to_string().contains("forked"));
@@ -742,8 +741,8 @@ impl Wake for WakerThatDrives {
     }
 }
 
-/// A task that collects briefly hands over to a different collector, even if it has got its own answer: a thread in
-/// `block_on` may have parked because the task was collecting.
+/// A task that collects briefly passes the role on to a different collector, even after it has received its own answer.
+/// A thread in `block_on` may have parked because the task was collecting.
 #[test]
 fn a_task_that_collects_hands_over() {
     let (_, driver, file) = faulty();

@@ -1,5 +1,5 @@
-//! The contents of a simulated disk: the durable bytes, the changes that may be lost, and the states that a power cut
-//! may leave.
+//! The contents of a simulated disk: the durable bytes, the changes that may be lost, and the states in which a power
+//! cut may leave the disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -30,7 +30,7 @@ impl Bytes {
         Arc::new(Bytes { bytes, digest: OnceLock::new() })
     }
 
-    /// Returns the bytes for changing them. If the block is shared, copies it first.
+    /// Returns the bytes for modification. If the block is shared, copies it first.
     fn change(block: &mut Arc<Bytes>) -> &mut [u8; BLOCK_BYTES] {
         let own = Arc::make_mut(block);
         own.digest = OnceLock::new();
@@ -89,7 +89,7 @@ impl Image {
         }
     }
 
-    /// Sets the length. Bytes that are cut off read as zeros if the file grows later.
+    /// Sets the length. Bytes that are cut off will read as zeros if the file grows later.
     fn set_len(&mut self, length: usize) {
         let inside = length % BLOCK_BYTES;
         if length < self.length
@@ -136,7 +136,7 @@ impl Pending {
         }
     }
 
-    /// Returns the parts of a write outside of `from..to`. Returns a change of length as it is.
+    /// Returns the parts of a write outside of `from..to`. Returns a change of the length unchanged.
     fn outside(self, from: usize, to: usize) -> Vec<Pending> {
         let PendingChange::Write { offset, bytes } = &self.what else { return vec![self] };
         let (offset, end) = (*offset, *offset + bytes.len());
@@ -176,15 +176,15 @@ impl Content {
         self.pending.push(Pending { number, what: PendingChange::SetLen(length) });
     }
 
-    /// Makes a write durable, and a file length that covers it. Earlier cached writes to the same sectors can no longer
-    /// overwrite it.
+    /// Makes a write durable, and a file length that covers it. Earlier cached writes can no longer overwrite its
+    /// sectors.
     fn harden(&mut self, number: u64) {
         let Some(index) = self.pending.iter().position(|pending| pending.number == number) else { return };
         let PendingChange::Write { offset, bytes } = self.pending.remove(index).what else { return };
         let end = offset + bytes.len();
         let mut before: Vec<Pending> = self.pending.drain(..index).collect();
-        // If an earlier truncation became durable later, it would cut the write off. So it becomes durable first, and
-        // the bytes that it cut off are dropped from earlier writes.
+        // If an earlier truncation became durable later, it would cut the write off. So make the truncation durable
+        // first, and drop the bytes that it cut off from earlier writes.
         let cuts = |pending: &Pending| matches!(pending.what, PendingChange::SetLen(length) if length < end);
         if let Some(cut) = before.iter().rposition(cuts) {
             let after = before.split_off(cut + 1);
@@ -215,7 +215,7 @@ impl Content {
         }
     }
 
-    /// Records that the changes with these numbers will never become durable, because their sync has failed. They stay
+    /// Records that the changes with these numbers will never become durable, because their sync failed. They remain
     /// readable until the power is cut.
     fn forget(&mut self, numbers: RangeInclusive<u64>) {
         let forgotten = self.pending.extract_if(.., |pending| numbers.contains(&pending.number));
@@ -228,8 +228,8 @@ impl Content {
         self.pending.iter().for_each(|pending| pending.apply(&mut self.current));
     }
 
-    /// Returns the content after a power cut. `first` is the index of the content's first pending change among those of
-    /// the whole medium.
+    /// Returns the contents after a power cut. `first` is the index of this file's first pending change among the
+    /// pending changes of the whole medium.
     fn after_cut(&self, loss: Loss, first: usize, random: &mut Random) -> Content {
         let mut left = self.durable.clone();
         let mut versions: BTreeMap<usize, u64> = BTreeMap::new();
@@ -273,7 +273,7 @@ impl Content {
     }
 }
 
-/// The fate, in a power cut, of changes that are not durable yet.
+/// The fate of changes that are not durable when the power is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Loss {
     /// All changes are lost.
@@ -282,7 +282,7 @@ pub enum Loss {
     Nothing,
     /// Each write and each name is kept or lost as a whole.
     Writes,
-    /// Each sector keeps its durable version or any version written since. Each name is kept or lost.
+    /// Each sector has its durable version or any version written since. Each name is kept or lost.
     Sectors,
     /// Each file keeps only the pending change with this index. Names are kept.
     AllBut(usize),
@@ -298,7 +298,7 @@ fn is_in(set: u64, index: usize) -> bool {
 }
 
 impl Loss {
-    /// The kinds without a parameter.
+    /// The kinds that have no parameter.
     pub const ALL: [Loss; 4] = [Loss::All, Loss::Nothing, Loss::Writes, Loss::Sectors];
 }
 
@@ -309,7 +309,7 @@ pub(super) enum Entry {
     File(usize),
 }
 
-/// A change of a medium. The same changes in the same order lead to the same state.
+/// A change of a medium. Applying the same changes in the same order leads to the same state.
 #[derive(Clone)]
 pub struct Change(pub(super) ChangeKind);
 
@@ -412,7 +412,7 @@ impl Medium {
         &mut self.contents[file]
     }
 
-    /// Returns a copy of the disk as a power cut at this moment may leave it.
+    /// Returns a copy of the disk in a state that a power cut at this moment may leave.
     #[must_use]
     pub fn cut(&self, loss: Loss, random: &mut Random) -> Medium {
         let mut names = self.durable_names.clone();
@@ -452,7 +452,7 @@ impl Medium {
         Medium { contents, names: reachable.clone(), durable_names: reachable, dead: self.dead.clone() }
     }
 
-    /// Returns the highest number of uncertain changes of any file.
+    /// Returns the maximum number of uncertain changes of any one file.
     #[must_use]
     pub fn pending_max(&self) -> usize {
         self.contents.iter().map(|content| content.pending.len()).max().unwrap_or(0)
@@ -474,14 +474,14 @@ impl Medium {
         }
     }
 
-    /// Returns the highest number of any uncertain or forgotten change.
+    /// Returns the highest number of all uncertain and forgotten changes.
     pub(super) fn number_max(&self) -> u64 {
         let pending = self.contents.iter().flat_map(|content| &content.pending).map(|pending| pending.number);
         let forgotten = self.contents.iter().filter_map(|content| content.forgotten.last().copied());
         pending.chain(forgotten).max().unwrap_or(0)
     }
 
-    /// Returns `true` if a change was forgotten, so it will never become durable.
+    /// Returns `true` if a change was forgotten and so will never become durable.
     pub(super) fn is_forgotten(&self, file: usize, number: u64) -> bool {
         self.contents[file].forgotten.contains(&number)
     }
@@ -514,8 +514,8 @@ impl Medium {
         files.sum()
     }
 
-    /// Flips a bit at rest: in a block that is not all zeros, of a file whose path contains `name`. Returns `false` if
-    /// no such block exists.
+    /// Flips a bit of a block at rest. The block is not all zeros, and the path of its file contains `name`. Returns
+    /// `false` if there is no such block.
     pub fn rot(&mut self, name: &str, random: &mut Random) -> bool {
         let files = self.names.iter().filter_map(|(path, entry)| match entry {
             Entry::File(file) if path.to_string_lossy().contains(name) => Some(*file),
@@ -577,7 +577,7 @@ impl Medium {
         *self.content(file) = Content { current: image.clone(), durable: image, ..Content::default() };
     }
 
-    /// Forgets all uncertain changes, as a failed sync does: they stay readable until the power is cut, but never
+    /// Forgets all uncertain changes, as a failed sync does: they remain readable until the power is cut, but never
     /// become durable.
     pub fn forget_pending(&mut self) {
         for content in &mut self.contents {
@@ -598,7 +598,7 @@ impl Medium {
         self.dead.range((file, *blocks.start())..=(file, *blocks.end())).next().is_some()
     }
 
-    /// Makes rewritten blocks readable, as a drive does by relocating them.
+    /// Makes rewritten blocks readable, because a drive relocates them.
     pub(super) fn revive(&mut self, file: usize, blocks: &RangeInclusive<usize>) {
         self.dead.retain(|(dead, block)| *dead != file || !blocks.contains(block));
     }
@@ -645,8 +645,8 @@ mod tests {
         bytes
     }
 
-    /// Synced bytes survive a power cut, unsynced bytes may not. A durable write permanently replaces the cached writes
-    /// of its sectors.
+    /// Synced bytes survive a power cut, but unsynced bytes may not. A durable write permanently replaces earlier
+    /// cached writes to its sectors.
     #[test]
     fn a_cut_takes_what_is_not_certain() {
         let mut medium = medium();
@@ -663,7 +663,7 @@ mod tests {
             assert!(after[512..1024].iter().all(|byte| *byte == 3));
             assert!(after[..512].iter().all(|byte| *byte == after[0]) && (after[0] == 1 || after[0] == 2));
         }
-        // A sync covers only writes made before it began.
+        // A sync covers only the writes that were made before it began.
         medium.apply(&write(0, 4096, 4, 512, 4));
         medium.apply(&write(0, 4096, 5, 512, 5));
         medium.apply(&Change(ChangeKind::Sync { file: 0, up_to: 4 }));
@@ -712,14 +712,14 @@ mod tests {
                 let after = bytes(&medium.cut(Loss::Nothing, &mut Random(1)));
                 assert_eq!((after[0], after[512]), (1, 3));
             }
-            // If it is rewritten, it may become durable.
+            // Rewritten bytes may become durable.
             medium.apply(&write(0, 0, 4, 512, medium.number_max() + 1));
             medium.apply(&sync(medium.number_max()));
             assert_eq!(bytes(&medium.cut(Loss::All, &mut Random(1)))[0], 4);
         }
     }
 
-    /// A length set before a durable write does not cut the write off, and bytes that the length cut off don't
+    /// A durable write is not cut off by a length that was set before it. Bytes that this length cut off don't
     /// reappear.
     #[test]
     fn a_length_set_before_a_durable_write_does_not_cut_it_off() {
@@ -732,7 +732,7 @@ mod tests {
         for loss in Loss::ALL {
             assert_eq!(bytes(&medium.cut(loss, &mut Random(1))), [2; 512], "{loss:?}");
         }
-        // A later change to a greater length is still uncertain.
+        // A later increase of the length is still uncertain.
         medium.apply(&set_len(4096, 5));
         medium.apply(&write(0, 0, 3, 512, 6));
         medium.apply(&harden(6));
@@ -740,7 +740,7 @@ mod tests {
         assert_eq!(medium.cut(Loss::Nothing, &mut Random(1)).length(0), 4096);
     }
 
-    /// Any subset of the uncertain changes may survive, names included.
+    /// Any subset of the uncertain changes may survive, including those of names.
     #[test]
     fn any_of_what_is_not_certain_may_be_left() {
         let mut medium = medium();

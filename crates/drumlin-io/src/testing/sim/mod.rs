@@ -1,4 +1,4 @@
-//! The simulated disk. A test, or the seed of a simulation, determines its losses, its faults and its power cuts.
+//! The simulated disk. A test or the seed of a simulation determines its losses, its faults and its power cuts.
 //!
 //! # Fault model
 //! - *A volatile write cache.* Sectors of 512 bytes are written atomically, in any order. After a power cut, each
@@ -45,7 +45,7 @@ pub use medium::{Change, Loss, Medium};
 #[cfg(feature = "sim")]
 pub use tasks::{Outcome, Schedule, Sleeper, join, note, now, park, run, sleep, spawn};
 
-/// The rates of random faults: a field `…_one_in` of n means that the fault happens in one of n requests on average; 0
+/// The rates of random faults. A field `…_one_in` of n means that the fault happens in one of n requests on average; 0
 /// means never.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
@@ -57,18 +57,18 @@ pub struct Faults {
     pub write_fails_one_in: u64,
     /// Reads that fail once, but succeed when retried.
     pub read_fails_one_in: u64,
-    /// Reads that fail permanently: all later reads of their first block fail too.
+    /// Reads that fail permanently: all later reads of the request's first block fail too.
     pub read_fails_for_ever_one_in: u64,
-    /// Syncs and durable writes that fail. The changes that they should have made durable never will be, except that
-    /// some of the failed durable writes may still become durable.
+    /// Syncs and durable writes that fail. The changes that they should have made durable will never be durable, except
+    /// that some of the failed durable writes may still become durable.
     pub sync_fails_one_in: u64,
-    /// Opening, creating, renaming or removing a file fails and has no effect.
+    /// Calls to open, create, rename or remove a file that fail without effect.
     pub name_fails_one_in: u64,
-    /// Requests that take a thousand times longer.
+    /// Requests that are a thousand times slower.
     pub slow_one_in: u64,
-    /// The drive reports changes as durable that are not.
+    /// Set if the drive reports changes as durable that are not.
     pub lies: bool,
-    /// The maximum total length of all files, in bytes; `None` for no limit.
+    /// The maximum total length of all files, in bytes, or `None` for no limit.
     pub capacity_bytes: Option<u64>,
 }
 
@@ -89,14 +89,14 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// Returns `true` if a request failed while the power was on.
+    /// Returns `true` if any request failed while the power was on.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.may_fail_reads() || self.refused_full > 0
     }
 
-    /// Returns `true` if faults may make the disk unreadable: a read has failed, or a change has failed and left the
-    /// contents unknown. A full disk does not count.
+    /// Returns `true` if faults may have made the disk unreadable: a read has failed, or a change has failed and left
+    /// the contents unknown. A full disk does not count.
     #[must_use]
     pub fn may_fail_reads(&self) -> bool {
         self.reads_failed > 0 || self.has_failed_changes()
@@ -108,7 +108,7 @@ impl FaultCounts {
         self.writes_failed + self.syncs_failed + self.names_failed > 0
     }
 
-    /// Returns `true` if some contents may differ from the bytes that were written or reported as durable.
+    /// Returns `true` if some contents may differ from the bytes that were written, or that were reported as durable.
     #[must_use]
     pub fn has_damaged(&self) -> bool {
         self.writes_lost + self.writes_misdirected + self.lies + self.bits_flipped > 0
@@ -192,7 +192,7 @@ impl Disk {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Sets the rates of the faults from now on.
+    /// Sets the rates of faults for all later requests.
     pub fn set_faults(&self, faults: Faults) {
         self.lock().faults = faults;
     }
@@ -203,7 +203,7 @@ impl Disk {
         self.lock().harm
     }
 
-    /// Starts to record all changes.
+    /// Starts recording all changes.
     pub fn record(&self) {
         self.lock().changes = Some(Vec::new());
     }
@@ -220,7 +220,7 @@ impl Disk {
         self.lock().change_count
     }
 
-    /// Cuts the power now: every further request fails.
+    /// Cuts the power now. All later requests fail.
     pub fn turn_off(&self) {
         self.lock().off = true;
     }
@@ -230,8 +230,8 @@ impl Disk {
         self.lock().off_at = Some(change_count);
     }
 
-    /// Cuts the power during the `nth` write from now (1 is the next). Its bytes reach the cache, but don't become
-    /// durable.
+    /// Cuts the power during the `nth` write from now (1 is the next). The write's bytes reach the cache, but don't
+    /// become durable.
     pub fn turn_off_in_write(&self, nth: u64) {
         let mut state = self.lock();
         state.off_in_write = Some(state.write_count + nth);
@@ -260,7 +260,7 @@ impl Disk {
         look(&mut self.lock().medium)
     }
 
-    /// Flips a bit of a file whose path contains `name`. Returns `false` if no such file has a bit to flip.
+    /// Flips a bit of a file whose path contains `name`. Returns `false` if there is no bit to flip in any such file.
     #[must_use]
     pub fn rot(&self, name: &str) -> bool {
         let state = &mut *self.lock();
@@ -274,14 +274,14 @@ impl Disk {
         if state.off { Err(power_is_off()) } else { Ok(state) }
     }
 
-    /// Makes the calling task sleep for a part of its request's duration.
+    /// Makes the calling task sleep for part of its request's duration.
     fn spend(nanos: u64) {
         if let Some(task) = current() {
             task.sleep(Duration::from_nanos(nanos));
         }
     }
 
-    /// Draws the duration of a request: at least `least` nanoseconds, and less than eight times as long.
+    /// Draws the duration of a request, which is at least `least` nanoseconds and less than eight times as long.
     fn draw_nanos(&self, least: u64) -> io::Result<u64> {
         if current().is_none() {
             return self.working().map(|_| 0);
@@ -300,10 +300,10 @@ impl Disk {
 const READ_NANOS: u64 = 15_000;
 const WRITE_NANOS: u64 = 15_000;
 const SYNC_NANOS: u64 = 60_000;
-/// Changes of names and lengths are fast, because they happen in memory.
+/// The minimum duration of a change of a name or length, which is fast because it happens in memory.
 const NAME_NANOS: u64 = 2_000;
 
-/// Returns `true` if `DRUMLIN_SIM_TRACE` is set. If so, every change of a disk is printed.
+/// Returns `true` if `DRUMLIN_SIM_TRACE` is set, so that every change of a disk is printed.
 #[must_use]
 pub fn is_told() -> bool {
     static TOLD: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
@@ -360,7 +360,7 @@ impl State {
         path.parent().is_none() || self.medium.entry(path) == Some(Entry::Folder)
     }
 
-    /// Fails if the disk has too little space for the file to grow to this length.
+    /// Fails if the disk has too little space for the file to reach this length.
     fn admit(&mut self, file: usize, length: usize) -> io::Result<()> {
         let Some(capacity) = self.faults.capacity_bytes else { return Ok(()) };
         let more = length.saturating_sub(self.medium.length(file)) as u64;
@@ -371,7 +371,8 @@ impl State {
         Ok(())
     }
 
-    /// Does a write, possibly with a fault. Returns the number of the pending change, or `None` if the write was lost.
+    /// Performs a write, possibly with a fault. Returns the number of the pending change, or `None` if the write was
+    /// lost.
     fn write(&mut self, file: usize, offset: usize, bytes: &[u8]) -> io::Result<Option<u64>> {
         self.admit(file, offset + bytes.len())?;
         let faults = self.faults.clone();
@@ -500,7 +501,7 @@ impl DiskFile {
         self.disk.working()?.sync(self.file, up_to)
     }
 
-    /// Does a request that changes a name or length. It takes only the time of [`NAME_NANOS`].
+    /// Performs a request that changes a name or length. Its duration depends only on [`NAME_NANOS`].
     fn act(&self, act: impl FnOnce(&mut State) -> io::Result<()>) -> io::Result<()> {
         Disk::spend(self.disk.draw_nanos(NAME_NANOS)?);
         act(&mut *self.disk.working()?)
@@ -724,7 +725,7 @@ impl Backend for Disk {
 }
 
 enum Direction {
-    /// A read, with its result if the bytes were read when it was pushed.
+    /// A read. If its bytes were read when it was pushed, it already has its result.
     Read(Option<io::Result<usize>>),
     Write,
 }
@@ -762,7 +763,7 @@ impl Request {
     }
 }
 
-/// A queue that orders its requests by the time at which they finish.
+/// A queue whose requests are ordered by the time at which they finish.
 struct DiskQueue {
     disk: Disk,
     depth: usize,
@@ -776,7 +777,7 @@ struct Requests {
 }
 
 impl DiskQueue {
-    /// No task sleeps while it holds this lock, so the lock is an ordinary one, unknown to the simulation.
+    /// No task sleeps while it holds this lock. So it is an ordinary lock, unknown to the simulation.
     fn requests(&self) -> MutexGuard<'_, Requests> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -789,7 +790,7 @@ impl DiskQueue {
             && matches!(request.direction, Direction::Read(_))
         {
             own.check(&request.buffer, request.offset);
-            // A read sees either the contents at its push or those at its end.
+            // A read sees the contents either when it is pushed or when it ends.
             let mut state = self.disk.lock();
             if !state.off && state.random.chance(50) {
                 let found = state.read(own.file, &mut request.buffer, request.offset as usize);
@@ -854,7 +855,7 @@ impl Queue for DiskQueue {
             if let Some(task) = &task {
                 sleep_until(task, at);
             }
-            // The request is gone only if a different waiting thread has taken it.
+            // The request is missing only if a different waiting thread has taken it.
             let Some((_, request)) = self.requests().in_flight.pop_first() else { break };
             finished.push(request.run(&self.disk));
             count += 1;

@@ -1,4 +1,4 @@
-//! Functions that run a simulation, and functions for its tasks; feature `sim`.
+//! Functions that run a simulation, and functions for its tasks. They need the feature `sim`.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::sync::scheduler::current;
 pub use crate::sync::scheduler::{Outcome, Schedule, run};
 
-/// Starts a task of the calling thread's simulation, or a thread outside of a simulation.
+/// Starts a task of the calling thread's simulation. Outside of a simulation, starts a thread.
 ///
 /// # Errors
 /// The errors of the operating system.
@@ -21,12 +21,12 @@ pub fn spawn(name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandl
 /// Waits for a task that [`spawn`] started.
 ///
 /// # Errors
-/// The panic's value, if the task panicked.
+/// If the task panicked, the value of the panic.
 pub fn join(task: JoinHandle<()>) -> std::thread::Result<()> {
     crate::sync::join(task)
 }
 
-/// Sleeps; in a simulation, only simulated time passes.
+/// Sleeps. In a simulation, only simulated time passes.
 pub fn sleep(duration: Duration) {
     crate::sync::sleep(duration);
 }
@@ -37,7 +37,7 @@ pub fn now() -> Duration {
     current().map_or(Duration::ZERO, |task| task.now())
 }
 
-/// A handle for waking a task of a simulation while it is parked.
+/// A handle for waking a parked task of a simulation.
 #[derive(Clone, Debug)]
 pub struct Sleeper(crate::sync::Thread);
 

@@ -1,5 +1,5 @@
-//! Two passes over a file that is smaller than memory and not cached: a cold pass that reads each page once, then a
-//! warm pass over the same pages.
+//! Two passes over an uncached file that is smaller than memory. The cold pass reads each page once; the warm pass
+//! reads the same pages again.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -44,7 +44,7 @@ impl Method {
     }
 }
 
-/// A cold and a warm pass over a file, with one of the methods.
+/// Measures a cold and a warm pass over a file, with one of the methods.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -56,7 +56,7 @@ pub(crate) struct Task {
 pub(crate) struct Observation {
     cold_seconds: f64,
     warm_seconds: f64,
-    /// Bytes that the device read during the cold pass, for each byte of the file.
+    /// The bytes that the device read during the cold pass, per byte of the file.
     device_bytes: f64,
 }
 
@@ -98,8 +98,8 @@ impl Measurement for Task {
     }
 }
 
-/// Returns the index of each page once: in order, or scattered by multiplying by an odd factor modulo `pages`, a power
-/// of two.
+/// Returns the index of each page once, in order or scattered. To scatter them, it multiplies by an odd factor modulo
+/// `pages`, a power of two.
 fn places(pages: usize, is_random: bool) -> impl Iterator<Item = usize> {
     assert!(pages.is_power_of_two(), "{pages} pages");
     (0..pages).map(move |index| if is_random { index.wrapping_mul(0x9E37_79B1) % pages } else { index })
@@ -109,8 +109,8 @@ fn bytes(session: &Session<'_>) -> u64 {
     if session.settings.quick { 16 << 20 } else { 64 << 20 }
 }
 
-/// Estimates the time of a trial. The slowest passes make 10 k reads a second; all passes together are assumed to
-/// average 20 k.
+/// Estimates the duration of a trial. The slowest passes make 10,000 reads a second; the average of all passes is
+/// assumed to be 20,000.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     0.1 + bytes(session) as f64 / PAGE_BYTES as f64 / 2e4
 }
@@ -168,7 +168,7 @@ mod tests {
         assert!(found.into_iter().eq(places(256, false)));
     }
 
-    /// Both passes succeed with every method of reading.
+    /// Both passes succeed with every read method.
     #[test]
     fn every_way_reads() {
         let folder = tempfile::tempdir().unwrap();

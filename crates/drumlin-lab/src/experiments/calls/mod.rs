@@ -1,6 +1,6 @@
-//! `calls`: mapped memory against system calls while the page cache holds everything (S3).
+//! `calls`: mapped memory compared with system calls while the page cache holds the whole file (S3).
 //!
-//! - `pieces`: S3's table, pieces of 1 byte to 10 KiB, new and existing files
+//! - `pieces`: S3's table, with pieces of 1 byte to 10 KiB, and with new and existing files
 //! - `cold`: a file smaller than memory, read cold and then warm
 //! - `sharing`: two processes that share a mapping
 //! - `reserve`: mappings larger than memory and swap, with and without `MAP_NORESERVE`, and two processes that each

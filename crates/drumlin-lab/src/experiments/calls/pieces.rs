@@ -1,14 +1,14 @@
 //! Writes and reads pieces of 1 byte to 10 KiB through a mapping and by calls, as in S3's table.
 //!
 //! S3's read column cannot be right: 2 GB in 0.87 ms would be 2,300 GB/s. The time falls in exact proportion to the
-//! bytes per call, as if each call cost the same whatever its size. That happens if a call only takes a slice of the
-//! mapping, or touches one byte of it. So this experiment reads a mapping by three methods: it takes slices, it touches
-//! one byte of each piece, and it copies every byte, as read(2) does.
+//! bytes per call, as if each call cost the same whatever its size. That happens if each "read" only takes a slice of
+//! the mapping, or touches one byte of it. So this experiment reads a mapping by three methods: taking slices, touching
+//! one byte of each piece, and copying every byte, as read(2) does.
 //!
-//! S3's write column measured a new file, whose pages have to be faulted in and need blocks allocated. So four cases
-//! are measured separately, each with its faults: a new file, a file whose blocks `fallocate` has allocated, the first
-//! touch of an existing file, and pages that were touched before. Each method has its own file. New files are written
-//! twice: see [`Task::time`].
+//! S3's write column measured a new file, whose pages must be faulted in and whose blocks must be allocated. So this
+//! experiment measures four cases separately and counts the faults of each: a new file, a file whose blocks `fallocate`
+//! has allocated, the first touch of an existing file, and pages that were touched before. Each method has its own
+//! file. New files are written twice: see [`Task::time`].
 
 use std::fs::File;
 use std::hint::black_box;
@@ -28,7 +28,7 @@ use crate::report::{Cell, Chapter, Holds, Judgement, MEDIANS, Plot, Scale, Table
 use crate::session::{Rounds, Session, Trials};
 use crate::worker::Measurement;
 
-/// Bytes that S3 read and wrote. Measured times are scaled to this amount.
+/// The bytes that S3 read and wrote. Measured times are extrapolated to this amount.
 const SOURCE_BYTES: f64 = 2e9;
 
 const PAGE_BYTES: usize = 4096;
@@ -36,10 +36,10 @@ const PAGE_BYTES: usize = 4096;
 /// The size of each file, small enough to stay in the page cache. Times are extrapolated to [`SOURCE_BYTES`].
 const FILE_BYTES: usize = 128 << 20;
 
-/// The sizes of a piece. Most verdicts rest on 4 KiB, so it comes first: the first case is measured twice.
+/// The piece sizes. Most verdicts rest on 4 KiB. It comes first because the first case is measured twice.
 const SIZES: [usize; 8] = [4096, 1, 100, 512, 1024, 2048, 8192, 10_240];
 
-/// S3's times for each size in order: write by mapping, write by call, read by mapping, read by call.
+/// S3's times for each size. Columns: write by mapping, write by call, read by mapping, read by call.
 const SOURCE: [[&str; 4]; 8] = [
     ["2.48 s", "1.74 s", "2.1 ms", "558 ms"],
     ["22.1 s", "> 300 s", "8.22 s", "> 300 s"],
@@ -51,7 +51,7 @@ const SOURCE: [[&str; 4]; 8] = [
     ["2.49 s", "1.65 s", "0.87 ms", "475 ms"],
 ];
 
-/// The operation on each piece, and the state of the file.
+/// An operation on each piece, together with the state of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
     /// Store into a mapping of a new file without blocks.
@@ -61,7 +61,7 @@ enum Method {
     WriteAllocatedMapped,
     /// Store into a new mapping of a cached file.
     WriteFirstMapped,
-    /// Store into a mapping of a cached file whose pages were all touched before.
+    /// Store into a mapping of a cached file, all of whose pages were touched before.
     WriteMapped,
     WriteCall,
     /// Take a slice of the mapping without reading it.
@@ -93,8 +93,8 @@ impl Method {
         matches!(self, Method::WriteNewMapped | Method::WriteNewCall | Method::WriteAllocatedMapped)
     }
 
-    /// Returns `true` if the method ends at the end of the file, because the effect that it measures happens only once
-    /// per file.
+    /// Returns `true` if the measurement ends at the end of the file instead of starting over, because its effect
+    /// occurs only once per file.
     fn is_once(self) -> bool {
         self.is_of_new_file() || matches!(self, Method::WriteFirstMapped | Method::CopyFirstMapped)
     }
@@ -104,28 +104,28 @@ impl Method {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
-    /// Existing, cached files: one to write by mapping, one to write by call, one to read.
+    /// Existing, cached files: one for writes by mapping, one for writes by call, and one for reads.
     files: [PathBuf; 3],
     bytes: usize,
-    /// The time limit of each method. A new file is written to its end if the pieces have at least [`PAGES_FROM`]
-    /// bytes, unless that takes more than [`NEW_FILE_TIMES`] times the limit.
+    /// The time limit of each method. If the pieces have at least [`PAGES_FROM`] bytes, a new file is written to its
+    /// end, unless that takes more than [`NEW_FILE_TIMES`] times the limit.
     seconds: f64,
 }
 
 /// The factor by which a new file may exceed [`Task::seconds`].
 const NEW_FILE_TIMES: f64 = 5.0;
 
-/// With pieces of at least this size, the pages of a new file cost far more than the copies into them.
+/// With pieces of at least this size, creating the pages of a new file costs far more than copying into them.
 const PAGES_FROM: usize = 512;
 
 /// The measured times of one method at one size.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timed {
-    /// Seconds for 2 GB. If two new files were written, the time of the second.
+    /// Seconds for 2 GB. If two new files were written, this is the time of the second.
     seconds: f64,
-    /// Seconds for 2 GB, in the first of the two files.
+    /// Seconds for 2 GB in the first of two new files.
     first_seconds: f64,
-    /// Page faults for each page that was read or written.
+    /// The page faults per page that was read or written.
     faults_per_page: f64,
 }
 
@@ -140,8 +140,8 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Times one method. New files are written twice: if memory costs more at its first use, as it may on a virtual
-    /// machine, the first file pays for that.
+    /// Times one method. New files are written twice: on some virtual machines memory costs more at its first use, and
+    /// the first file pays for that.
     fn time(&self, method: Method) -> io::Result<Timed> {
         if method.is_of_new_file() {
             let first_seconds = self.pass(method)?.seconds;
@@ -166,7 +166,7 @@ impl Task {
             _ if is_new => file.set_len(FILE_BYTES as u64)?,
             _ => {}
         }
-        // Map the file for calls too, so that the timed operation is the only difference.
+        // Map the file for system calls too, so that the timed operation is the only difference between the methods.
         let mut map = Map::new(&file, FILE_BYTES, Mode::Shared)?;
         match method {
             Method::WriteMapped => map.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = page[0].wrapping_add(1)),
@@ -239,7 +239,7 @@ fn way_seconds(session: &Session<'_>) -> f64 {
     (session.pacing.slice.seconds / 5.0).max(0.05)
 }
 
-/// Estimates the time of a trial. Methods that touch each page once end early, and new files take longer.
+/// Estimates the duration of a trial. Methods that touch each page only once end early; new files take longer.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     way_seconds(session) * Method::ALL.len() as f64 * 0.6 + 0.6
 }
@@ -298,7 +298,7 @@ fn time(trials: &Trials<Vec<Timed>>, method: Method) -> Option<f64> {
     trials.median(|times| times[index(method)].seconds)
 }
 
-/// The size, its trials, and the source's times for it.
+/// A row of the table: the size, its trials, and the source's times for it.
 type Row<'t> = (usize, &'t Trials<Vec<Timed>>, [&'static str; 4]);
 
 /// Returns the rows in ascending order of size.
@@ -369,11 +369,11 @@ fn reads(trials: &Rounds<Vec<Timed>>) -> Table {
     table
 }
 
-/// A method for writing a new file, and a method for reading it.
+/// A method of writing a new file, and a method of reading it.
 type Pair = (Method, Method);
 
-/// S3's advice: write by calls and read by mapping. The reader has to create a mapping, which a writer through a
-/// mapping would already have.
+/// S3's advice: write by calls and read by mapping. The reader has to create a mapping; a process that also wrote
+/// through a mapping would already have one.
 const ADVICE: Pair = (Method::WriteNewCall, Method::CopyFirstMapped);
 const BOTH_MAPPED: Pair = (Method::WriteNewMapped, Method::CopyMapped);
 const BOTH_CALLS: Pair = (Method::WriteNewCall, Method::ReadCall);
@@ -420,23 +420,24 @@ fn plot(trials: &Rounds<Vec<Timed>>) -> Plot {
 /// The figures on which the verdicts rest. Figures that were not measured are `None`.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Seconds for 2 GB in pieces of 4 KiB: slices taken, one byte touched, all bytes copied.
+    /// Seconds for 2 GB in pieces of 4 KiB, for three methods: taking slices, touching one byte, copying all bytes.
     reads: Option<[Spread; 3]>,
-    /// The time of read(2) over that of a copy from the mapping, in pieces of one byte.
+    /// The time of read(2) divided by that of a copy from the mapping, in pieces of one byte.
     read_bytes: Option<Ratio>,
     read_large: Option<Large>,
-    /// The time of a new file through a mapping over that of write(2), in pieces of 4 and of 10 KiB. `write_new` is for
-    /// the second of two files, `write_first` for the first.
+    /// The time to write a new file through a mapping divided by the time with write(2), in pieces of 4 and of 10 KiB.
+    /// `write_new` is for the second of two files, `write_first` for the first.
     write_new: Option<[Ratio; 2]>,
     write_first: Option<[Ratio; 2]>,
-    /// Seconds for 2 GB of a new file through a mapping, for each size of at least [`PAGES_FROM`].
+    /// Seconds for writing 2 GB of a new file through a mapping, for each size of at least [`PAGES_FROM`].
     new_seconds: Vec<f64>,
-    /// The time of write(2) over that of the mapping, for an existing file whose pages were touched before, in pieces
-    /// of 4 KiB.
+    /// The time of write(2) divided by that of the mapping, in pieces of 4 KiB, for an existing file whose pages were
+    /// touched before.
     write_touched: Option<Ratio>,
     pages: Option<Pages>,
-    /// The time of writing and reading through a mapping, and of doing both by calls, over the time of following S3's
-    /// advice, in pieces of 4 KiB. `advice` is for the second of two files, `advice_first` for the first.
+    /// The time of writing and reading through a mapping, and of doing both by calls, each divided by the time of
+    /// following S3's advice, in pieces of 4 KiB. `advice` is for the second of two files, `advice_first` for the
+    /// first.
     advice: Option<[Ratio; 2]>,
     advice_first: Option<[Ratio; 2]>,
 }
@@ -444,22 +445,23 @@ struct Findings {
 /// Figures for reads in pieces of 8 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Large {
-    /// The time of read(2) over that of a copy from the mapping.
+    /// The time of read(2) divided by that of a copy from the mapping.
     copied: Ratio,
-    /// The time of read(2) over that of taking slices, which is what S3's column shows.
+    /// The time of read(2) divided by that of taking slices, which S3's column shows.
     sliced: Ratio,
-    /// Seconds for 2 GB of read(2) and of the copy.
+    /// Seconds for 2 GB, with read(2) and with the copy.
     seconds: [f64; 2],
 }
 
-/// The cost of a page through a mapping in pieces of 4 KiB.
+/// The cost of a page when writing through a mapping in pieces of 4 KiB.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
-    /// Seconds for 2 GB: a new file, an allocated file, pages that were touched before.
+    /// Seconds for 2 GB: in a new file, in a file with allocated blocks, and in pages that were touched before.
     seconds: [f64; 3],
     /// Faults per page, in the same order.
     faults: [f64; 3],
-    /// The share of a new file's additional time that remains if its blocks are already allocated.
+    /// The additional time of a new file whose blocks are already allocated, as a share of the additional time of a new
+    /// file without blocks.
     without_allocation: Spread,
 }
 
@@ -468,7 +470,7 @@ impl Findings {
         let case = |bytes: usize| SIZES.iter().position(|each| *each == bytes).expect("listed");
         let spread = |bytes, method| trials[case(bytes)].spread(|times| times[index(method)].seconds);
         let compare = |bytes, left: &dyn Fn(&Vec<Timed>) -> f64, right: &dyn Fn(&Vec<Timed>) -> f64| {
-            // The control is the case of 4 KiB; its noise stands in for the noise of the other sizes.
+            // Only the case of 4 KiB is repeated, so its noise stands in for the noise of the other sizes.
             let noise = trials.noise(left).max(trials.noise(right));
             Ratio::of(&trials[case(bytes)].each(left), &trials[case(bytes)].each(right), noise)
         };
@@ -592,8 +594,8 @@ const CLAIMS: [Claim<Findings>; 6] = [
     Claim { source: "S3", text: "It is best to write by calls and to read by mapping, as LMDB does.", judge: advice },
 ];
 
-/// Judges by the copy, the only mapped method that does the same as read(2). S3's column matches the slices, which read
-/// nothing.
+/// Judges by the copy, the only mapped method that does the same work as read(2). S3's column matches the slices, which
+/// read nothing.
 fn large_pieces(found: &Findings) -> Judgement {
     let Some(Large { copied, sliced, seconds: [call, mapped] }) = found.read_large else { return nothing() };
     let calls = SOURCE_BYTES / 8192.0;
@@ -609,8 +611,8 @@ fn large_pieces(found: &Findings) -> Judgement {
     copied.judge_at_least(Size::of(400.0), why)
 }
 
-/// If times of new files with pieces of at least [`PAGES_FROM`] bytes differ by more than this factor, the machine was
-/// in two states.
+/// If the times of new files differ by more than this factor between pieces of at least [`PAGES_FROM`] bytes, the
+/// machine changed its state during the run.
 const STATE_FACTOR: f64 = 2.0;
 
 /// The ratio of S3's times, 2.48 s by mapping and 1.74 s by calls.
@@ -621,7 +623,7 @@ fn new_file(found: &Findings) -> Judgement {
         return nothing();
     };
     let judge = |ratios: [Ratio; 2]| all(ratios.map(|ratio| ratio.at_least(NEW_FILE)));
-    // S3's kernel took one fault for each page.
+    // On S3's kernel, each page took one fault.
     let faults = found.pages.map_or(String::new(), |pages| {
         format!(" There are {} faults a page: a large folio comes in by one.", figures::digits(pages.faults[0]))
     });
@@ -651,17 +653,17 @@ fn new_file(found: &Findings) -> Judgement {
     small.judge(judge([small, large]), why)
 }
 
-/// Returns `true` if one of the two judgements supports the claim, at least partly, and the other refutes it.
+/// Returns `true` if one judgement confirms the claim, at least partly, and the other refutes it.
 fn is_opposite(judgements: [Holds; 2]) -> bool {
     let has = |those: [Holds; 2]| judgements.iter().any(|holds| those.contains(holds));
     has([Holds::Yes, Holds::Partly]) && has([Holds::No, Holds::NotInSize])
 }
 
-/// The condition that is missing if the first of two new files contradicts the second.
+/// The missing condition if the two new files lead to opposite verdicts.
 const FIRST_USE: &str = "memory that costs no more at its first use than later (a virtual machine's may)";
 
-/// Judges the cause of a new file's additional cost over touched pages. The faults are the cause if most of that cost
-/// remains once the blocks are allocated, and the allocation is the cause if little of it remains.
+/// Judges why a new file costs more than touched pages. The faults are the cause if most of the additional cost remains
+/// once the blocks are allocated. The allocation is the cause if little of it remains.
 fn faults_cost(found: &Findings) -> Judgement {
     let (Some(ratio), Some(pages)) = (found.write_touched, found.pages) else { return nothing() };
     let [new, allocated, touched] = pages.seconds;
@@ -687,7 +689,8 @@ fn faults_cost(found: &Findings) -> Judgement {
     }
 }
 
-/// Judges the advice, which rests on both of S3's tables, in the case they share: a new, cached file, by pages.
+/// Judges the advice. It rests on both of S3's tables, so it is judged in the case that they share: pages of a new,
+/// cached file.
 fn advice(found: &Findings) -> Judgement {
     let (Some([mapped, calls]), Some(first)) = (found.advice, found.advice_first) else { return nothing() };
     let part = |ratio: Ratio| ratio.at_least(Size::bound(1.1));
@@ -712,7 +715,7 @@ fn advice(found: &Findings) -> Judgement {
 mod tests {
     use super::*;
 
-    /// All methods are timed, new files are removed, and the source's table has a row for each size.
+    /// Every method is timed, new files are removed, and the source's table has a row for each size.
     #[test]
     fn every_way_is_timed() {
         let folder = tempfile::tempdir().unwrap();
@@ -728,7 +731,7 @@ mod tests {
         assert_eq!(SOURCE.len(), SIZES.len());
     }
 
-    /// The pages of a new file are faulted in, and each fault brings in one folio of the file system. Pages that were
+    /// The pages of a new file are faulted in, each fault bringing in one folio of the file system. Pages that were
     /// touched before do not fault.
     #[test]
     fn faults_are_those_of_the_way() {
@@ -739,7 +742,8 @@ mod tests {
         let faults = |method| task.time(method).unwrap().faults_per_page;
         let new = faults(Method::WriteNewMapped);
         assert!(new >= 1.0 / HUGE_PAGES, "{new} faults a page of a new file");
-        // If another process syncs while the pages are touched, they become clean and fault a second time.
+        // If another process syncs the file system while the pages are touched, they become clean and fault a second
+        // time.
         let touched = (0..20).map(|_| faults(Method::WriteMapped)).find(|touched| *touched < new / 4.0);
         assert!(touched.is_some(), "pages that were touched fault as a new file's do, at {new} faults a page");
     }
@@ -811,8 +815,8 @@ mod tests {
         assert!(CLAIMS.iter().all(|claim| (claim.judge)(&Findings::default()).holds == Holds::Inconclusive));
     }
 
-    /// If the times of new files depend on the piece size although their pages cost the same, the machine changed state
-    /// during the run. The extrapolation is reported, and so is an effect far beyond S3's.
+    /// If the times of new files depend on the piece size although their pages cost the same, the machine changed its
+    /// state during the run. The extrapolation is reported, and so is an effect far larger than S3's.
     #[test]
     fn new_files_of_two_states_tell_nothing() {
         let example = Some([ratio(3.47).unwrap(), ratio(6.56).unwrap()]);
@@ -820,11 +824,11 @@ mod tests {
             new_file(&Findings { write_new, write_first, new_seconds: new_seconds.to_vec(), ..Findings::default() })
         };
         let judge = |new_seconds: &[f64]| judge_both(example, example, new_seconds);
-        // The first file pays for memory that the second reuses, so the two contradict each other.
+        // The first file pays for memory that the second file reuses, so their verdicts are opposite.
         let faster = Some([ratio(0.6).unwrap(); 2]);
         let judgement = judge_both(faster, example, &[]);
         assert_eq!((judgement.holds, judgement.missing.as_deref()), (Holds::Inconclusive, Some(FIRST_USE)));
-        // An inconclusive first file contradicts nothing.
+        // If the verdict on the first file is inconclusive, it can't be opposite to that on the second.
         assert_eq!(judge_both(faster, Some([noisy(1.2).unwrap(); 2]), &[]).holds, Holds::No);
         // Times of pieces of 512 bytes to 10 KiB from an example report.
         let judgement = judge(&[0.897, 4.09, 3.45, 3.72, 3.84, 4.60]);
@@ -838,8 +842,8 @@ mod tests {
         );
     }
 
-    /// The faults are the cause of a new file's cost if a file with allocated blocks costs as much, and otherwise the
-    /// allocation is the cause. Here a page costs 7.18 us against 0.72 us.
+    /// If a file with allocated blocks costs as much as one without, the faults are the cause of a new file's cost;
+    /// otherwise the allocation is. Here a page costs 7.18 us against 0.72 us.
     #[test]
     fn the_cause_comes_out_each_way() {
         let judge = |seconds: [f64; 3], least, most| {

@@ -1,8 +1,9 @@
-//! Mappings larger than memory and swap: which of them the kernel permits, with and without `MAP_NORESERVE`.
+//! Mappings larger than memory and swap: does the kernel permit them, with and without `MAP_NORESERVE`?
 //!
-//! The mappings are never touched, so they are harmless; `hazards` shows what touching them does. S3's other scenario
-//! is two processes that each reserve a mapping smaller than memory and swap, but together exceed them. The kernel
-//! permits both. To show the consequence, both touch such mappings under the memory limit of a control group.
+//! The mappings are never touched, so they are harmless; `hazards` shows the consequences of touching them. In S3's
+//! other scenario, two processes each reserve a mapping smaller than memory and swap, but together exceed them. The
+//! kernel permits both. To show the consequence, both processes touch such mappings under the memory limit of a control
+//! group.
 
 use std::io;
 
@@ -17,19 +18,19 @@ use crate::report::{Chapter, Holds, Judgement, Table};
 use crate::session::{Session, plain};
 use crate::worker::{self, Ending, Measurement};
 
-/// The group's memory limit, which stands in for memory and swap.
+/// The group's memory limit. It stands in for the machine's memory and swap.
 const LIMIT_BYTES: u64 = 64 << 20;
-/// The share of the limit that each of two processes takes.
+/// The share of the limit that each of the two processes occupies.
 const PART: f64 = 0.7;
 
-/// The kinds of mapping, each with the kernel's refusal if it did not permit the mapping.
+/// The kinds of mapping. A kind that the kernel did not permit has the kernel's error.
 type Findings = [(Reserve, Result<(), String>); 5];
 
 pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapter) -> io::Result<()> {
     session.step("calls: mappings larger than memory", 0.1);
     let bytes = 2 * (machine.memory_bytes + machine.swap_bytes);
     let (path, file) = session.temp_folder.file("reserve", 1 << 20)?;
-    // A sparse file, which takes no space.
+    // The file is sparse, so it occupies no space.
     let length = file.set_len(bytes);
     let found: Findings = Reserve::ALL.map(|kind| {
         let result = match &length {
@@ -67,13 +68,14 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
 pub(crate) struct Task {
     bytes: usize,
     touch: bool,
-    /// Starts a second process in the same group, which does the same while this one holds its memory.
+    /// Starts a second process in the same group, which reserves and touches as much while this process holds its
+    /// memory.
     with_other: bool,
 }
 
 impl Measurement for Task {
     const NAME: &'static str = "calls: reserve";
-    /// Returns `false` if the second process was killed.
+    /// `false` if the second process was killed.
     type Result = bool;
 
     fn perform(self, _observe: impl FnMut(&Sample)) -> io::Result<bool> {
@@ -92,20 +94,20 @@ impl Measurement for Task {
     }
 }
 
-/// Reserves anonymous memory without touching it, and without `MAP_NORESERVE`, as allocators do.
+/// Reserves anonymous memory without touching it and without `MAP_NORESERVE`, as allocators do.
 fn reserved(bytes: usize) -> io::Result<Vec<u8>> {
     let mut memory = Vec::new();
     memory.try_reserve_exact(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     Ok(memory)
 }
 
-/// Two processes that each stay below the limit, but together exceed it.
+/// The results for two processes that each stay below a limit, but together exceed it.
 #[derive(Debug, Default)]
 struct Shared {
-    /// For each of the two processes, whether the kernel let it map its share of the machine's memory and swap.
+    /// For each of the two processes, `true` if the kernel let it map its share of the machine's memory and swap.
     permitted: [bool; 2],
-    /// Rounds in a group. With one process there were `alone` rounds, and it survived `survived` of them; with two
-    /// processes there were `both` rounds, and one process was killed in `killed` of them.
+    /// Rounds in a control group. In `alone` rounds there was one process, which survived `survived` of them. In `both`
+    /// rounds there were two, one of which was killed in `killed` of them.
     alone: usize,
     survived: usize,
     both: usize,
@@ -175,7 +177,7 @@ const CLAIM: Claim<Findings> = Claim {
         let kinds = found.iter().filter(|(_, result)| result.is_ok()).map(|(kind, _)| kind.name());
         let why = format!("Permitted: {}.", kinds.collect::<Vec<_>>().join("; "));
         match parts.iter().filter(|part| **part).count() {
-            // The address space is limited, so nothing of this size can be mapped at all.
+            // The address space is limited, so no mapping of this size is possible at all.
             _ if found.iter().all(|(_, result)| result.is_err()) => {
                 Judgement::inconclusive("address space for a mapping of this size", why)
             }
@@ -195,7 +197,7 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
         let why = format!("{} of memory and swap each: {permitted}. Against a limit: {end}.", Form::Share.show(PART));
         match shared.permitted {
             [false, _] => return Judgement::inconclusive("address space for most of the memory", why),
-            // Strict overcommit accounting refuses what it cannot guarantee.
+            // With strict overcommit accounting, the kernel refuses memory that it can't guarantee.
             [true, false] => return Judgement::new(Holds::No, why),
             [true, true] => {}
         }
@@ -216,8 +218,8 @@ const NO_GUARANTEE: Claim<Shared> = Claim {
 mod tests {
     use super::*;
 
-    /// A killed process, a surviving process and a refused mapping each lead to the right verdict. If the control
-    /// process dies, the verdict is inconclusive.
+    /// A killed process, a surviving process and a refused mapping each lead to the right verdict. If even the process
+    /// that runs alone dies, the verdict is inconclusive.
     #[test]
     fn guarantees_are_judged() {
         let found =

@@ -1,4 +1,4 @@
-//! Two processes that share a mapping: the round-trip time of a word, and the memory that each process is charged.
+//! Two processes that share a mapping: measures the round-trip time of a word, and the memory charged to each process.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -22,13 +22,13 @@ const FILE_BYTES: usize = 32 << 20;
 /// The channel that carries the word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Method {
-    /// A word of the mapping, which the receiver polls.
+    /// A word in the mapping, which the receiver polls.
     Mapping,
     /// Two pipes.
     Pipe,
 }
 
-/// Sends a word to another process and waits for its echo, repeatedly.
+/// Repeatedly sends a word to another process and waits for its echo.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -36,15 +36,15 @@ pub(crate) struct Task {
     trips: u64,
 }
 
-/// The echoing process.
+/// The other process, which echoes each word.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Echo(Task);
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Observation {
     trips: Summary,
-    /// Resident memory of this process for the mapping: all of it, and its proportional share while the other process
-    /// maps it too.
+    /// The resident memory of this process's mapping, and this process's proportional share of it while the other
+    /// process maps the file too.
     resident_bytes: u64,
     share_bytes: u64,
 }
@@ -73,11 +73,11 @@ impl Measurement for Echo {
     }
 }
 
-/// Offsets in the mapping of the words sent and echoed. Each has a cache line to itself.
+/// The offsets of the sent word and of the echoed word in the mapping. Each word has a cache line to itself.
 const TO: usize = 0;
 const FRO: usize = 128;
 
-/// The time after which the other process is considered dead or hung.
+/// The time without an answer after which the other process is considered dead or hung.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Task {
@@ -88,7 +88,7 @@ impl Task {
         Ok(map)
     }
 
-    /// Sends the words. `start` runs the other process until it ends.
+    /// Sends the words and times the echoes. `start` runs the other process until it ends.
     fn send(&self, start: impl FnOnce(Echo) -> io::Result<()> + Send) -> io::Result<Observation> {
         let map = self.map()?;
         std::thread::scope(|scope| {
@@ -111,7 +111,7 @@ impl Task {
                         wait_for(&map, FRO, trip)?;
                     }
                 }
-                // The first trip includes starting the other process.
+                // Skip the first trip, which includes starting the other process.
                 if trip > 1 {
                     latencies.record(begun.elapsed());
                 }
@@ -148,7 +148,8 @@ impl Task {
     }
 }
 
-/// Polls a word of the mapping until it equals `value`, yielding the processor now and then. Fails after [`PATIENCE`].
+/// Polls a word of the mapping until it equals `value`, yielding the processor from time to time. Fails after
+/// [`PATIENCE`].
 fn wait_for(map: &Map, place: usize, value: u64) -> io::Result<()> {
     let begun = Instant::now();
     let mut looks = 0u32;
@@ -196,7 +197,7 @@ pub(super) fn run(session: &Session<'_>, chapter: &mut Chapter) -> io::Result<()
         turn_seconds(session),
         |_| "calls: two processes".to_owned(),
         |&method, _| {
-            // If the files cannot be created, the worker fails and reports why.
+            // Ignore an error: if a file is missing, the worker fails and reports why.
             let _ = prepare(&folder);
             (Task { folder: folder.clone(), method, trips }, None)
         },
@@ -245,7 +246,7 @@ fn prepare(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The word comes back both through the mapping and through pipes.
+    /// Each word is echoed, both through the mapping and through pipes.
     #[test]
     fn words_come_back() {
         let folder = tempfile::tempdir().unwrap();

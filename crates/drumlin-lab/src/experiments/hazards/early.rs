@@ -1,6 +1,6 @@
-//! Dirty pages that reach the device before the process that changed them asks for it.
+//! Dirty pages that reach the device although the process that changed them has not asked for it yet.
 //!
-//! Here another process causes the write by a sync: any program may sync a file system. The kernel also writes dirty
+//! Here a sync by another process causes the write: any program may sync a file system. The kernel also writes dirty
 //! pages on its own after half a minute.
 
 use std::fs::{self, File};
@@ -23,14 +23,15 @@ use crate::session::{Session, plain};
 use crate::temp_folder;
 use crate::worker::{self, Ending, Measurement};
 
-/// Bytes that are changed and locked in memory: fewer than any usual limit on locked memory.
+/// The number of bytes that are changed and locked in memory, below the usual limits on locked memory.
 const DIRTY_BYTES: usize = 64 << 10;
 
-/// The expected time until the kernel writes a dirty page: every 5 seconds it looks for pages that have been dirty for
-/// 30 seconds.
+/// The expected time until the kernel writes a dirty page. Every 5 seconds, the kernel looks for pages that have been
+/// dirty for 30 seconds.
 pub(super) const FLUSHER_SECONDS: f64 = 32.5;
 
-/// The time after which the lab gives up, and concludes that the kernel does not write the page.
+/// The time limit for the kernel to write the page. After it, the lab concludes that the kernel does not write the
+/// page.
 const FLUSHER_SECONDS_MAX: f64 = 45.0;
 
 /// The memory that holds the changed page.
@@ -42,16 +43,16 @@ enum Place {
     Frame,
 }
 
-/// The cause that may write dirty pages.
+/// The event that causes dirty pages to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Cause {
     /// A sync by another process.
     OtherProcess,
-    /// The kernel's own age limit.
+    /// The kernel's limit on the age of dirty pages.
     Kernel,
 }
 
-/// Changes 64 KiB, never syncs them, and reads the device after the cause has acted.
+/// Changes 64 KiB without syncing them, and reads the device after the cause has acted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     path: PathBuf,
@@ -80,7 +81,7 @@ impl Measurement for Task {
     }
 }
 
-/// Syncs the file system of a folder; runs in the other process.
+/// Syncs the file system of a folder. Runs in the other process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sync {
     folder: PathBuf,
@@ -100,7 +101,8 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 impl Task {
-    /// Makes the change and looks for it on the device. `sync` syncs the file system of a folder, in another process.
+    /// Changes the bytes and looks for them on the device. `sync` makes another process sync the file system of a
+    /// folder.
     fn look(self, sync: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<Observation> {
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         if machine::is_folder_in_memory(folder)? {
@@ -130,7 +132,7 @@ impl Task {
         let limit = if self.cause == Cause::Kernel { FLUSHER_SECONDS_MAX } else { 5.0 };
         worker::wait_until(Duration::from_secs_f64(limit), || dirty_bytes(address).is_ok_and(|bytes| bytes == 0));
         let seconds = start.elapsed().as_secs_f64();
-        // A direct read would first write dirty pages back, so it shows the device's contents only if the pages are
+        // A direct read would first write back dirty pages. So it shows what was on the device only if the pages are
         // clean.
         let is_written = dirty_bytes(address)? == 0 && is_on_device(&self.path)?;
         Ok(Observation { dirty_bytes_before, is_locked, is_written, seconds })
@@ -158,7 +160,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     for (place, cause, rounds) in [
         (Place::Mapping, Cause::OtherProcess, rounds),
         (Place::Frame, Cause::OtherProcess, rounds),
-        // The kernel only writes after half a minute, so make one round.
+        // The kernel writes only after half a minute, so run a single round.
         (Place::Mapping, Cause::Kernel, u64::from(!session.settings.quick)),
     ] {
         let seconds = if cause == Cause::Kernel { FLUSHER_SECONDS } else { 0.3 } * rounds as f64;
@@ -187,7 +189,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// Describes the first round.
+/// Describes the result of the first round.
 fn words(rounds: &Endings<Observation>) -> Option<String> {
     let first = rounds.endings.first()?;
     let Ending::Done(seen) = first else { return Some(end_text(first)) };
@@ -257,8 +259,8 @@ mod tests {
         assert_eq!(judged(vec![Ending::Failed(io::Error::other("no device"))], false), Holds::Inconclusive);
     }
 
-    /// A page that was changed and not synced is dirty. After a sync of the file system, the page is clean and its
-    /// change is on the device, but a change in a frame is not.
+    /// A page that was changed and not synced is dirty. A sync of the file system makes it clean and writes its change
+    /// to the device. A change in a frame does not reach the device.
     #[test]
     fn dirty_pages_are_seen_and_written() {
         let folder = tempfile::tempdir().unwrap();

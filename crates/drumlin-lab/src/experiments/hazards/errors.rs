@@ -1,7 +1,7 @@
 //! A drive's errors, as seen by a program that reads and writes through a mapping or by calls.
 //!
-//! A file on a drive with bad blocks ([`crate::failing_file`]) returns the drive's own error. A file that another
-//! process truncates returns the error that occurs on every file system.
+//! A file on a drive with bad blocks ([`crate::failing_file`]) produces the drive's own error. If another process
+//! truncates a file, the error is the same on every file system.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ use crate::session::{Session, plain};
 use crate::temp_folder;
 use crate::worker::{Ending, Measurement};
 
-/// Size of the file that is truncated.
+/// The size of the file that is truncated.
 const CUT_BYTES: usize = 64 << 10;
 
 /// An access that fails.
@@ -38,13 +38,13 @@ pub(crate) enum Task {
 /// The errors that the process received, if it survived to report them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Observation {
-    /// The access returned an error.
+    /// The error that the access returned.
     access: Option<String>,
     /// The error of the first sync after the access.
     first_sync: Option<String>,
     /// The error of the second sync after the access.
     second_sync: Option<String>,
-    /// The second sync succeeded although the drive still holds the old bytes.
+    /// `true` if the second sync succeeded although the drive still holds the old bytes.
     is_lost: bool,
 }
 
@@ -90,14 +90,15 @@ impl Measurement for Task {
     }
 }
 
-/// Returns `true` if the drive still holds the bytes from before the change that it could not write.
+/// Returns `true` if the drive still holds the old bytes of the block that it could not write.
 fn is_unchanged(path: &Path) -> io::Result<bool> {
     let mut block = AlignedBuffer::zeroed(UNWRITABLE.len());
     temp_folder::open_direct(path, false)?.read_exact_at(&mut block, UNWRITABLE.start as u64)?;
     Ok(block.iter().all(|byte| *byte == FILL))
 }
 
-/// Reads a byte of a file of `bytes` at `place`. Returns the error if a call made the access.
+/// Reads a byte of a file of `bytes` at `place`, through a mapping or by a call. Returns the error of a call; a failing
+/// access to the mapping kills the process.
 fn access(file: &File, bytes: usize, place: usize, mapped: bool) -> io::Result<Option<String>> {
     if !mapped {
         return Ok(file.read_exact_at(&mut [0; 4096], place as u64).err().map(|error| plain(&error)));
@@ -148,7 +149,7 @@ pub(super) fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Tab
     Ok(())
 }
 
-/// Describes the end of the first round, and says in how many rounds it was the same.
+/// Describes how the first round ended, and in how many rounds the end was the same.
 fn words(rounds: &Endings<Observation>, missing: impl Fn() -> String) -> String {
     let Some(first) = rounds.endings.first() else { return missing() };
     let text = |ending: &Ending<Observation>| match ending {
@@ -176,7 +177,7 @@ impl Observation {
     }
 }
 
-/// The rounds of a failing access: through a mapping, and by a call.
+/// The rounds of a failing access, first through a mapping and then by a call.
 type Pair = [Endings<Observation>; 2];
 
 const NO_FUSE: &str = "a drive that fails: no FUSE file can be served";
@@ -209,7 +210,7 @@ fn reads_kill((read, cut): &(Pair, Pair)) -> Judgement {
     of_counts(&counts, why)
 }
 
-/// S1 only covers read errors, so this claim is the lab's own.
+/// S1 covers only read errors, so this claim is the lab's own.
 const WRITES_FAIL_LATE: Claim<Pair> = Claim {
     source: "Drumlin",
     text: "A store into a mapping can't fail; the error of its write is reported later, once, without a place, by the \
@@ -282,8 +283,8 @@ mod tests {
         assert_eq!(WRITES_FAIL_LATE.source, "Drumlin", "S1 has the errors of reads alone");
     }
 
-    /// A call returns an error for a bad block and for a truncated file, and the process survives. If a change through
-    /// a mapping can't be written, the first sync reports it, and only once.
+    /// For a bad block and for a truncated file, a call returns an error, and the process survives. If a change through
+    /// a mapping can't be written, only the first sync reports it.
     #[test]
     fn calls_report_errors() {
         let folder = tempfile::tempdir().unwrap();

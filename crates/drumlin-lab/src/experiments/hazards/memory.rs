@@ -1,5 +1,5 @@
-//! Dirty pages under a memory limit: the kernel can write shared pages back, but without swap it can't evict private
-//! and anonymous pages.
+//! Dirty pages under a memory limit. The kernel can write shared pages back; without swap, it can't evict private and
+//! anonymous pages.
 
 use std::fs::File;
 use std::io;
@@ -22,10 +22,10 @@ use crate::worker::{Ending, Measurement};
 
 /// The memory limit.
 const LIMIT_BYTES: u64 = 64 << 20;
-/// The bytes that a process dirties under the limit.
+/// The number of bytes that a process dirties under the limit.
 const DIRT_BYTES: usize = 160 << 20;
 
-/// The memory that is dirtied.
+/// The kind of memory that is dirtied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Kind {
     /// `MAP_SHARED` of a file.
@@ -34,7 +34,7 @@ enum Kind {
     Private,
     /// Anonymous memory of the process.
     Anonymous,
-    /// A small buffer that is written to a file repeatedly by direct writes; the control.
+    /// A small buffer, repeatedly written to a file with direct writes; the control.
     Written,
 }
 
@@ -92,7 +92,7 @@ impl Measurement for Task {
     }
 }
 
-/// Returns the free swap, to which private pages could be evicted.
+/// Returns the free swap space, to which private pages could be evicted.
 fn swap_bytes() -> u64 {
     counters::field(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "SwapFree:") * 1024
 }

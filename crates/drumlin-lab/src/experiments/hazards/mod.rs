@@ -9,7 +9,7 @@
 //! | private dirty pages are deadly, shared ones are not (`memory`) | S3 | processes under a memory limit |
 //! | a safe update needs one of three protocols (`updates`) | S1 | the file, after a process died during a transaction |
 //!
-//! Each case is repeated. A claim holds partly if its effect is seen in some of the rounds only.
+//! Each case is repeated. A claim holds partly if only some of the rounds show its effect.
 
 pub(crate) mod early;
 pub(crate) mod errors;
@@ -34,7 +34,7 @@ const BEFORE: u8 = 0x11;
 /// The value of a file's bytes after the change.
 const CHANGED: u8 = 0xEE;
 
-/// The ways in which a case's process ended, one for each round.
+/// The way in which the process of a case ended, for each round.
 #[derive(Debug)]
 struct Endings<T> {
     endings: Vec<Ending<T>>,
@@ -57,7 +57,7 @@ impl<T> Endings<T> {
     }
 }
 
-/// The number of rounds in which something was seen.
+/// The number of rounds that showed an effect, out of all rounds of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Count {
     seen: usize,
@@ -70,7 +70,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// Judges a claim by the rounds in which its effect was seen: all, some or none. Without any rounds, it is
+/// Judges a claim by the rounds that showed its effect: all, some or none. Without any rounds, the judgement is
 /// inconclusive.
 fn of_counts(counts: &[Count], why: String) -> Judgement {
     if counts.iter().any(|count| count.of == 0) {
@@ -84,7 +84,7 @@ fn of_counts(counts: &[Count], why: String) -> Judgement {
     }
 }
 
-/// Describes the end of a process that returned no result.
+/// Describes how a process ended that returned no result.
 fn end_text<T>(ending: &Ending<T>) -> String {
     match ending {
         Ending::Done(_) => "survived".to_owned(),
@@ -131,7 +131,7 @@ fn show(session: &Session<'_>, chapter: &mut Chapter, table: &mut Table) -> io::
     updates::show(session, chapter, rounds)
 }
 
-/// Creates a file for a measurement, filled and synced.
+/// Creates a file for a measurement, fills it and syncs it.
 fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<PathBuf> {
     let (path, file) = session.temp_folder.file(name, bytes)?;
     let block = vec![BEFORE; 1 << 20];
@@ -142,7 +142,7 @@ fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<Path
         offset += part;
     }
     file.sync_all()?;
-    // Pages that the lab leaves in the page cache would not count against a worker's limit.
+    // Pages that the lab leaves in the page cache would not be charged to the worker's group.
     temp_folder::forget_cached(&file)?;
     Ok(path)
 }
@@ -151,7 +151,7 @@ fn filled_file(session: &Session<'_>, name: &str, bytes: u64) -> io::Result<Path
 mod tests {
     use super::*;
 
-    /// If rounds end differently, the claim holds partly. Without any rounds, it is inconclusive.
+    /// If rounds end differently, the claim holds partly. Without any rounds, the judgement is inconclusive.
     #[test]
     fn counts_are_judged() {
         let count = |seen, of| Count { seen, of };

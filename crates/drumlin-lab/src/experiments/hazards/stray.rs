@@ -42,7 +42,7 @@ pub(crate) struct Task {
 /// The observations of a process that survived to report them.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Observation {
-    /// A read by a call finds the stray byte in the file.
+    /// `true` if read(2) finds the stray byte in the file.
     is_in_file: bool,
 }
 

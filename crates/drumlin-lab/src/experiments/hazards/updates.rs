@@ -1,9 +1,9 @@
 //! Small versions of S1's three methods to update a mapped file safely, compared with updating it in place.
 //!
 //! A store has [`PAGES`] pages. A transaction writes its number into [`TOUCHED`] of them. Each method is timed. Then a
-//! process commits, begins the next transaction, changes half of that transaction's pages, and dies. Another process
-//! (the lab's) syncs the file system, as any process may at any time, and compares the pages that recovery finds on the
-//! device with the committed ones.
+//! process commits some transactions, begins the next one, changes half of its pages, and dies. Another process (the
+//! lab's) syncs the file system, as any process may at any time, and compares the pages that recovery finds on the
+//! device with the committed pages.
 //!
 //! - *In place*: stores into a shared mapping, and commits by msync. This is the control, without a protocol.
 //! - *Copy-on-write by the system* (MongoDB's MMAPv1): changes a private mapping, logs the change, syncs the log, and
@@ -11,7 +11,8 @@
 //! - *Copy-on-write by the program* (SQLite, MonetDB, RavenDB): changes copies of pages in its own memory, logs and
 //!   syncs, and writes the copies to the file, which it maps read-only. Recovery applies the log.
 //! - *Shadow paging* (LMDB): writes changed pages and a new page table to free places, syncs, switches the root by
-//!   writing one of two meta pages, and syncs again. It needs no log and no recovery, and allows one writer at a time.
+//!   writing one of the two meta pages, and syncs again. It needs no log and no recovery, and allows one writer at a
+//!   time.
 
 use std::fs::File;
 use std::io;
@@ -39,7 +40,7 @@ const PAGES: usize = 256;
 const TOUCHED: usize = 4;
 const FILE_BYTES: usize = PAGES * PAGE_BYTES;
 
-/// The size of a log record: the transaction's number, its pages, and a checksum that shows if the record is complete.
+/// The size of a log record: the transaction's number, its pages, and a checksum that detects incomplete records.
 const RECORD_BYTES: usize = 8 * (TOUCHED + 2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -77,7 +78,7 @@ impl Method {
     }
 }
 
-/// Commits transactions, and dies in the middle of the next one if `dies` is set.
+/// Commits transactions. If `dies` is set, dies in the middle of the next transaction.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Task {
     folder: PathBuf,
@@ -86,17 +87,17 @@ pub(crate) struct Task {
     dies: bool,
 }
 
-/// The cost of the commits.
+/// The cost of the commits of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Observation {
     latency: Summary,
-    /// Pages that all commits together wrote or dirtied.
+    /// The number of pages that all commits together wrote or dirtied.
     written_pages: u64,
-    /// Private memory that changed pages occupy at the end.
+    /// The private memory that changed pages occupy at the end.
     own_bytes: u64,
 }
 
-/// Returns the pages that a transaction changes, all different.
+/// Returns the pages that a transaction changes. All of them are different.
 fn pages_of(transaction: u64) -> [usize; TOUCHED] {
     let first = transaction.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
     std::array::from_fn(|index| (first as usize + index * (PAGES / TOUCHED)) % PAGES)
@@ -154,17 +155,17 @@ struct Store {
     log_bytes: u64,
     /// The file as all processes see it.
     shared: Map,
-    /// The file with the changes of the current transaction; for `SystemCopies` only.
+    /// The file with the changes of the current transaction. Used by `SystemCopies` only.
     private: Option<Map>,
     written_pages: u64,
-    /// Pages that the current transaction has changed.
+    /// The pages that the current transaction has changed.
     copies: Vec<(usize, Vec<u8>)>,
-    /// The place of each page, and in `free` the places without a page; for `ShadowPages` only.
+    /// The place of each page in the file. `free` lists the places without a page. Used by `ShadowPages` only.
     places: Vec<u16>,
     free: Vec<u16>,
 }
 
-/// The places of a file with shadow paging: two meta pages, then pages and page tables.
+/// The number of places in a file with shadow paging: two meta pages, then room for pages and page tables.
 const PLACES: usize = 2 + 2 * PAGES;
 
 impl Store {
@@ -174,7 +175,7 @@ impl Store {
         let (data, log) = (open("data")?, open("log")?);
         let bytes = if method == Method::ShadowPages { PLACES * PAGE_BYTES } else { FILE_BYTES };
         data.set_len(bytes as u64)?;
-        // Write all blocks in advance: the times of commits should include the protocol, but no allocation of blocks.
+        // Write all blocks in advance, so that the times of commits include the protocol but no allocation of blocks.
         for place in 0..bytes / PAGE_BYTES {
             data.write_all_at(&[0; PAGE_BYTES], (place * PAGE_BYTES) as u64)?;
         }
@@ -282,7 +283,8 @@ impl Store {
         // Count the page table and the meta page too.
         self.written_pages += 2;
         self.data.sync_data()?;
-        // Reuse these places last: the table and pages of the other meta page must stay intact until it is overwritten.
+        // Reuse these places last: the page table and pages of the other meta page must stay intact until that meta
+        // page is overwritten.
         self.free.extend(freed);
         self.free.push(place);
         Ok(())
@@ -300,7 +302,7 @@ impl Store {
     }
 }
 
-/// Returns the transaction number that each page has on the device after recovery.
+/// Recovers, and returns the transaction number that each page has on the device.
 fn recover(folder: &Path, method: Method) -> io::Result<Vec<u64>> {
     let read = |name: &str| -> io::Result<AlignedBuffer> {
         let path = folder.join(name);
@@ -413,8 +415,8 @@ const CLAIM: Claim<[Vec<usize>]> = Claim {
     judge,
 };
 
-/// Judges the numbers of wrong pages: a list for each method, in the order of `Method::ALL`, with a number for each
-/// round.
+/// Judges by the number of wrong pages in each round of each method. `wrong` lists the methods in the order of
+/// `Method::ALL`.
 fn judge(wrong: &[Vec<usize>]) -> Judgement {
     let count = |is_seen: &dyn Fn(usize) -> bool, rounds: &Vec<usize>| super::Count {
         seen: rounds.iter().filter(|wrong| is_seen(**wrong)).count(),
@@ -437,8 +439,8 @@ mod tests {
     use super::*;
     use crate::report::Holds;
 
-    /// Recovery finds what each method committed. An unfinished transaction is visible after updates in place, but not
-    /// after any of the protocols.
+    /// Recovery finds the changes that each method committed. An unfinished transaction is visible after updates in
+    /// place, but not with any of the three protocols.
     #[test]
     fn protocols_keep_what_was_committed_and_no_more() {
         for method in Method::ALL {

@@ -13,36 +13,38 @@ use crate::regime::Regime;
 use crate::report::{Chapter, Holds, Judgement};
 use crate::session::{Rounds, Trials};
 
-/// The figures by which a run's claims are judged. Figures that were not measured are `None`.
+/// The figures by which the claims are judged. Figures that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
-    /// Regimes that were not available, each with the missing condition.
+    /// The regimes that were not available, each with the missing condition.
     pub(super) missing: Vec<(Regime, String)>,
     is_virtual: bool,
     processors: usize,
-    /// The time of a single random read.
+    /// The duration of a single random read.
     read_micros: Option<f64>,
-    /// For each direct run on the raw device, the mean rate of its slowest fifth over the run's median rate.
+    /// For each direct run on the raw device, the mean rate in its slowest fifth divided by the run's median rate.
     steadiness: Option<Spread>,
     /// The phases of each round's mapped reads, by regime; `None` for a round in which memory never became full.
     pub(super) phases: Vec<(Regime, Vec<Option<Phases>>)>,
-    /// Device reads per second by direct reads over those by mapped reads after memory was full, by regime.
+    /// The rate of direct reads divided by that of mapped reads after memory was full, in device reads per second, by
+    /// regime.
     direct_over_mapped: Vec<(Regime, Ratio)>,
-    /// Processor time of a mapped read over that of a direct read, by regime.
+    /// The processor time of a mapped read divided by that of a direct read, by regime.
     mapped_cpu: Vec<(Regime, Ratio)>,
-    /// Device reads per second by direct reads, by regime.
+    /// The device reads per second of direct reads, by regime.
     direct_rates: Vec<(Regime, f64)>,
-    /// The lowest rate of mapped reads in any sample over their rate while memory filled, in the pressure regime.
+    /// The lowest rate of mapped reads in any sample divided by their rate while memory was filling, in the pressure
+    /// regime.
     collapse: Option<Spread>,
     /// The share of reclaimed pages that the kernel's background thread (kswapd) reclaimed in the pressure regime.
     kswapd_share: Option<f64>,
     random_over_normal: Option<Ratio>,
     random_over_sequential: Option<Ratio>,
-    /// The same two ratios on the plain file, with the machine's own read-ahead.
+    /// The ratios of RANDOM to NORMAL and of RANDOM to SEQUENTIAL on the plain file, with the machine's own read-ahead.
     own_window: Option<(Ratio, Ratio)>,
     shootdowns_mapped: Option<Spread>,
     shootdowns_direct: Option<Spread>,
-    /// Processor time of a mapped read on the raw device.
+    /// The processor time of a mapped read on the raw device.
     mapped_micros: Option<f64>,
     /// The cost of one shootdown in microseconds.
     pub(super) shootdown: Option<f64>,
@@ -51,24 +53,25 @@ pub(super) struct Figures {
     beyond_over_buffered: Option<Ratio>,
     /// The share of buffered reads beyond memory that hit the page cache.
     hits: Option<f64>,
-    /// The share of its memory limit that the control group used during buffered reads beyond memory.
+    /// The memory that the control group used during buffered reads beyond memory, as a share of its limit.
     cache_filled: Option<f64>,
-    /// For reads within memory: the memory of buffered reads, the memory of direct reads, and the size of the range.
+    /// Reads within memory: the memory that buffered reads used, the memory that direct reads used, and the size of the
+    /// range.
     within_memory: Option<(f64, f64, f64)>,
-    /// The share of a single direct read's time that is not processor time.
+    /// The share of a single direct read's duration that is not processor time.
     device_share: Option<Spread>,
-    /// The shares of the bytes from the device that were not requested: by buffered reads, and by mapped reads with
+    /// The share of the bytes from the device that no reader requested: by buffered reads, and by mapped reads with
     /// read-ahead.
     wasted: Option<(Spread, Spread)>,
-    /// Rows read per second from many small files over those from one file.
+    /// The rate of reading rows from many small files divided by that of reading them from one file.
     files_over_file: Option<Ratio>,
-    /// Updates per second in the pool over those in the mapping after memory is full, and the 99th percentiles of both
-    /// in microseconds.
+    /// The rate of updates in the pool divided by that in the mapping after memory is full, and the 99th percentiles of
+    /// both in microseconds.
     pool_over_mapped: Option<Ratio>,
     update_p99s: Option<[f64; 2]>,
 }
 
-/// Returns the blocks that came from the device per second.
+/// Returns the blocks per second that the device read.
 pub(super) fn device_reads_per_second(load: &Load) -> f64 {
     load.counters.device_read_bytes as f64 / BLOCK_BYTES as f64 / load.seconds.max(1e-9)
 }
@@ -86,7 +89,7 @@ pub(super) fn late_rates(trials: &Trials<Load>) -> Vec<f64> {
     trials.samples.iter().map(|samples| late_rate(samples)).collect()
 }
 
-/// Returns the mean rate of the slowest fifth of the run over the median of its samples.
+/// Returns the mean rate in the slowest fifth of the run divided by the median of its samples.
 fn steadiness(samples: &[Sample]) -> f64 {
     let rates: Vec<f64> = samples.iter().map(|sample| sample.operations_per_second).collect();
     let fifths = rates.chunks(rates.len().div_ceil(5).max(1)).map(|part| part.iter().sum::<f64>() / part.len() as f64);
@@ -103,12 +106,12 @@ pub(super) fn shootdowns(load: &Load) -> f64 {
     load.counters.interrupt("TLB") as f64 / load.operations.max(1) as f64
 }
 
-/// Returns the share of the bytes from the device that were not requested.
+/// Returns the share of the bytes from the device that no reader requested.
 fn wasted(load: &Load) -> f64 {
     1.0 - 1.0 / load.read_amplification().max(1.0)
 }
 
-/// Returns the share of a read's time in which no processor worked on it, for reads made one at a time.
+/// Returns the share of a read's duration that is not processor time, for reads made one at a time.
 fn device_share(load: &Load) -> f64 {
     1.0 - load.cpu_us_per_operation() / load.latency.mean_us.max(1e-9)
 }
@@ -119,11 +122,11 @@ impl Figures {
         Figures { is_virtual, processors: machine.processors, ..Figures::default() }
     }
 
-    /// Adds the figures of a regime's runs over time.
+    /// Adds the figures of a regime's series of samples.
     pub(super) fn add_courses(&mut self, regime: Regime, rounds: &Rounds<Load>) {
         let phases: Vec<Option<Phases>> =
             rounds[MAPPED].samples.iter().map(|samples| condition::phases(samples, BLOCK_BYTES as f64)).collect();
-        // Ignore all rounds if memory was never full in one of them, because ratios are taken round by round.
+        // Ratios are taken round by round, so ignore all rounds if memory never became full in one of them.
         let full: Option<Vec<f64>> = phases.iter().map(|phases| Some(phases.as_ref()?.full)).collect();
         let direct = rounds[DIRECT].each(device_reads_per_second);
         let noise = rounds.noise(device_reads_per_second);
@@ -206,7 +209,7 @@ impl Figures {
 
     /// Judges the claim that mapped reads fall to half the rate of direct reads in a regime.
     ///
-    /// With few processors a mapping is slower because faults and eviction take processor time, whichever thread
+    /// With few processors, a mapping is slower because faults and eviction need processor time, whichever thread
     /// evicts. So a fall is inconclusive if there are too few processors or if the condition `needed` is missing. If
     /// the condition `others` is missing, a fall can be confirmed, but not refuted.
     fn judge_fall(&self, regime: Regime, needed: Option<String>, others: Option<String>) -> Judgement {
@@ -228,7 +231,7 @@ impl Figures {
         })
     }
 
-    /// Returns the condition that S4's rates require, a fast drive, if it is missing.
+    /// Returns the condition that S4's rates require, a fast drive, if this machine does not meet it.
     fn fast_drive(&self) -> Option<String> {
         self.read_micros.and_then(condition::read_micros)
     }
@@ -239,18 +242,18 @@ fn of<T: Copy>(figures: &[(Regime, T)], regime: Regime) -> Option<T> {
     figures.iter().find(|(each, _)| *each == regime).map(|(_, figure)| *figure)
 }
 
-/// A fall to half counts as seen if the ratio is at least 1.6.
+/// A fall to half counts as confirmed if the ratio is at least 1.6.
 const HALF: Size = Size::of(2.0).from(1.6);
 
 const NEVER_FULL: &str = "memory that was full (pages taken back never matched pages read in)";
 
-/// Returns the condition that the kernel's own thread evicts, which a control group cannot meet.
+/// Returns the condition "eviction by the kernel's own thread", which a control group can't meet.
 fn own_thread() -> Option<String> {
     Some("eviction by the kernel's own thread (in a control group the faulting threads evict)".to_owned())
 }
 
 /// Judges the claim that a figure stays below a bound. The claim holds if all rounds are below the bound, and fails if
-/// no round is.
+/// all rounds are at or above it.
 fn below(spread: Spread, bound: f64, figures_text: String) -> Judgement {
     match () {
         () if spread.most < bound => Judgement::new(Holds::Yes, figures_text),
@@ -259,7 +262,8 @@ fn below(spread: Spread, bound: f64, figures_text: String) -> Judgement {
     }
 }
 
-/// Judges the claim that one case is not slower than the other: it has at least `share` of the other's rate.
+/// Judges the claim that one case is not slower than the other: the claim requires at least `share` of the other's
+/// rate.
 fn not_below(ratio: Ratio, share: f64, figures_text: String) -> Judgement {
     let (low, high) = ratio.interval();
     let holds = match () {
@@ -278,7 +282,7 @@ const CLAIMS: [Claim<Figures>; 17] = [
             measured(figures.steadiness, figures.missing(Regime::Device), |least| {
                 let figures_text =
                     format!("The least fifth of a run had {} of its median.", least.show(Form::Share, ""));
-                // The claim is that no rate is below the bound, so reverse the verdict.
+                // The claim is that no rate falls below the bound, so reverse the verdict.
                 let falls = below(least, 0.6, figures_text);
                 match falls.holds {
                     Holds::Yes => Judgement { holds: Holds::No, ..falls },
@@ -523,14 +527,14 @@ const CLAIMS: [Claim<Figures>; 17] = [
     },
 ];
 
-/// A cost is significant if it takes at least this share of the processor time.
+/// A cost is significant if it is at least this share of the processor time.
 const SIGNIFICANT: f64 = 0.1;
 
-/// A control group's page cache counts as full from this share of the group's limit.
+/// A control group's page cache counts as full once it reaches this share of the group's limit.
 const CACHE_FULL: f64 = 0.95;
 
 impl Figures {
-    /// Judges the rate of direct over buffered reads beyond memory, provided that the page cache was full.
+    /// Judges the ratio of direct to buffered reads beyond memory. Inconclusive if the page cache was not full.
     fn beyond(&self, judge: impl FnOnce(Ratio, String) -> Judgement) -> Judgement {
         measured(self.beyond_over_buffered, None, |ratio| {
             let hits = self.hits.map_or(String::new(), |hits| {
@@ -570,7 +574,7 @@ mod tests {
         Spread::of(&[figure * 0.98, figure, figure * 1.02])
     }
 
-    /// Returns figures of a machine like the sources', in which every claim has this ratio.
+    /// Returns the figures of a machine like the sources'. Every claim has this ratio.
     fn all_at(ratio: Ratio) -> Figures {
         let regimes = [Regime::Device, Regime::Memory, Regime::Pressure];
         Figures {
@@ -627,12 +631,12 @@ mod tests {
         BY_RATIO.map(|claim| judged(claim, figures).holds)
     }
 
-    /// Each claim with a ratio can hold, hold partly if it has a size, fail, and be inconclusive.
+    /// Each claim with a ratio can hold, fail and be inconclusive. It can hold partly if it has a size.
     #[test]
     fn claims_with_a_ratio_come_out_each_way() {
         assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
         let same = by_ratio(&all_at(ratio(1.0)));
-        // Under a control group the faulting threads evict, so a missing fall says nothing about the kernel's thread.
+        // In a control group the faulting threads evict, so an absent fall says nothing about the kernel's thread.
         assert_eq!(same, [Inconclusive, Inconclusive, No, No, Yes, Yes, No, Yes, Yes, No]);
         let between = by_ratio(&all_at(ratio(1.4)));
         assert_eq!(between, [Partly, Partly, Partly, Partly, Yes, No, Partly, Yes, Yes, Partly]);
@@ -685,8 +689,8 @@ mod tests {
         assert_eq!([wasted(0.875, 0.996), wasted(0.875, 0.9), wasted(0.2, 0.9)], [Yes, Partly, No]);
     }
 
-    /// Shootdowns are judged by their share of a mapped read's processor time. With few processors they are cheap, so
-    /// the verdict names that condition.
+    /// Shootdowns are judged by their share of a mapped read's processor time. They are cheap on few processors, so the
+    /// verdict then names the missing processors.
     #[test]
     fn the_cost_of_shootdowns_comes_out_each_way() {
         let of = |cost: f64, processors: usize| {
@@ -695,7 +699,7 @@ mod tests {
             judged("significantly", &figures)
         };
         assert_eq!([of(40.0, 64).holds, of(10.0, 64).holds, of(2.0, 64).holds], [Yes, Partly, NotInSize]);
-        // Without the condition, 0.024 shootdowns per read of 12.3 us would count as significant.
+        // If the condition were ignored, 0.024 shootdowns per read of 12.3 us would count as significant.
         let mut report = all_at(ratio(1.0));
         (report.shootdowns_mapped, report.mapped_micros) = (Spread::of(&[0.023, 0.024, 0.024]), Some(12.3));
         (report.shootdown, report.processors) = (Some(4.0), 2);
@@ -704,8 +708,8 @@ mod tests {
         assert!(judged.why.contains("0.8 %") && judged.missing.unwrap().contains("64 processors"), "{}", judged.why);
     }
 
-    /// Figures measured on two processors and a drive of 104 k reads/s cannot refute the claims. An older rule judged
-    /// the claims as partly true or as false, or did not name the missing condition.
+    /// Figures measured on two processors and a drive of 104 k reads/s can't refute the claims. An older rule found the
+    /// claims partly true or false, or did not name the missing condition.
     #[test]
     fn a_small_machine_cannot_refute() {
         let report = |ratio: Ratio| Figures {
@@ -740,7 +744,7 @@ mod tests {
         has_conditions("2.3 times", &unfilled, &["a page cache that was full (42 % of its limit were used)"]);
     }
 
-    /// The verdict names the source's conditions that this machine does not meet.
+    /// The verdict names the conditions of the source that this machine does not meet.
     #[test]
     fn missing_conditions_are_named() {
         let mut figures = all_at(ratio(2.0));
@@ -758,7 +762,7 @@ mod tests {
         assert!(missing("near stop", &figures).contains("never matched"));
     }
 
-    /// The figures of a run over time are computed from its samples.
+    /// The figures of a series are computed from its samples.
     #[test]
     fn courses_have_their_figures() {
         let rates = [100.0, 100.0, 100.0, 10.0, 10.0, 50.0, 50.0, 50.0, 50.0, 50.0];

@@ -45,13 +45,13 @@ use updates::Method as UpdateMethod;
 use task::SMALL_FILES;
 pub(crate) use task::{BLOCK_BYTES, Method, Task};
 
-/// The number of threads in S1: enough for a mapping to keep as many requests in flight as asynchronous reads do.
+/// The number of threads in S1: enough for a mapping to have as many requests in flight as asynchronous reads do.
 const THREADS: usize = 100;
 
 /// S4's number of buffers.
 const S4_DEPTH: usize = 20;
 
-/// Bytes requested by a read that measures read amplification: a small row, for which 87.5 % of a 4 KiB block is
+/// The bytes requested by a read that measures read amplification. For such a small row, 87.5 % of a 4 KiB block is
 /// wasted.
 const ROW_BYTES: usize = 512;
 
@@ -66,7 +66,7 @@ struct Case {
     range_bytes: u64,
     ask_bytes: usize,
     warm_bytes: u64,
-    /// The run continues for this many seconds after memory is full.
+    /// The number of seconds for which the run continues after memory is full.
     full_seconds: Option<f64>,
     source: Option<&'static str>,
 }
@@ -99,13 +99,13 @@ impl Case {
     }
 }
 
-/// The indexes of the runs over time that claims refer to. The memory and pressure regimes have only the first two.
+/// The indexes of the series that claims refer to. The memory and pressure regimes have only the first two series.
 const DIRECT: usize = 0;
 const MAPPED: usize = 1;
 const NORMAL: usize = 2;
 const SEQUENTIAL: usize = 3;
 
-/// Returns the cases that are shown over time.
+/// Returns the cases of the series: those whose rates are shown over time.
 fn courses(session: &Session<'_>, regime: Regime) -> Vec<Case> {
     let case = |method| Case::new(method, THREADS, session);
     let mapped = Case { full_seconds: Some(full_seconds(session, regime)), ..case(Method::Mapped(Advice::Random)) };
@@ -119,7 +119,7 @@ fn courses(session: &Session<'_>, regime: Regime) -> Vec<Case> {
             case(Method::Mapped(Advice::Sequential)).source("S1: worse than RANDOM"),
         ]);
     }
-    // No verdict needs this case, because S4's claims are judged by the ranges.
+    // S4's claims are judged by the ranges, so no verdict needs this case.
     if regime == Regime::Device || (regime == Regime::File && !session.settings.quick) {
         cases.push(case(Method::Buffered));
     }
@@ -160,7 +160,7 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
             case.range_bytes = small_bytes.max(1 << 20);
         }
         if method == Method::Buffered {
-            // Fill the page cache first: beyond memory it was full for most of the source's 20 s.
+            // Fill the page cache first: in the source's 20 s beyond memory, it was full most of the time.
             case.warm_bytes = case.range_bytes.min(session.memory_bytes() / 4 * 5);
         }
         let kind = match (method, threads) {
@@ -180,7 +180,7 @@ fn range_cases(session: &Session<'_>) -> Vec<Case> {
     ]
 }
 
-/// The indexes of the cases of small rows that claims refer to.
+/// The indexes of the small-row cases that claims refer to.
 const ROW_DIRECT: usize = 0;
 const ROW_BUFFERED: usize = 1;
 const ROW_NORMAL: usize = 2;
@@ -202,9 +202,8 @@ fn amplification_cases(session: &Session<'_>) -> Vec<Case> {
     methods.into_iter().map(case).collect()
 }
 
-/// Returns the seconds for which a run over time continues after memory is full: ten in the pressure regime. A run that
-/// does not wait for memory to fill takes twice this time, except in the pressure regime, where it takes just this
-/// time.
+/// Returns the seconds for which a series continues after memory is full: ten in the pressure regime. A series that
+/// does not wait for memory to fill lasts twice as long, except in the pressure regime.
 fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     let (is_quick, seconds) = (session.settings.quick, session.pacing.series.seconds);
     match (regime, is_quick) {
@@ -215,10 +214,10 @@ fn full_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     }
 }
 
-/// The assumed rate at which a mapping fills memory, for estimating the time of a run.
+/// The assumed rate at which a mapping fills memory. Used to estimate the duration of a run.
 const FILL_BYTES_PER_SECOND: f64 = 3e8;
 
-/// Returns the timing of a run over time. A run that waits for memory to fill may take the time of one more series.
+/// Returns the timing of a series. A series that waits for memory to fill may last for one more series' duration.
 fn course_timing(session: &Session<'_>, regime: Regime, case: &Case) -> Timing {
     let full = full_seconds(session, regime);
     let seconds = match (case.full_seconds, regime) {
@@ -229,7 +228,7 @@ fn course_timing(session: &Session<'_>, regime: Regime, case: &Case) -> Timing {
     Timing { seconds, sample_seconds: (full / 20.0).clamp(0.02, 0.1) }
 }
 
-/// Estimates the seconds of a run over time.
+/// Estimates the duration of a series in seconds.
 fn course_seconds(session: &Session<'_>, regime: Regime, case: &Case) -> f64 {
     let timing = course_timing(session, regime, case);
     let left_bytes = if regime == Regime::Pressure { regime::left_bytes(session) } else { session.memory_bytes() };
@@ -237,15 +236,16 @@ fn course_seconds(session: &Session<'_>, regime: Regime, case: &Case) -> f64 {
     filling.map_or(timing.seconds, |filling| filling.min(timing.seconds)) + START_SECONDS
 }
 
-/// Estimates the mean time of a regime's runs over time.
+/// Estimates the mean duration of a regime's series.
 fn courses_seconds(session: &Session<'_>, regime: Regime) -> f64 {
     let cases = courses(session, regime);
     let all: f64 = cases.iter().map(|case| course_seconds(session, regime, case)).sum();
-    // The first run is repeated at the end.
+    // The first series is repeated at the end.
     (all + course_seconds(session, regime, &cases[DIRECT])) / (cases.len() + 1) as f64
 }
 
-/// Returns the memory limit of updates, small enough to fill immediately. The pool's frames take three quarters of it.
+/// Returns the memory limit of updates, small enough to fill immediately. The pool's frames occupy three quarters of
+/// it.
 fn updates_limit_bytes(session: &Session<'_>) -> u64 {
     (session.memory_bytes() / 4).max(64 << 20)
 }
@@ -264,15 +264,15 @@ fn updates_timing(session: &Session<'_>) -> Timing {
     Timing { seconds, sample_seconds: seconds / 20.0 }
 }
 
-/// The seconds that it takes to make the last updates durable.
+/// The approximate time, in seconds, to make the last updates durable.
 const SETTLE_SECONDS: f64 = 0.3;
 
-/// Returns the timing of cases that are not shown over time: three quarters of a slice.
+/// Returns the timing of the cases that are not series: three quarters of a slice.
 fn slice_timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 0.75, sample_seconds: 0.0 }
 }
 
-/// The seconds that it takes to start and stop a worker with 100 threads.
+/// The approximate time, in seconds, to start and stop a worker with 100 threads.
 const START_SECONDS: f64 = 0.15;
 
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
@@ -314,7 +314,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
         }
     }
     show::phases(chapter, &found);
-    // Use the device if there is one, and otherwise the file.
+    // Use the device if there is one, and the file otherwise.
     let places = [regime::place(session, Regime::Device)?, regime::place(session, Regime::File)?];
     let larger = places.into_iter().find_map(Result::ok);
     let ladder = ladder_cases(session);
@@ -345,7 +345,7 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Measures a regime's runs over time. If the regime is not available, returns the missing condition.
+/// Measures a regime's series. If the regime is not available, returns the missing condition.
 fn run_courses(session: &Session<'_>, regime: Regime) -> io::Result<Result<Rounds<Load>, String>> {
     let place = match regime::place(session, regime)? {
         Ok(place) => place,

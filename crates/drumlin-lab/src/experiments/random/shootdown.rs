@@ -1,5 +1,5 @@
-//! The cost of a TLB shootdown. A process maps, touches and unmaps a page, first with a single thread, then with more
-//! threads that keep the other processors busy in the same address space.
+//! The cost of a TLB shootdown. A process maps, touches and unmaps a page: first with a single thread, then with
+//! additional threads that keep the other processors busy in the same address space.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct Task {
     pub(super) others: usize,
 }
 
-/// The time to map, touch and unmap a page, and the number of shootdowns that this caused.
+/// The time to map, touch and unmap a page, alone and with busy threads, and the number of shootdowns per page.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Cost {
     alone_us: f64,
@@ -83,7 +83,7 @@ impl Measurement for Task {
 mod tests {
     use super::*;
 
-    /// The cost is that of one shootdown. It is unknown if no shootdowns were counted.
+    /// The cost is that of a single shootdown. It is unknown if no shootdowns were counted.
     #[test]
     fn a_shootdown_has_a_cost() {
         let cost = |beside_us, shootdowns| Cost { alone_us: 2.0, beside_us, shootdowns }.micros();

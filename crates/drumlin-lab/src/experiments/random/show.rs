@@ -12,7 +12,7 @@ use crate::report::{Cell, Chapter, MEDIANS, MIDDLE_ROUND, Plot, Scale, Table};
 use crate::ring::RingOptions;
 use crate::session::{Rounds, Trials};
 
-/// A column of a table: its title, its form, and a function that computes its cell from a case's trials.
+/// A column of a table: its title, its number format, and a function that computes its cell from a case's trials.
 type Column = (&'static str, Form, fn(&Trials<Load>) -> Cell);
 
 const RATE_COLUMNS: [Column; 6] = [
@@ -36,12 +36,12 @@ const COST_COLUMNS: [Column; 7] = [
     ("device bytes per byte", Form::Ratio, |trials| trials.median(Load::read_amplification).into()),
 ];
 
-/// Returns the median count per read.
+/// Returns the median of a count per read.
 fn each(trials: &Trials<Load>, count: fn(&Load) -> u64) -> Cell {
     trials.median(|load| count(load) as f64 / load.operations.max(1) as f64).into()
 }
 
-/// Creates a table with names in its first column, followed by these columns.
+/// Creates a table with these columns, preceded by a column of names.
 fn table_of(title: &str, columns: &[Column]) -> Table {
     let columns = columns.iter().map(|&(title, form, _)| (title, form));
     Table::new(title, &[("", Form::Text)].into_iter().chain(columns).collect::<Vec<_>>())
@@ -58,7 +58,7 @@ fn over_time(samples: &[Sample], figure: fn(&Sample) -> f64) -> Vec<(f64, f64)> 
     samples.iter().map(|sample| (sample.at_seconds, figure(sample))).collect()
 }
 
-/// Adds tables and plots of a regime's runs over time.
+/// Adds tables and plots of a regime's series.
 pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rounds: &Rounds<Load>) {
     let mut rates = table_of(&format!("Over time, {THREADS} threads: {}", regime.name()), &RATE_COLUMNS);
     let mut costs = table_of(&format!("Cost per read, {THREADS} threads: {}", regime.name()), &COST_COLUMNS);
@@ -85,7 +85,7 @@ pub(super) fn courses(chapter: &mut Chapter, regime: Regime, cases: &[Case], rou
     }
 }
 
-/// Adds a table of mapped reads under `MADV_RANDOM`: the rates before and after memory filled up, as medians of the
+/// Adds a table of mapped reads under `MADV_RANDOM`: the rates before and after memory became full, as medians of the
 /// rounds in which it did.
 pub(super) fn phases(chapter: &mut Chapter, figures: &Figures) {
     let mut table = Table::new(

@@ -33,7 +33,7 @@ pub(crate) enum Method {
         depth: usize,
         options: RingOptions,
     },
-    /// Each row has its own file, which is opened for the read. No file is read twice.
+    /// Each row has its own file, which the read opens. No file is read twice.
     SmallFiles,
 }
 
@@ -61,17 +61,17 @@ impl Method {
 pub(crate) struct Task {
     /// The file, or the folder of the small files.
     pub(crate) path: PathBuf,
-    /// Reads stay within this many bytes from the file's beginning.
+    /// The reads stay within this many bytes from the beginning of the file.
     pub(crate) range_bytes: u64,
-    /// Bytes requested at a time. Direct reads fetch the whole blocks around them.
+    /// The bytes requested at a time. A direct read fetches the whole blocks that contain them.
     pub(crate) ask_bytes: usize,
     pub(crate) method: Method,
     pub(crate) threads: usize,
-    /// Bytes to read once in advance, from the beginning: the whole range, to bring it into memory if it fits, or more
-    /// than memory, to fill the page cache.
+    /// The number of bytes to read once in advance, from the beginning. If the range fits into memory, this brings all
+    /// of it in. Otherwise more bytes than memory are read, to fill the page cache.
     pub(crate) warm_bytes: u64,
-    /// Seconds for which to continue after memory is full, within the limit of `timing`. Only mapped reads can detect
-    /// that memory is full.
+    /// The number of seconds to continue after memory is full, within the limit of `timing`. Only mapped reads can
+    /// detect that memory is full.
     pub(crate) full_seconds: Option<f64>,
     pub(crate) timing: Timing,
     pub(crate) seed: u64,
@@ -94,7 +94,7 @@ impl Places {
     }
 }
 
-/// Uses the bytes read, or the compiler could remove the read.
+/// Uses the bytes that were read; otherwise the compiler could remove the read.
 fn look(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"))
 }
@@ -163,7 +163,7 @@ impl Measurement for Task {
 }
 
 impl Task {
-    /// Reads each small file once, not in the order of the names.
+    /// Reads each small file once, in an order different from that of the names.
     fn read_files(self, observe: impl FnMut(&Sample)) -> io::Result<Load> {
         for index in 0..SMALL_FILES {
             temp_folder::forget_cached(&File::open(self.path.join(index.to_string()))?)?;
@@ -252,8 +252,8 @@ mod tests {
         assert!(seen.iter().all(|seen| *seen));
     }
 
-    /// Returns `true` if the operations match the bytes. Totals are read while threads run, and a thread may have
-    /// counted an operation but not its bytes yet.
+    /// Returns `true` if the operations match the bytes. Totals are read while threads run, so a thread may have
+    /// counted an operation without its bytes.
     fn is_consistent(load: &Load, operation_bytes: u64) -> bool {
         load.bytes.abs_diff(load.operations * operation_bytes) <= THREADS as u64 * operation_bytes
     }
@@ -277,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Rows smaller than a block are read at their offsets, by direct reads too.
+    /// Rows smaller than a block are read at their offsets, even by direct reads.
     #[test]
     fn small_rows_are_read() {
         let folder = tempfile::tempdir().unwrap();
@@ -292,13 +292,14 @@ mod tests {
         }
     }
 
-    /// Direct reads reach the rate that fio measures for the same file, depth and size: medians of short trials, within
-    /// 5 %. The test is timed, so it is run on request only: `cargo test -p drumlin-lab -- --ignored fio --nocapture`.
+    /// Direct reads reach the rate that fio measures for the same file, depth and size, within 5 %. Both are medians of
+    /// short trials. The test is timed, so it only runs on request: `cargo test -p drumlin-lab -- --ignored fio
+    /// --nocapture`.
     #[test]
     #[ignore = "times a drive for two minutes, beside fio"]
     fn agrees_with_fio() {
         /// The rate of a shared drive changes within seconds. Many short trials spread these changes evenly over both
-        /// programs.
+        /// programs, the lab and fio.
         const TURNS: u64 = 20;
         const SECONDS: f64 = 1.0;
         if std::process::Command::new("fio").arg("--version").output().is_err() {
@@ -325,8 +326,8 @@ mod tests {
                 let output = std::process::Command::new("fio")
                     .args(["--name=check", "--rw=randread", "--bs=4k", "--direct=1", "--thread", "--readonly"])
                     .args(["--time_based", "--norandommap", "--randrepeat=0", "--output-format=json"])
-                    // Configure fio like the lab: reap all completions, and submit as many requests with one call. A
-                    // call for each request is up to a fifth faster on some virtual drives.
+                    // Configure fio like the lab: reap all completions, then submit as many new requests by a single
+                    // call. A call per request is up to a fifth faster on some virtual drives.
                     .args(["--iodepth_batch_complete_min=1", "--iodepth_batch_complete_max=32"])
                     .arg("--iodepth_batch_submit=32")
                     .args([format!("--runtime={SECONDS}"), format!("--size={bytes}"), format!("--iodepth={depth}")])

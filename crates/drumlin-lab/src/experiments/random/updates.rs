@@ -1,9 +1,9 @@
 //! A worker's updates at random offsets of a file larger than memory: through a shared mapping, and in the frames of a
 //! small buffer pool with direct reads and writes.
 //!
-//! In the pool, each thread has its own part of the file and its own frames, and each page can be in one frame only. A
-//! miss writes the frame's page back and reads the requested page. This is the simplest possible pool, so any real pool
-//! should do at least as well.
+//! In the pool, each thread has its own part of the file and its own frames, and each page has only one frame that can
+//! hold it. A miss writes the frame's page back and reads the requested page. This is the simplest possible pool, so
+//! any real pool should do at least as well.
 
 use std::fs::File;
 use std::io;
@@ -25,7 +25,7 @@ use crate::worker::Measurement;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Mapped,
-    /// A buffer pool whose frames take this much memory in total.
+    /// A buffer pool whose frames occupy this much memory in total.
     Pool {
         bytes: u64,
     },
@@ -74,7 +74,7 @@ impl Measurement for Task {
                 })?
             }
         };
-        // Write back now, so that the next trial does not wait for pages that this one dirtied.
+        // Write back now; otherwise the next trial would wait for pages that this one dirtied.
         file.sync_data()?;
         temp_folder::forget_cached(&file)?;
         Ok(done)
@@ -87,7 +87,7 @@ struct Pool<'f> {
     /// The offset of the part that this thread updates.
     start: u64,
     frames: AlignedBuffer,
-    /// The page in each frame, by its number in the part.
+    /// The page that each frame holds, as its index in the part.
     pages: Vec<Option<u64>>,
 }
 
@@ -107,8 +107,8 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// Returns the frame with this page. Every page in a frame has been updated, so a miss first writes the frame's old
-    /// page back.
+    /// Returns the frame that holds this page. Every page in a frame has been updated, so a miss first writes the
+    /// frame's old page back.
     fn fetch(&mut self, page: u64) -> io::Result<&mut [u8]> {
         let index = (page % self.pages.len() as u64) as usize;
         let frame = &mut self.frames[index * BLOCK_BYTES..][..BLOCK_BYTES];
@@ -128,7 +128,7 @@ impl Pool<'_> {
 mod tests {
     use super::*;
 
-    /// No update is lost: each is in the file or in a frame.
+    /// No update is lost: each is either in the file or in a frame.
     #[test]
     fn no_update_is_lost() {
         let folder = tempfile::tempdir().unwrap();

@@ -12,38 +12,38 @@ use crate::measure::Load;
 use crate::report::{Chapter, Holds, Judgement};
 use crate::session::{Rounds, Trials};
 
-/// The figures by which a run's claims are judged. Figures that were not measured are `None`.
+/// The figures by which the claims are judged. Figures that were not measured are `None`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figures {
     /// The missing condition if the raw device was not measured.
     missing: Option<String>,
     processors: usize,
-    /// The time of a single random read.
+    /// The duration of a single random read.
     read_micros: Option<f64>,
-    /// On the raw device, the rate of buffered reads with the kernel's read-ahead over that of 4 KiB direct reads, one
-    /// at a time.
+    /// On the raw device, the rate of buffered reads with the kernel's read-ahead divided by that of 4 KiB direct
+    /// reads, one at a time.
     kernel_over_small: Option<Ratio>,
     stream_over_kernel: Option<Ratio>,
     large_over_kernel: Option<Ratio>,
-    /// The same ratio on the plain file, with the machine's own read-ahead.
+    /// The ratio `large_over_kernel` on the plain file, with the machine's own read-ahead.
     large_over_own_window: Option<Ratio>,
     own_window_bytes: Option<u64>,
-    /// Processor time per byte with a copy over that without a copy.
+    /// The processor time per byte with a copy divided by that without a copy.
     copy_cpu: Option<Ratio>,
     copy_rate: Option<Ratio>,
-    /// The rate of 5 x 512 KiB into huge pages over that into small pages, on the plain file. (A loop device submits
-    /// requests to its drive from a kernel thread, which hides their cost.)
+    /// The rate of 5 x 512 KiB into huge pages divided by that into small pages, on the plain file. (A loop device
+    /// submits requests to its drive from a kernel thread, which hides their cost.)
     huge_over_small_pages: Option<Ratio>,
-    /// The memory that reads need: 5 x 512 KiB into small pages, the same into huge pages, and 4 KiB, one at a time.
+    /// The memory that reads need: 5 x 512 KiB into small pages, 5 x 512 KiB into huge pages, and 4 KiB, one at a time.
     memory: Option<[f64; 3]>,
-    /// The rate of 20 threads that read a mapping while memory fills, over their rate after it is full.
+    /// The rate at which 20 threads read a mapping while memory fills, divided by their rate after it is full.
     mapped_fall: Option<Ratio>,
-    /// The rate of 256 requests in flight over that of a mapping read by 20 threads, and over that of a mapping read by
-    /// one thread.
+    /// The rate with 256 requests in flight, divided by that of a mapping read by 20 threads, and by that of a mapping
+    /// read by one thread.
     fio_over_mapped: Option<Ratio>,
     fio_over_mapped_one: Option<Ratio>,
     fio_rate: Option<Spread>,
-    /// The rate of a mapping with SEQUENTIAL over that with RANDOM, each read by 20 threads.
+    /// The rate of a mapping with SEQUENTIAL divided by that with RANDOM, each read by 20 threads.
     sequential_over_random: Option<Ratio>,
 }
 
@@ -87,19 +87,21 @@ impl Figures {
         }
     }
 
-    /// Returns the condition that S4's rates require, a fast drive, if it is missing.
+    /// Returns the condition that S4's rates require, a fast drive, if this machine does not meet it.
     fn fast_drive(&self) -> Option<String> {
         self.read_micros.and_then(condition::read_micros)
     }
 
-    /// Returns the conditions that S1's scans of one drive require, processors and a fast drive, if one is missing.
+    /// Returns the conditions that S1's scans of one drive require, processors and a fast drive, if this machine does
+    /// not meet one of them.
     fn large_machine(&self) -> Option<String> {
         let drive = self.fio_rate.and_then(|rate| condition::bandwidth(rate.median));
         condition::all([condition::processors(self.processors), drive])
     }
 }
 
-/// Returns the rate while memory filled over that after it was full, or `None` if a trial lacked one of these phases.
+/// Returns the rate while memory was filling divided by that after it was full, or `None` if a trial lacked one of
+/// these phases.
 fn fall(trials: &Trials<Load>, noise: f64) -> Option<Ratio> {
     let rates = trials.samples.iter().map(|samples| {
         let phases = condition::phases(samples, 1.0)?;
@@ -109,11 +111,11 @@ fn fall(trials: &Trials<Load>, noise: f64) -> Option<Ratio> {
     Ratio::of(&filling, &full, noise)
 }
 
-/// A rate that requires several drives. S1's ten deliver 70 GB/s, and a mapping's own limit is far below this rate.
+/// A rate that only several drives can deliver. S1's ten deliver 70 GB/s; a mapping's own limit is far below this rate.
 const SEVERAL_DRIVES: f64 = 20e9;
 
-/// S4's factor, 945 MB/s over 463. A factor that is too large misses the claimed half just as one that is too small
-/// does.
+/// S4's factor: 945 MB/s divided by 463 MB/s. The claim is one half, so it fails for a factor that is too large as well
+/// as for one that is too small.
 const HALF: Size = Size::of(2.04).from(1.6);
 
 const CLAIMS: [Claim<Figures>; 9] = [
@@ -261,7 +263,7 @@ mod tests {
         Some(Ratio { noise: 10.0, ..ratio(median).unwrap() })
     }
 
-    /// Returns figures of a machine like the sources', in which every claim has this ratio.
+    /// Returns the figures of a machine like the sources'. Every claim has this ratio.
     fn all_at(median: Option<Ratio>, rate: f64) -> Figures {
         Figures {
             missing: None,
@@ -284,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Returns the verdicts on all claims except the one about memory, which has no ratio.
+    /// Returns the verdicts on all claims except that about memory, which has no ratio.
     fn verdicts(figures: &Figures) -> [Holds; 8] {
         [0, 1, 2, 3, 5, 6, 7, 8].map(|index: usize| (CLAIMS[index].judge)(figures).holds)
     }
@@ -292,7 +294,7 @@ mod tests {
     /// Each claim can hold, hold partly, fail, and be inconclusive.
     #[test]
     fn every_claim_comes_out_each_way() {
-        // A thirtieth is not half.
+        // The claim is half the rate; a thirtieth is too far from it.
         assert_eq!(verdicts(&all_at(ratio(30.0), 70e9)), [NotInSize, Yes, Yes, Yes, Yes, Yes, Yes, Yes]);
         assert_eq!((CLAIMS[0].judge)(&all_at(ratio(2.0), 70e9)).holds, Yes);
         assert_eq!(verdicts(&all_at(ratio(0.5), 70e9)), [No; 8]);
@@ -310,7 +312,7 @@ mod tests {
         assert_eq!(memory, [Yes, Partly, No]);
     }
 
-    /// One drive cannot show what ten do, and the verdict names the missing condition.
+    /// One drive can't show the effect of ten, and the verdict names the missing condition.
     #[test]
     fn ten_drives_are_needed() {
         let judged = (CLAIMS[8].judge)(&all_at(ratio(30.0), 7e9));
@@ -318,8 +320,8 @@ mod tests {
         assert!(judged.missing.unwrap().contains("several drives"));
     }
 
-    /// Figures measured on two processors and a drive of 1.31 GB/s cannot refute the claims. An older rule accepted
-    /// 19.8 times as a half, and judged a fall by 6 % and 0.968 times the mapping's rate as partly true.
+    /// Figures measured on two processors and a drive of 1.31 GB/s can't refute the claims. An older rule accepted 19.8
+    /// times as a half. It found a fall by 6 %, and 0.968 times the mapping's rate, to be partly true.
     #[test]
     fn a_small_machine_cannot_refute() {
         let range = |median, least, most| Some(Ratio { median, least, most, noise: 1.01 });
@@ -327,7 +329,7 @@ mod tests {
             processors: 2,
             read_micros: Some(92.0),
             kernel_over_small: range(19.8, 18.6, 22.4),
-            // A stream of 50 x 4 KiB, which reached only the rate of random reads with 64 in flight.
+            // The rate of a stream of 50 x 4 KiB, which was no higher than that of random reads with 64 in flight.
             stream_over_kernel: range(0.38, 0.37, 0.39),
             mapped_fall: range(1.06, 1.04, 1.21),
             fio_over_mapped: range(0.968, 0.965, 1.08),
@@ -342,7 +344,7 @@ mod tests {
             assert!(judged.missing.as_ref().unwrap().contains(part), "{judged:?}");
         }
         assert!((CLAIMS[0].judge)(&report).why.ends_with("That is far more than claimed."));
-        // The fall may come from a lack of processor time.
+        // The fall may be due to a lack of processor time.
         let fallen = Figures { mapped_fall: ratio(1.98), ..report.clone() };
         assert_eq!((CLAIMS[5].judge)(&fallen).holds, Inconclusive);
         // On a machine like the sources', the same figures refute the claims.

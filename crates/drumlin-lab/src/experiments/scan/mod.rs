@@ -36,7 +36,7 @@ struct Case {
     method: Method,
     request_bytes: usize,
     threads: usize,
-    /// `true` if the case is so slow that it scans only a part of the file.
+    /// `true` if the case is so slow that it scans only part of the file.
     is_slow: bool,
     /// `true` if the report plots the rate over time.
     drawn: bool,
@@ -81,12 +81,12 @@ const MAPPED_ONE: usize = 8;
 /// This case exists on the raw device only.
 const MAPPED_RANDOM: usize = 9;
 
-/// The request size of S4's streams, which keep fifty requests in flight (`examples/storage.rs` of Glommio).
+/// The request size of S4's streams, which have fifty requests in flight (`examples/storage.rs` of Glommio).
 const S4_REQUEST_BYTES: usize = 4 << 10;
 const S4_REQUESTS: usize = 50;
 
-/// Returns the cases of the plain file, which are all measured on the raw device too. With `is_quick`, cases that no
-/// verdict needs are left out.
+/// Returns the cases of the plain file. All of them are measured on the raw device too. `is_quick` leaves out cases
+/// that no verdict needs.
 fn file_cases(is_quick: bool) -> Vec<Case> {
     let mut cases = shared_cases();
     cases.truncate(if is_quick { STREAM + 1 } else { cases.len() });
@@ -116,8 +116,7 @@ fn shared_cases() -> Vec<Case> {
     ]
 }
 
-/// Returns the cases of the raw device. The additional cases explain the rates; with `is_quick` there are fewer of
-/// them.
+/// Returns the cases of the raw device. The additional cases explain the rates; `is_quick` leaves out some of them.
 fn device_cases(is_quick: bool) -> Vec<Case> {
     let ring = |depth, huge| Method::Ring { depth, options: RingOptions { huge, ..RingOptions::default() } };
     let polled = RingOptions { registered: true, huge: true, polled: true };
@@ -156,7 +155,7 @@ fn timing(session: &Session<'_>, case: &Case) -> Timing {
     Timing { seconds, sample_seconds: (seconds / 160.0).clamp(0.01, 0.1) }
 }
 
-/// Estimates the mean time of a trial. A case ends early once it has read the whole file, at 1.7 GB/s on average.
+/// Estimates the mean duration of a trial. A case ends early once it has read the whole file, at 1.7 GB/s on average.
 fn turn_seconds(session: &Session<'_>, cases: &[Case]) -> f64 {
     let all = session.file_bytes() as f64 / 1.7e9;
     let seconds: f64 = cases

@@ -16,10 +16,10 @@ use crate::ring::{ReadRing, RingOptions};
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The stride of the words that a scan looks at: one in each page, so that a mapping has to bring in every page.
+/// The distance between the words that a scan reads: one in each page, so that a mapping has to bring in every page.
 const PAGE_BYTES: usize = 4096;
 
-/// The bytes that a scan of a mapping counts as one operation, so that its rate over time can be shown.
+/// A scan of a mapping counts this many bytes as one operation, so that its rate over time can be shown.
 pub(super) const STEP_BYTES: usize = 128 << 10;
 
 /// A method of reading a file sequentially.
@@ -203,7 +203,8 @@ mod tests {
             match (Task { path: path.clone(), method, request_bytes: 128 << 10, threads, timing }).perform(|_| {}) {
                 Ok(load) => {
                     assert_eq!(load.bytes, 4 << 20, "{method:?}");
-                    // Several threads add up their checksums, so the sum differs from the checksum of one thread.
+                    // Several threads add up their checksums, so their sum differs from the checksum of a single
+                    // thread.
                     if threads == 1 {
                         checks.push(load.check);
                     }

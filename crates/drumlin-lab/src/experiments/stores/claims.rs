@@ -5,11 +5,11 @@ use crate::compare::{Claim, Ratio, Size};
 use crate::figures;
 use crate::report::{Chapter, Holds, Judgement};
 
-/// The figures of one file system on which the verdicts rest. If a store is not built in, its figures are `None`.
+/// The figures of one file system on which the verdicts rest. The figures of a store that is not built in are `None`.
 #[derive(Clone, Debug, Default)]
 struct Figures {
     place: String,
-    /// The rate of eight writers divided by that of one.
+    /// The rate of eight writers divided by that of one writer.
     nebari_gain: Option<Ratio>,
     drumlin_gain: Option<Ratio>,
     /// Sync calls per commit by one writer.
@@ -17,7 +17,7 @@ struct Figures {
     sled_calls: Option<Calls>,
     /// Sync calls per commit by eight writers.
     drumlin_calls: Option<Calls>,
-    /// The mean time of a SQLite commit with a rollback journal divided by that of a Nebari commit.
+    /// The mean duration of a SQLite commit with a rollback journal divided by that of a Nebari commit.
     sqlite_to_nebari: Option<Ratio>,
 }
 
@@ -78,8 +78,8 @@ const CLAIMS: [Claim<Figures>; 5] = [
     },
 ];
 
-/// Adds the verdicts for one file system: ext4 with a journal if it was measured, because the source used a file system
-/// with a journal.
+/// Adds the verdicts for one file system. The source used a file system with a journal, so this is ext4 with a journal
+/// if that was measured.
 pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
     let chosen = measured.iter().find(|each| each.place == "ext4").or(measured.first());
     let Some(chosen) = chosen else { return };
@@ -89,8 +89,7 @@ pub(super) fn put(chapter: &mut Chapter, measured: &[Measured]) {
     }
 }
 
-/// Judges by the rate of eight writers divided by that of one writer: writers queue if it is below 1.5, and do not
-/// queue if it is 3 or more.
+/// Judges by the rate of eight writers divided by that of one writer. Below 1.5, writers queue; from 3 on, they do not.
 fn queue(figures: &Figures) -> Judgement {
     let Some(gain) = figures.nebari_gain else { return Judgement::inconclusive(PEERS, "") };
     let (low, high) = gain.interval();
@@ -137,8 +136,8 @@ fn sled_flushes_nothing(figures: &Figures) -> Judgement {
     Judgement::new(holds, format!("Counted for each commit: {}.", calls.show()))
 }
 
-/// Judges the rate and the calls: the rate has to grow, and there have to be fewer calls than commits. Otherwise the
-/// rate has grown for a different reason.
+/// Judges the rate and the calls. The rate has to grow, and there have to be fewer calls than commits; otherwise the
+/// rate has grown for some other reason.
 fn shared_syncs(figures: &Figures) -> Judgement {
     let Some(gain) = figures.drumlin_gain else {
         return Judgement::inconclusive("commits by eight writers", "");
@@ -166,7 +165,7 @@ mod tests {
         Some(Ratio { median, least, most, noise: 1.05 })
     }
 
-    /// Writers queue, partly queue, or do not. Without Nebari, or with too much noise, the claim is inconclusive.
+    /// Writers queue, queue partly, or do not queue. Without Nebari, or with too much noise, the claim is inconclusive.
     #[test]
     fn queueing_comes_out_each_way() {
         let judge = |nebari_gain| queue(&Figures { nebari_gain, ..Figures::default() }).holds;
@@ -177,7 +176,7 @@ mod tests {
         assert_eq!(judge(None), Inconclusive);
     }
 
-    /// Commits make two syncs, one and a half, or one. Without a count the claim is inconclusive.
+    /// A commit makes two syncs, one and a half, or one. Without a count, the claim is inconclusive.
     #[test]
     fn two_syncs_come_out_each_way() {
         let calls = |syncs| Some(Calls { syncs, ..Calls::default() });
@@ -198,7 +197,7 @@ mod tests {
         );
     }
 
-    /// A commit makes a range call without a sync, a range call and a sync, or too few range calls.
+    /// A commit makes a range call without a sync, a range call with a sync, or too few range calls.
     #[test]
     fn sled_comes_out_each_way() {
         let judge = |sled_calls| {
@@ -211,8 +210,8 @@ mod tests {
         assert_eq!(judge(None), Inconclusive);
     }
 
-    /// The claim holds with shared syncs and a higher rate, holds partly with only one of the two, and fails without
-    /// both.
+    /// With shared syncs and a higher rate the claim holds, with only one of them it holds partly, and with neither it
+    /// fails.
     #[test]
     fn sharing_comes_out_each_way() {
         let judge = |drumlin_gain, syncs| {

@@ -26,13 +26,13 @@ use crate::worker::Measurement;
 
 const VALUE: [u8; 1024] = [0xA5; 1024];
 
-/// The number of first commits by each writer that are not counted, because they create files and tables.
+/// The number of commits that each writer makes before its commits are counted. They create files and tables.
 const WARM_COMMITS: u64 = 20;
 
-/// The number of commits whose calls are counted, for each writer.
+/// The number of commits that each writer makes while calls are counted.
 const COUNTED_COMMITS: u64 = 200;
 
-/// The numbers of writers. Comparing the two shows if commits queue.
+/// The numbers of writers. Comparing the two rates shows if commits queue.
 const WRITERS: [usize; 2] = [1, 8];
 
 /// A measured store, which its writers share.
@@ -61,8 +61,8 @@ fn drumlin(folder: &Path) -> Opened {
     open_drumlin(folder, IoBackend::Auto)
 }
 
-/// Opens Drumlin without io_uring, because the filter that counts calls does not see a ring's requests. The engine
-/// syncs at the same moments with either backend.
+/// Opens Drumlin without io_uring, because the filter that counts calls does not see a ring's requests. With either
+/// backend, the engine syncs at the same points.
 fn drumlin_without_ring(folder: &Path) -> Opened {
     open_drumlin(folder, IoBackend::Portable)
 }
@@ -77,7 +77,7 @@ impl Store for Drumlin {
 struct Candidate {
     name: &'static str,
     open: Open,
-    /// Opens the store for counting its calls.
+    /// Opens the store for a run that counts its calls.
     open_counted: Open,
     source: Option<&'static str>,
 }
@@ -113,7 +113,7 @@ pub(crate) struct Task {
     timing: Timing,
     commits_max: u64,
     disk: Option<String>,
-    /// Counts calls instead of timing commits.
+    /// `true` if the run counts calls instead of timing commits.
     counts_calls: bool,
 }
 
@@ -123,7 +123,7 @@ pub(crate) struct Committed {
     /// The latencies of single commits.
     latencies: Vec<(u64, u64)>,
     block: Option<BlockCounts>,
-    /// The sync calls, if they were counted, with the number of commits that made them.
+    /// The sync calls and the number of commits that made them, if calls were counted.
     calls: Option<(SyncCounts, u64)>,
 }
 
@@ -192,7 +192,7 @@ impl Task {
         Ok(Committed { calls: Some((calls, COUNTED_COMMITS * self.writers as u64)), ..Committed::default() })
     }
 
-    /// Commits this many rows by each writer, with all writers running concurrently.
+    /// Commits this many rows with each writer. All writers run concurrently.
     fn commit_concurrently(&self, store: &dyn Store, first: u64, commits: u64) -> Result<(), String> {
         std::thread::scope(|scope| {
             let write = |index: usize| {
@@ -225,16 +225,16 @@ fn trial_seconds(session: &Session<'_>) -> f64 {
     session.pacing.slice.seconds
 }
 
-/// Estimates the time for one place.
+/// Estimates the duration of the measurements for one place.
 pub(super) fn seconds(session: &Session<'_>) -> f64 {
     let cases = cases().len();
     Session::rounds_seconds(cases, session.pacing.rounds, trial_seconds(session)) + cases as f64 * COUNT_SECONDS
 }
 
-/// The approximate seconds of counting the calls of one store.
+/// The approximate time, in seconds, to count the calls of one store.
 const COUNT_SECONDS: f64 = 0.3;
 
-/// The measured commits on one file system.
+/// The measurements of commits on one file system.
 pub(super) struct Measured {
     place: String,
     rounds: Rounds<Committed>,
@@ -248,7 +248,7 @@ struct Calls {
     syncs: f64,
     durable_writes: f64,
     ranges: f64,
-    /// The store created an io_uring, so calls may be missing.
+    /// `true` if the store created an io_uring, so that calls may be missing.
     has_ring: bool,
 }
 
@@ -285,7 +285,7 @@ pub(super) fn run(session: &Session<'_>, place: &Place, chapter: &mut Chapter) -
     let number = AtomicU64::new(0);
     let folder = || {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        // No process uses the previous trial's store any longer.
+        // The previous trial's store is no longer in use.
         let _ = std::fs::remove_dir_all(place.path(&format!("store-{}", number.wrapping_sub(1))));
         place.path(&format!("store-{number}"))
     };
@@ -383,7 +383,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for (store, candidate) in STORES.iter().enumerate() {
             // sled's threads outlive the store. Threads left over from an earlier case would run without the filter,
-            // and threads of this case stay under it, so test sled only with the filter.
+            // and the threads of this case remain under it, so test sled only with the filter.
             let is_sled = candidate.name.starts_with("sled");
             for (writers, counts_calls) in [(1, false), (3, false), (2, true)] {
                 if is_sled && !counts_calls {
@@ -393,7 +393,7 @@ mod tests {
                     folder: folder.path().join(format!("{store}-{writers}")),
                     store,
                     writers,
-                    // The number of commits ends the case, however slow the drive is.
+                    // The case ends after a number of commits, however slow the drive is.
                     timing: Timing { seconds: 3600.0, sample_seconds: 0.0 },
                     commits_max: 30,
                     disk: None,
@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    /// Calls are described by kind, and kinds that did not occur are left out.
+    /// Calls are described by kind. A kind that did not occur is left out.
     #[test]
     fn calls_are_counted_by_kind() {
         let counts = SyncCounts { syncs: 400, durable_writes: 25, ranges: 0, rings: 0 };

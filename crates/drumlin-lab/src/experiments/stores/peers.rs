@@ -1,4 +1,4 @@
-//! The stores that Drumlin is compared with, configured so that a commit should be durable when it returns.
+//! The stores with which Drumlin is compared. Each is configured so that a commit should be durable when it returns.
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};

@@ -14,14 +14,14 @@ use crate::report::{Chapter, Holds, Judgement};
 pub(super) struct PlaceFigures {
     name: String,
     has_journal: bool,
-    /// The lab created the file system, on a device without a volatile cache.
+    /// `true` if the lab created the file system on a device without a volatile cache.
     is_cacheless: bool,
     is_flushed: bool,
-    /// The mean time of an append divided by that of a write into a file that was grown in advance, for 1 KiB and for 4
-    /// KiB.
+    /// The mean duration of an append divided by that of a write into a file that was grown in advance, for 1 KiB and
+    /// for 4 KiB.
     append_to_truncated: Option<Ratio>,
     append_to_truncated_blocks: Option<Ratio>,
-    /// The mean time of fdatasync divided by that of sync_file_range, in files that were grown in advance.
+    /// The mean duration of fdatasync divided by that of sync_file_range, in files that were grown in advance.
     sync_to_range: Option<Ratio>,
     /// Flushes per write by fdatasync and by sync_file_range, in files that were grown in advance.
     sync_flushes: Option<f64>,
@@ -110,7 +110,7 @@ impl Figures {
         Figures { places, left: Vec::new() }
     }
 
-    /// Returns the place that is most like the source's: the ext4 that the lab created, or else any place with a
+    /// Returns the place most like the source's: the ext4 that the lab created or, failing that, any place with a
     /// journal.
     fn journalled(&self) -> Option<&PlaceFigures> {
         let mut usual = self.places.iter().filter(|place| place.has_journal && !place.is_cacheless);
@@ -146,11 +146,11 @@ impl PlaceFigures {
     }
 }
 
-/// The condition that is missing if the lab does not run as root.
+/// The missing condition if the lab does not run as root.
 const JOURNAL: &str = "a file system with a journal (as root the lab makes ext4 and xfs on loop devices)";
 
-/// Judges by S2's factor of 2.1. It compares means, as S2 did: most 1 KiB writes need no new block, so the median would
-/// only show those.
+/// Judges by S2's factor of 2.1. It compares means, as S2 did: most 1 KiB writes need no new block, so a median would
+/// show only those writes.
 fn growing_ahead(figures: &Figures) -> Judgement {
     let Some((place, ratio)) = figures.journalled().and_then(|place| Some((place, place.append_to_truncated?))) else {
         return Judgement::inconclusive(JOURNAL, "");
@@ -167,7 +167,7 @@ fn growing_ahead(figures: &Figures) -> Judgement {
     ratio.judge_at_least(Size::of(2.1).from(1.8), sentence + ".")
 }
 
-/// Judges "several times" as at least twice. The cause is part of the claim, so the flushes have to differ too.
+/// Judges "several times" as at least twice. The cause is part of the claim, so the flushes must differ too.
 fn range_is_fast(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some((place, ratio)) = place.and_then(|place| Some((place, place.sync_to_range?))) else {
@@ -185,7 +185,7 @@ fn range_is_fast(figures: &Figures) -> Judgement {
     ratio.judge(compare::all([ratio.at_least(Size::of(6.6).from(2.0)), cause]), sentence)
 }
 
-/// Judges the advantage with the cache off. S2's factor fell from 6.6 to 1.4, so a sixth of the effect was left. An
+/// Judges the advantage with the cache off. S2's factor fell from 6.6 to 1.4, so a sixth of the effect remained. An
 /// advantage counts as diminished if it is certainly smaller, by at least a third of the effect.
 fn cache_off(figures: &Figures) -> Judgement {
     let off = figures.places.iter().find(|place| place.is_cacheless).and_then(|place| place.sync_to_range);
@@ -218,7 +218,7 @@ fn cache_off(figures: &Figures) -> Judgement {
     }
 }
 
-/// The condition that is missing if a file system could not be powered off.
+/// The missing condition if a file system could not be powered off.
 fn power_off(file_system: FileSystem) -> String {
     format!(
         "{name} that can be switched off (as root the lab makes one on a loop device, with mkfs.{name} of {})",
@@ -245,9 +245,9 @@ fn zeros(figures: &Figures, file_system: FileSystem) -> Judgement {
     Judgement::new(compare::all([Holds::of(filled == 1.0), Holds::of(new < 1.0)]), sentence)
 }
 
-/// Judges runs over the same blocks. S2 lost records in the first run, sometimes in the second, and never later. If the
-/// second run still loses records, and a run after the metadata were written back does not, then it is the metadata
-/// that matter, not the number of runs.
+/// Judges several runs over the same blocks. S2 lost records in the first run, sometimes in the second, and never
+/// later. If the second run still loses records but a run after a write-back of the metadata does not, the cause is the
+/// metadata, not the number of runs.
 fn later_runs(figures: &Figures, file_system: FileSystem) -> Judgement {
     let Some(left) = figures.left_on(file_system) else { return Judgement::inconclusive(power_off(file_system), "") };
     let [first, second, settled] = Run::ALL.map(|run| left.share(run, Method::TruncatedRange));
@@ -280,12 +280,12 @@ fn btrfs_loses(figures: &Figures) -> Judgement {
     Judgement::new(compare::all(parts), sentence)
 }
 
-/// The minimum number of writes for a 99.9th percentile, and so for finding one slow sync in a thousand.
+/// The minimum number of writes for a 99.9th percentile, which shows one slow sync in a thousand.
 const WRITES_MIN: u64 = 5000;
 
 /// Judges the claim that the mean hides slow writes. S2's slowest sync_file_range took 15 times the mean. A slow write
-/// counts as hidden if it takes at least five times the mean and the slowest batch shows less than half of it. All
-/// rounds have to agree.
+/// counts as hidden if it takes at least five times the mean and the slowest batch shows less than half of that. All
+/// rounds must agree.
 fn means_hide(figures: &Figures) -> Judgement {
     let place = figures.journalled().or(figures.places.first());
     let Some(place) = place.filter(|place| !place.rounds.is_empty()) else {
@@ -338,8 +338,8 @@ mod tests {
         Figures { places, left: Vec::new() }
     }
 
-    /// Growing ahead halves the mean, reduces it less, or does not reduce it. Without a journal the claim is
-    /// inconclusive.
+    /// Growing the file in advance halves the mean, reduces it by less, or does not reduce it. Without a journal, the
+    /// claim is inconclusive.
     #[test]
     fn growing_ahead_comes_out_each_way() {
         let judge = |factor| growing_ahead(&with(vec![PlaceFigures { append_to_truncated: factor, ..ext4() }])).holds;
@@ -349,8 +349,8 @@ mod tests {
         assert_eq!(growing_ahead(&with(vec![bare])).missing.as_deref(), Some(JOURNAL));
     }
 
-    /// The claim holds if the range call is faster and does not flush. It holds partly if the call flushes. A device
-    /// that counts no flushes leaves the claim inconclusive.
+    /// The claim holds if the range call is faster and does not flush. It holds partly if the call flushes. On a device
+    /// that counts no flushes, the claim is inconclusive.
     #[test]
     fn a_range_comes_out_each_way() {
         let judge = |factor, sync, range| {
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(judge(6.6, None, None), Inconclusive);
     }
 
-    /// The advantage diminishes, hardly does, or stays. If there is no advantage, the claim is inconclusive.
+    /// The advantage diminishes, diminishes slightly, or remains. If there is no advantage, the claim is inconclusive.
     #[test]
     fn the_cache_comes_out_each_way() {
         let judge = |off, on| {
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(cache_off(&with(vec![ext4()])).holds, Inconclusive);
     }
 
-    /// Returns the shares left on zeros, the same in all runs, and on new blocks for each run.
+    /// Returns the shares of records that remain: on zeros, the same for all runs, and on new blocks, for each run.
     fn left(file_system: FileSystem, filled: f64, new: [f64; 3]) -> Left {
         let of_run = |new| {
             METHODS.map(|method| match method {
@@ -404,8 +404,8 @@ mod tests {
         Figures { places: Vec::new(), left: vec![left] }
     }
 
-    /// Zeros keep records and new blocks lose them, or only one of these is true, or the reverse. A power-off that
-    /// loses synced records is inconclusive, and a file system that was not available is reported, whatever the other
+    /// Zeros keep records and new blocks lose them; only one of these is true; or the reverse is. If a power-off loses
+    /// synced records, the claim is inconclusive. A file system that was not available is reported, whatever the other
     /// file system showed.
     #[test]
     fn zeros_come_out_each_way() {
@@ -422,8 +422,8 @@ mod tests {
         assert!(missing.len() == 2 && missing.iter().all(|missing| missing.contains("xfsprogs")), "{missing:?}");
     }
 
-    /// All later runs keep records, or only the run after the metadata were written back does, or no run does. If the
-    /// first run loses no records, there is nothing to compare. Later power-offs have to be sound too.
+    /// All later runs keep records, only the run after the metadata were written back does, or no run does. If the
+    /// first run loses no records, there is nothing to compare. Later power-offs must be sound too.
     #[test]
     fn later_runs_come_out_each_way() {
         let judge = |new| later_runs(&after(left(FileSystem::Ext4, 1.0, new)), FileSystem::Ext4).holds;
@@ -441,8 +441,8 @@ mod tests {
         assert!(btrfs_loses(&Figures::default()).missing.unwrap().contains("btrfs-progs"));
     }
 
-    /// Slow writes are hidden by the mean and the batches, by the mean alone, or not at all. With too few writes, or
-    /// with rounds that differ, the claim is inconclusive.
+    /// Slow writes are hidden by the mean and the batches, by the mean alone, or not at all. If there are too few
+    /// writes, or if rounds differ, the claim is inconclusive.
     #[test]
     fn hiding_comes_out_each_way() {
         let round = |slowest, slowest_batch| Round { mean: 100.0, slowest, slowest_batch };

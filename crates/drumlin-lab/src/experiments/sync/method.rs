@@ -1,10 +1,10 @@
-//! The methods of making a write durable, and the fate of their writes in a power cut.
+//! The methods of making a write durable, and what happens to such a write in a power cut.
 
 use serde::{Deserialize, Serialize};
 
 use crate::experiments::places::Cache;
 
-/// A method that makes a write durable, or is believed to.
+/// A method that makes a write durable, or is believed to do so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Method {
     Append,
@@ -18,16 +18,16 @@ pub(crate) enum Method {
     DirectDurableOpen,
     Linked,
     NoSync,
-    /// A write to the page cache only: the control of the power-off experiment, which has to lose this write.
+    /// A write to the page cache only. It is the control of the power-off experiment, which must lose it.
     Buffered,
 }
 
-/// The fate of a write in a power cut.
+/// The outcome of a power cut for a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Durable {
     Yes,
     No,
-    /// The write survives only under conditions that can't be checked from here.
+    /// The write survives only under conditions that the lab can't check.
     Perhaps,
 }
 
@@ -57,7 +57,7 @@ impl Method {
         Method::NoSync,
     ];
 
-    /// The methods that are also measured on the file systems that the lab creates.
+    /// The methods that are also measured on file systems created by the lab.
     pub(super) const COMPARED: [Method; 8] = [
         Method::Append,
         Method::Truncated,
@@ -115,7 +115,7 @@ impl Method {
         }
     }
 
-    /// Returns the fate of a write by this method in a power cut, on this file system and cache, and the reason.
+    /// Returns what happens in a power cut to a write by this method, on this file system and cache, and the reason.
     pub(crate) fn durable(self, file_system: &str, cache: Cache) -> (Durable, &'static str) {
         let writes_elsewhere = matches!(file_system, "btrfs" | "zfs" | "bcachefs" | "f2fs" | "overlay");
         if matches!(file_system, "tmpfs" | "ramfs") {
@@ -145,7 +145,7 @@ impl Method {
 mod tests {
     use super::*;
 
-    /// On a volatile cache, no method without a flush is reported as durable. In memory, no method is.
+    /// On a volatile cache, a method without a flush is never reported as durable. In memory, no method is.
     #[test]
     fn hope_is_not_called_durable() {
         for method in Method::ALL {

@@ -1,4 +1,4 @@
-//! `sync`: methods of making a write durable: their cost, and if they really do so on this machine (S2).
+//! `sync`: methods of making a write durable: their cost, and whether they work on this machine (S2).
 //!
 //! | S2 says | judged by |
 //! | --- | --- |
@@ -31,7 +31,7 @@ use crate::mount::{DeviceCache, FileSystem};
 use crate::report::Chapter;
 use crate::session::{Rounds, Session, Trials};
 
-/// One method with one size of write.
+/// One method with one write size.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     method: Method,
@@ -40,8 +40,8 @@ struct Case {
 }
 
 impl Case {
-    /// Returns the cases of these methods at S2's size. With `whole`, some methods also write whole blocks, because an
-    /// append of 1 KiB needs a new block only at every fourth write.
+    /// Returns the cases of these methods at S2's size. With `whole`, some methods also write whole blocks, because
+    /// only every fourth append of 1 KiB needs a new block.
     fn singles(methods: &[Method], whole: bool) -> Vec<Case> {
         let case = |bytes| move |method: &Method| Case { method: *method, bytes, writers: 1 };
         let blocks: &[Method] = if whole { &[Method::Append, Method::Truncated, Method::Filled] } else { &[] };
@@ -49,8 +49,8 @@ impl Case {
     }
 
     /// Returns the cases for the folder's own file system if `made` is `None`, and otherwise for a file system that the
-    /// lab creates, with or without a volatile cache. The verdicts about metadata rest on ext4, so with `is_quick`
-    /// fewer cases are measured on the other file systems.
+    /// lab creates, with or without a volatile cache. The verdicts about metadata rest on ext4, so `is_quick` leaves
+    /// out some cases of the other file systems.
     fn of_place(made: Option<(FileSystem, bool)>, is_quick: bool) -> Vec<Case> {
         match made {
             None => Case::singles(&Method::ALL, true),
@@ -77,20 +77,20 @@ impl Measured {
         Some(&self.rounds[self.index(method, bytes)?])
     }
 
-    /// Returns the mean time of a write by the method `left`, divided by that of a write by `right`.
+    /// Returns the mean duration of a write by the method `left`, divided by that of a write by `right`.
     fn ratio(&self, left: Method, right: Method, bytes: usize) -> Option<Ratio> {
         let mean = |written: &Written| written.load.latency.mean_us;
         self.rounds.ratio(self.index(left, bytes)?, self.index(right, bytes)?, mean)
     }
 
-    /// Returns the device's flushes for each write of 1 KiB.
+    /// Returns the device's flushes per write of 1 KiB.
     fn flushes(&self, method: Method) -> Option<f64> {
         let trials = self.of(method, 1024)?;
         trials.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).filter(|flushes| flushes.is_finite())
     }
 }
 
-/// Cases in which increasing numbers of writers share a file.
+/// Cases in which more and more writers share a file.
 #[derive(Debug)]
 struct Writers(Rounds<Written>);
 
@@ -109,8 +109,8 @@ impl Writers {
     }
 }
 
-/// Returns the maximum time of a trial. A trial ends early after enough writes: all rounds together make at least five
-/// thousand.
+/// Returns the maximum duration of a trial. A trial ends early after enough writes: all rounds together make at least
+/// five thousand.
 fn timing(session: &Session<'_>) -> Timing {
     Timing { seconds: session.pacing.slice.seconds * 1.5, sample_seconds: 0.0 }
 }
@@ -119,8 +119,8 @@ fn writes_max(session: &Session<'_>) -> u64 {
     if session.settings.quick { 1700 } else { 10_000 }
 }
 
-/// Estimates the time of a trial, including its worker and file. Most methods run out of time before they reach their
-/// number of writes.
+/// Estimates the duration of a trial, including its worker and file. Most methods run out of time before they reach
+/// their number of writes.
 fn turn_seconds(session: &Session<'_>) -> f64 {
     timing(session).seconds * 0.8 + 0.05
 }
@@ -182,13 +182,13 @@ pub(super) fn run(session: &Session<'_>, machine: &Machine, chapter: &mut Chapte
     Ok(())
 }
 
-/// Measures the cases on one file system, each in its own files.
+/// Measures the cases on one file system. Each has its own files.
 fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Written> {
     let timing = timing(session);
     let number = AtomicU64::new(0);
     let path = || {
         let number = number.fetch_add(1, Ordering::Relaxed);
-        // No process uses the previous case's file now.
+        // The previous case's file is no longer in use.
         let _ = std::fs::remove_file(place.path(&format!("sync-{}", number.wrapping_sub(1))));
         place.path(&format!("sync-{number}"))
     };
@@ -206,8 +206,8 @@ fn measure(session: &Session<'_>, place: &Place, cases: &[Case]) -> Rounds<Writt
     rounds
 }
 
-/// Measures commits by store on the folder's file system and, if the lab created a file system with a journal, on that
-/// one too. The verdicts rest on the file system with a journal, so with `--quick` only that one is measured.
+/// Measures commits for each store on the folder's file system and, if the lab created a file system with a journal, on
+/// that file system too. The verdicts rest on the file system with a journal, so with `--quick` only that is measured.
 fn measure_stores(session: &Session<'_>, places: &[Place], chapter: &mut Chapter) -> Vec<stores::Measured> {
     let journalled = places.iter().skip(1).find(|place| place.has_journal());
     let is_own_wanted = !session.settings.quick || journalled.is_none();

@@ -1,8 +1,8 @@
-//! Counts how many of the records that a method considered durable remain after a power cut.
+//! Counts, for each method, how many of the records that it considered durable survive a power cut.
 //!
-//! Right after the last record, the device's content is copied and mounted elsewhere. Bytes that were only in the page
-//! cache are lost, and bytes that reached the device are kept. The same happens when a virtual machine is powered off,
-//! which is how S2 tested. A drive with a volatile cache may lose more.
+//! Right after the last record was written, the device's content is copied and mounted elsewhere. Bytes that were only
+//! in the page cache are lost, and bytes that reached the device are kept. The same happens when a virtual machine is
+//! powered off, which is how S2 tested. A drive with a volatile cache may lose more.
 //!
 //! S2 repeated its test over the same file, and lost records in the first runs only. The lab repeats it too: see
 //! [`Run`].
@@ -20,14 +20,14 @@ use crate::experiments::places::Place;
 use crate::mount::FileSystem;
 use crate::session::{Session, plain};
 
-/// The seconds that the test of one file system takes.
+/// The approximate duration of the test of one file system.
 pub(super) const SECONDS: f64 = 2.0;
 
 const RECORDS: u64 = if cfg!(test) { 20 } else { 200 };
 const RECORD_BYTES: usize = 4096;
 
-/// The methods in the order in which they write. Methods that sync come first, because a later sync would make the
-/// metadata of the other files durable too.
+/// The methods in the order in which they write. Methods with a sync come first, because their sync would otherwise
+/// make the metadata of the other files durable too.
 pub(super) const METHODS: [Method; 8] = [
     Method::Append,
     Method::Truncated,
@@ -39,15 +39,15 @@ pub(super) const METHODS: [Method; 8] = [
     Method::Buffered,
 ];
 
-/// A run over the files. It writes records at the same places as earlier runs, and ends with a power-off.
+/// A run over the files. It writes records to the same places as the earlier runs, and ends with a power-off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Run {
-    /// Over new files.
+    /// A run over new files.
     First,
-    /// Over the files that the first power-off left.
+    /// A run over the files left by the first power-off.
     Second,
-    /// Over the same files, after the file system has written back the metadata of records at these places. Usually a
-    /// file system does so by itself every few seconds, but the lab mounts its file systems with a longer interval.
+    /// A run over the same files, after the file system has written back the metadata of the records in these places. A
+    /// file system usually does so every few seconds, but the lab mounts its file systems with a longer interval.
     Settled,
 }
 
@@ -63,11 +63,11 @@ impl Run {
     }
 }
 
-/// The records that remained on a file system.
+/// The shares of records that remained on a file system.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Left {
     pub(super) file_system: FileSystem,
-    /// For each of [`Run::ALL`], the share of the records that remained, for each of [`METHODS`].
+    /// For each of [`Run::ALL`] and each of [`METHODS`], the share of the records that remained.
     pub(super) shares: [Vec<f64>; 3],
 }
 
@@ -76,16 +76,16 @@ impl Left {
         METHODS.iter().position(|each| *each == method).map_or(f64::NAN, |index| self.shares[run as usize][index])
     }
 
-    /// Returns `true` if the run itself is valid: all synced records remained, and not all of the records that were
-    /// never synced did.
+    /// Returns `true` if the run itself is valid: all synced records remained, and some of the records that were never
+    /// synced were lost.
     pub(super) fn is_sound(&self, run: Run) -> bool {
         let synced = [Method::Append, Method::Truncated, Method::Filled, Method::DirectDurable];
         synced.iter().all(|method| self.share(run, *method) == 1.0) && self.share(run, Method::Buffered) < 1.0
     }
 }
 
-/// Writes records with each method, powers the file system off and counts the records that remain, in three runs over
-/// the same files.
+/// Writes records with each method, powers the file system off, and counts the records that remain. Makes three runs
+/// over the same files.
 pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left>> {
     let Some(file_system) = place.made else { return Ok(None) };
     let place_name = place.name.clone();
@@ -106,7 +106,7 @@ pub(super) fn run(session: &Session<'_>, place: Place) -> io::Result<Option<Left
     Ok(Some(Left { file_system, shares }))
 }
 
-/// The generation of the records that are written before those of [`Run::Settled`].
+/// The generation of the records written before those of [`Run::Settled`].
 const SETTLING: u64 = 10;
 
 /// Writes the records of a run with each method.
@@ -119,7 +119,7 @@ fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
         }
     };
     let targets: Vec<Target> = METHODS.iter().enumerate().map(open).collect::<io::Result<_>>()?;
-    // Make the files themselves durable, because only the writes to them are tested.
+    // Make the files themselves durable first, because only the writes to them are tested.
     rustix::fs::syncfs(File::open(folder)?)?;
     for target in &targets {
         let mut ring = target.ring()?;
@@ -130,7 +130,7 @@ fn write(folder: &Path, run: Run, generation: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a note that says why a file system was not tested.
+/// Returns a note with the reason why a file system was not tested.
 pub(super) fn failure(file_system: FileSystem, error: &io::Error) -> String {
     format!("The power-off of {} could not be tested: {}.", file_system.name(), plain(error))
 }
@@ -139,8 +139,7 @@ fn name(index: usize) -> String {
     format!("power-{index}")
 }
 
-/// Returns a record that differs in every sector from zeros and from all other records, including those of other
-/// generations.
+/// Returns a record that differs in every sector from zeros and from every other record of any generation.
 fn record(generation: u64, number: u64) -> AlignedBuffer {
     let mut record = AlignedBuffer::zeroed(RECORD_BYTES);
     for word in record.chunks_exact_mut(8) {
@@ -149,7 +148,7 @@ fn record(generation: u64, number: u64) -> AlignedBuffer {
     record
 }
 
-/// Returns the share of a generation's records that a file holds, or 0 if the file is gone.
+/// Returns the share of a generation's records that a file holds, or 0 if the file does not exist.
 fn share_left(path: &Path, generation: u64) -> f64 {
     let Ok(file) = File::open(path) else { return 0.0 };
     let mut buffer = vec![0; RECORD_BYTES];
@@ -167,8 +166,8 @@ mod tests {
     use crate::machine::Machine;
     use crate::run::tests::{Unwatched, settings};
 
-    /// On each file system that can be created here, each run loses records that were never synced and keeps those that
-    /// were. On file systems that overwrite in place, records on blocks of real zeros remain too.
+    /// On each file system that can be created here, each run loses records that were never synced and keeps synced
+    /// ones. On file systems that overwrite in place, records on blocks of real zeros remain too.
     #[test]
     fn each_run_ends_with_the_power() {
         let folder = tempfile::tempdir().unwrap();

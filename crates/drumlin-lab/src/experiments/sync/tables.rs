@@ -10,7 +10,7 @@ use crate::measure::{Latencies, Load, Summary};
 use crate::report::{ALL_ROUNDS, Cell, Chapter, Plot, Scale, Table};
 use crate::session::Trials;
 
-/// The minimum number of writes for which a 99.9th percentile is shown: with this number, five writes lie beyond it.
+/// The minimum number of writes for which a 99.9th percentile is shown: five writes then lie beyond it.
 const P999_WRITES_MIN: u64 = 5000;
 
 /// Summarises the latencies of single writes over all rounds.
@@ -26,7 +26,7 @@ fn flushes(trials: &Trials<Written>) -> Cell {
     trials.median(|written| written.flushes_per_write().unwrap_or(f64::NAN)).into()
 }
 
-/// Adds the table of all methods on one file system, one write at a time, and the table of batches.
+/// Adds the table of all methods on one file system, with one writer at a time, and the table of batches.
 pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
     let mut table = Table::new(
         format!("One writer on {}, each write timed on its own", place.name),
@@ -83,7 +83,7 @@ pub(super) fn show(chapter: &mut Chapter, place: &Place, measured: &Measured) {
     chapter.tables.push(batch_table(place, measured));
 }
 
-/// Compares what a harness that times batches would report with the times of single writes.
+/// Compares the figures that a harness would report if it timed batches with the times of single writes.
 fn batch_table(place: &Place, measured: &Measured) -> Table {
     let mut table = Table::new(
         format!("The same on {}, timed by {BATCH_WRITES} writes, beside single ones", place.name),
@@ -153,7 +153,7 @@ fn label(place: &Place) -> &'static str {
     }
 }
 
-/// Adds the rates at which many writers write to one file.
+/// Adds a table of the rates at which several writers write to one file.
 pub(super) fn show_writers(chapter: &mut Chapter, place: &Place, writers: &Writers) {
     let mut table = Table::new(
         format!("Writers of one file on {}, 4 KiB at a time", place.name),
@@ -214,7 +214,7 @@ pub(super) fn show_left(chapter: &mut Chapter, left: &[Left]) {
     );
 }
 
-/// Adds the tables of the methods that are durable by contract, here and elsewhere.
+/// Adds two tables of the methods that are durable by contract: on the folder's own file system, and on others.
 pub(super) fn show_durability(chapter: &mut Chapter, own: &Place) {
     let mut here = Table::new(
         format!("Is it durable here, on {}?", own.file_system),

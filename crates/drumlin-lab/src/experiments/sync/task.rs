@@ -1,4 +1,4 @@
-//! The measurement: writes by one method, timed singly and in batches, and the flushes that they cause.
+//! The measurement: times the writes of one method, singly and in batches, and counts the flushes that they cause.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ use crate::sys;
 use crate::temp_folder;
 use crate::worker::Measurement;
 
-/// The number of bytes by which a file is grown in advance. Every 1,024th write of 1 KiB pays for that.
+/// The number of bytes by which a file is grown in advance. Every 1,024th write of 1 KiB pays for this.
 const GROWTH_BYTES: u64 = 1 << 20;
 
 /// The size of zero-filled files, which are overwritten repeatedly.
@@ -30,7 +30,7 @@ pub(super) const FILLED_BYTES: u64 = 16 << 20;
 /// The maximum number of bytes that a case writes.
 const WRITTEN_BYTES_MAX: u64 = 256 << 20;
 
-/// The number of writes in a batch, whose mean a harness that times batches would report.
+/// The number of writes in a batch. A harness that times batches would report the batch's mean.
 pub(super) const BATCH_WRITES: u32 = 100;
 
 /// Makes durable writes, with one or more writers.
@@ -43,7 +43,7 @@ pub(crate) struct Task {
     timing: Timing,
     /// The number of writes after which the task ends early, or 0 for no limit.
     writes_max: u64,
-    /// The kernel's name of the disk whose flushes are counted.
+    /// The kernel's name for the disk whose flushes are counted.
     disk: Option<String>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Written {
     pub(crate) load: Load,
     /// The latencies of single writes as buckets, which can be added up over several rounds.
     pub(super) singles: Vec<(u64, u64)>,
-    /// The means of each [`BATCH_WRITES`] consecutive writes, as buckets.
+    /// The mean of every [`BATCH_WRITES`] consecutive writes, as buckets.
     pub(super) batches: Vec<(u64, u64)>,
     /// The requests that reached the disk during the writes, or `None` if the disk has no counters.
     pub(crate) block: Option<BlockCounts>,
@@ -75,18 +75,18 @@ impl Written {
         Latencies::of_buckets([&self.batches]).summary().max_us
     }
 
-    /// Returns the disk's flushes for each write.
+    /// Returns the disk's flushes per write.
     pub(crate) fn flushes_per_write(&self) -> Option<f64> {
         Some(self.block?.flushes as f64 / self.load.latency.count.max(1) as f64)
     }
 }
 
-/// The file of a case. Its writers share it, and each write takes the next offset.
+/// The file of a case. Its writers share the file; each write gets the next offset.
 pub(super) struct Target {
     method: Method,
     file: File,
-    /// The end of the space that the file has been extended to. The mutex is held while the file grows: other writers
-    /// wait for the space that they need.
+    /// The offset up to which the file has been extended. The mutex is held while the file grows, so other writers wait
+    /// for the space that they need.
     extended: Mutex<u64>,
 }
 
@@ -123,7 +123,7 @@ impl Task {
         Task { path, method, bytes, writers, timing, writes_max: 0, disk: None }
     }
 
-    /// Ends the task early after this many writes.
+    /// Limits the task to this many writes.
     pub(super) fn up_to(self, writes_max: u64) -> Task {
         Task { writes_max, ..self }
     }
@@ -133,7 +133,7 @@ impl Task {
         Task { disk, ..self }
     }
 
-    /// Writes until the time is over. Returns the latencies of single writes and of batches.
+    /// Writes until the time has run out. Returns the latencies of single writes and of batches.
     fn write(&self, target: &Target, next: &AtomicU64, pace: &mut Pace<'_>) -> io::Result<(Latencies, Latencies)> {
         let bytes = self.bytes as u64;
         let mut buffer = AlignedBuffer::zeroed(self.bytes);
@@ -182,7 +182,7 @@ impl Target {
         Ok(Target { method, file, extended: Mutex::new(0) })
     }
 
-    /// Opens the file that an earlier run left. It is never extended, because its records are overwritten.
+    /// Opens the file that an earlier run left. The file is never extended, because its records are overwritten.
     pub(super) fn reopen(path: &Path, method: Method) -> io::Result<Target> {
         let file = if method.is_direct() {
             temp_folder::open_direct(path, true)?
@@ -192,12 +192,12 @@ impl Target {
         Ok(Target { method, file, extended: Mutex::new(u64::MAX) })
     }
 
-    /// Creates the ring of a writer if the method needs one.
+    /// Creates a writer's ring if the method needs one.
     pub(super) fn ring(&self) -> io::Result<Option<SyncRing>> {
         (self.method == Method::Linked).then(SyncRing::new).transpose()
     }
 
-    /// Writes once, and returns when the method considers the write durable.
+    /// Writes once. Returns when the method considers the write durable.
     pub(super) fn write(&self, buffer: &AlignedBuffer, offset: u64, ring: Option<&mut SyncRing>) -> io::Result<()> {
         let file = &self.file;
         match self.method {
@@ -236,7 +236,7 @@ impl Target {
         Ok(())
     }
 
-    /// Extends the file if a write that ends at `end` needs it. Returns `true` if the file grew.
+    /// Extends the file if it ends before `end`. Returns `true` if the file grew.
     fn extend(&self, end: u64) -> io::Result<bool> {
         let mut extended = self.extended.lock().expect("nothing panics while it is held");
         if end <= *extended {
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// A task ends after its maximum number of writes, and records each hundred of them as one batch.
+    /// A task ends after its maximum number of writes. It records every hundred writes as one batch.
     #[test]
     fn writes_are_counted_and_batched() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! Power cuts at any write, repeatedly: everything that was acknowledged is recovered, complete and in order, and
-//! recovery invents no record.
+//! Power cuts at any write, repeatedly: recovery returns every acknowledged record, complete and in order, and invents
+//! none.
 
 use super::*;
 
-/// The records appended, by timestamp, and the timestamp up to which they must be recovered. Drops records that were
-/// lost in a power cut.
+/// The bodies of the appended records, by timestamp, and the timestamp up to which they must be recovered. Records that
+/// a power cut lost are dropped.
 #[derive(Default)]
 struct Oracle {
     bodies: Vec<Vec<u8>>,
@@ -24,7 +24,7 @@ impl Oracle {
         self.bodies[index] = body;
     }
 
-    /// Compares the recovered records with those appended, and drops the lost ones.
+    /// Compares the recovered records with the appended ones, and drops the lost ones.
     fn check(&mut self, rig: &Rig, context: &str) -> Scan {
         let scan = rig.scan().unwrap_or_else(|error| panic!("{context}: {error}"));
         let last = scan.last().0;
@@ -98,7 +98,7 @@ fn scripted_run(rig: &mut Rig, log: &Log, oracle: &mut Oracle, random: &mut Rand
             break;
         }
     }
-    // The horizon is a promise to readers, just as a returned commit is a promise to its author.
+    // A record below the horizon may have been read, so it must be recovered just like a commit that returned.
     oracle.acknowledged = oracle.acknowledged.max(log.durable().0);
 }
 

@@ -31,7 +31,7 @@ fn options(streams: u16) -> LogOptions {
     }
 }
 
-/// Returns a body of about `bytes` bytes that differs from the bodies of all other numbers.
+/// Returns a body of about `bytes` bytes. Different numbers get different bodies.
 fn body_of(number: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(number);
     let mut body = number.to_le_bytes().to_vec();
@@ -73,19 +73,19 @@ impl Disk {
         Arc::new(self.faulty.clone())
     }
 
-    /// Returns the disk in a state that a power cut at this moment might leave.
+    /// Turns the disk off, and returns it in a state that a power cut at this moment might leave.
     fn cut(&self, random: &mut Random) -> Arc<Disk> {
         self.disk.turn_off();
         let after = self.disk.medium().cut(Loss::Sectors, &mut sim::Random(random.next()));
         Disk::with(after, self.has_threads)
     }
 
-    /// Returns the disk as it is after the process ends: nothing is lost.
+    /// Returns the disk as the end of the process leaves it: nothing is lost.
     fn copy(&self) -> Arc<Disk> {
         Disk::with(self.disk.medium(), self.has_threads)
     }
 
-    /// Cuts the power in the middle of a later write: the `writes`-th, counting from now.
+    /// Cuts the power in the middle of a future write: the `writes`-th, counting from now.
     fn cut_after(&self, writes: u64) {
         self.disk.turn_off_in_write(writes);
     }
@@ -152,7 +152,7 @@ struct Rig {
     checkpoint: CheckpointNumber,
     /// The ranges that must exist, as the log last listed them.
     listed: Arc<Mutex<Vec<LogRange>>>,
-    /// The log was closed, and no window has been prepared since.
+    /// Set if the log was closed and no window has been prepared since.
     closed: Arc<AtomicBool>,
 }
 
@@ -184,7 +184,7 @@ impl Rig {
         Path::new(DIR).join(segment::name(StreamId(stream), SlotNumber(slot)))
     }
 
-    /// Returns hooks that record the listed ranges.
+    /// Returns hooks that remember the listed ranges and whether the log was closed.
     fn hooks(&self) -> Hooks {
         let write = || {
             let disk = Arc::clone(&self.disk);
@@ -226,7 +226,7 @@ impl Rig {
         Scan::open(&self.backend, &self.folder(), &self.options, &known)
     }
 
-    /// Lists the next opening, as the superblock does before the log starts.
+    /// Adds the next opening to the list, as the superblock does before the log starts.
     fn list_opening(&mut self, last: Timestamp) -> Incarnation {
         let incarnation = Incarnation(self.openings.last().map_or(1, |&(newest, _)| newest.0 + 1));
         self.openings.push((incarnation, last.next()));
@@ -274,8 +274,8 @@ fn commit(log: &Log, stream: usize, body: Vec<u8>) -> Timestamp {
     appended.timestamp
 }
 
-/// Commits records whose bodies are derived from their numbers, from the next timestamp up to `last`, on all streams in
-/// turn.
+/// Commits records from the next timestamp up to `last`, on all streams in turn. Their bodies are derived from their
+/// numbers.
 fn commit_to(log: &Log, last: u64, bytes: usize) {
     while log.last().0 < last {
         let number = log.last().0 + 1;
@@ -287,7 +287,7 @@ fn expect(first: u64, last: u64, bytes: usize) -> Vec<(u64, Vec<u8>)> {
     (first..=last).map(|number| (number, body_of(number, bytes))).collect()
 }
 
-/// Returns the file named by the error of a corrupted log, and the whole message.
+/// Returns the file that the error names, and the whole message. The scan must have found corruption.
 fn damage(result: Result<Scan>) -> (PathBuf, String) {
     match result {
         Err(error @ Error::Corrupted { .. }) => {

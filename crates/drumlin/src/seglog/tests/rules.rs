@@ -44,8 +44,8 @@ fn every_body_length_comes_back() {
     assert!(matches!(log.reserve(0, log.body_bytes_max() + 1), Err(Error::TransactionTooLarge { .. })));
 }
 
-/// Incarnations: a timestamp missing in one stream ends the replay. The records that follow it in another stream are
-/// ignored, both then and after later openings, although they verify.
+/// Incarnations: a timestamp missing in one stream ends the replay. The records after it in a different stream verify,
+/// but this opening and all later ones ignore them.
 #[test]
 fn a_gap_between_streams_ends_the_replay_for_ever() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -70,9 +70,9 @@ fn a_gap_between_streams_ends_the_replay_for_ever() {
     assert_eq!(contents(log.read_from(Timestamp(0)).unwrap()), expected);
 }
 
-/// Incarnations: records that the starts of openings void can be erased, and the starts then dropped from the list. The
-/// records that count stay the same, both then and after later openings, even if the header of a void record extends
-/// into the next window.
+/// Incarnations: records that the starts of openings void can be erased, and the starts then dropped from the list.
+/// This opening and all later ones recover the same records, even if the header of a void record extends into the next
+/// window.
 #[test]
 fn erased_records_need_no_starts() {
     let mut random = Random(11);
@@ -86,7 +86,7 @@ fn erased_records_need_no_starts() {
                 let bytes = 100 + 8 * random.below(500) as usize;
                 last = Some(append(&log, random.below(2) as usize, body_of(opening, bytes)));
             }
-            // Only the stream of the last record is written, so the records missing from the second stream are a gap.
+            // Write only the stream of the last record, so that the records missing from the second stream are a gap.
             if let Some(last) = last {
                 log.shared.wait_stream(last.stream.index(), last.timestamp).unwrap();
             }
@@ -110,8 +110,8 @@ fn erased_records_need_no_starts() {
     assert!(erased_count > 20, "{erased_count}");
 }
 
-/// Horizon: a commit is durable only if every record with an older timestamp is, in all streams. The thread that waits
-/// for the commit ensures this.
+/// Horizon: a commit is durable only if every older record is, in all streams. The thread that waits for the commit
+/// ensures this.
 #[test]
 fn a_waiter_writes_older_records_of_other_streams() {
     let mut rig = Rig::new(Disk::new(false), options(3));
@@ -146,7 +146,7 @@ fn a_flipped_bit_in_the_middle_is_damage() {
     }
 }
 
-/// Corruption: a timestamp that existed when an opening began must be found by every later opening.
+/// Corruption: a timestamp that was assigned before an opening began must be found by every later opening.
 #[test]
 fn a_record_from_before_an_opening_must_be_there() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -160,7 +160,7 @@ fn a_record_from_before_an_opening_must_be_there() {
     assert!(damage(rig.scan()).1.contains("timestamp 3 "));
 }
 
-/// Recovery makes records durable that a previous process left in caches: readers may have seen them, so a power cut
+/// Recovery makes records durable that a previous process left in caches. Readers may have seen them, so a power cut
 /// must not lose them.
 #[test]
 fn what_was_recovered_from_a_cache_stays() {
@@ -177,8 +177,8 @@ fn what_was_recovered_from_a_cache_stays() {
     }
 }
 
-/// Recovered records survive even if their write failed. In that case the system's cache shows bytes that the system
-/// will never write, so a sync alone would not keep them. Covers records of two streams.
+/// Recovered records survive even if their write failed. After a failed write, the system's cache shows bytes that the
+/// system will never write, so a sync alone would not save them. Covers records of two streams.
 #[test]
 fn what_a_failed_write_left_in_a_cache_stays() {
     for (seed, bytes) in [(0, 300), (1, 9000), (2, 20_000)] {
@@ -201,14 +201,14 @@ fn what_a_failed_write_left_in_a_cache_stays() {
     }
 }
 
-/// If a process was killed before the name of a new segment was durable, the next process finds the segment and reuses
-/// it without creating the name: recovery makes the names of all segments that it finds durable.
+/// Recovery makes the names of all segments that it finds durable. A process that was killed may have left the name of
+/// a new segment in caches only, and the next process reuses the segment without creating the name.
 #[test]
 fn what_was_recovered_keeps_its_name() {
     let mut rig = Rig::new(Disk::new(false), options(1));
     let log = rig.create();
     commit_to(&log, 1, 9000);
-    // The process is killed between writing the second segment's header and syncing its name.
+    // Kill the process between the write of the second segment's header and the sync of its name.
     rig.disk.cut_after(2);
     assert!(log.reserve(0, 20_000).is_err());
     drop(log);
@@ -267,8 +267,8 @@ fn a_torn_rewrite_of_the_tail_block_loses_nothing() {
     }
 }
 
-/// Busy block: records that arrive while the tail block is being written go to the next block. Bytes in flight do not
-/// change, and the padding does not count as a gap.
+/// Busy block: records that arrive while the tail block is in flight go to the next block. The bytes in flight do not
+/// change, and recovery does not mistake the padding for a gap.
 #[test]
 fn a_busy_tail_block_is_padded() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -294,7 +294,7 @@ fn a_busy_tail_block_is_padded() {
     assert_eq!(rig.recovered(), expect(1, 4, 100));
 }
 
-/// Segments: records may span any number of segments, and are still recovered.
+/// Segments: a record may span any number of segments, and is still recovered.
 #[test]
 fn records_span_segments() {
     let mut rig = Rig::new(Disk::new(false), LogOptions { segment_bytes: 8192, ..options(1) });
@@ -310,7 +310,7 @@ fn records_span_segments() {
 }
 
 /// Recycling: covered segments are reused, so the log stays as small as its live part. No record of an earlier use is
-/// ever recovered, even if its bytes are still there after the new ones.
+/// ever recovered, even if its bytes still follow the new records.
 #[test]
 fn covered_segments_are_recycled() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -343,7 +343,7 @@ fn bytes_of_an_earlier_use_never_verify() {
     assert_ne!(rig.disk.bytes(&first)[..4096], stale[..4096], "the first segment is in use again");
     drop(log);
     rig.disk.tamper(&first, |bytes| bytes[4096..].copy_from_slice(&stale[4096..]));
-    // The stale bytes now cover records that were durable. That is corruption, and records 1 to 30 do not reappear.
+    // The stale bytes overwrote records that were durable. That is corruption, and records 1 to 30 do not reappear.
     damage(rig.scan());
 }
 
@@ -376,7 +376,7 @@ fn a_superblock_older_than_a_segment_says_is_damage() {
     assert!(damage(rig.scan()).1.contains("names checkpoint 1"));
 }
 
-/// A record of an opening that the superblock does not list is reported as corruption, even if the superblock lists no
+/// A record whose opening the superblock does not list is reported as corruption, even if the superblock lists no
 /// opening at all because the database is new.
 #[test]
 fn a_superblock_older_than_an_opening_is_damage() {
@@ -406,8 +406,8 @@ fn a_damaged_segment_header_is_reported() {
     assert_eq!(damage(rig.scan()).0, path);
 }
 
-/// The end of a log can't be distinguished from damage to its last records, but a file that was once complete and is
-/// shorter now must have been truncated.
+/// The end of a log can't be distinguished from damage to its last records. But if a file was complete once and is
+/// shorter now, it must have been truncated.
 #[test]
 fn a_segment_that_was_cut_short_is_damage() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -422,8 +422,9 @@ fn a_segment_that_was_cut_short_is_damage() {
     }
 }
 
-/// A window was begun twice, because an opening found one prepared but took a different file. If a record extends into
-/// this window, both passes of recovery read the record's end from the later use, even if that use holds nothing else.
+/// A window was begun twice, because an opening prepared it in one file and a later opening chose a different file. If
+/// a record extends into this window, both passes of recovery read the record's end from the later use, even if that
+/// use holds nothing else.
 #[test]
 fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -446,9 +447,9 @@ fn a_record_runs_on_into_a_window_that_was_begun_twice() {
     assert_eq!(records, [1, 2]);
 }
 
-/// Missing file: it is noticed if any segment is removed, emptied, zeroed or replaced by an earlier use. This includes
-/// the newest segment and the prepared one, with one stream and with several, even in a log that an earlier opening
-/// began.
+/// Missing file: recovery detects any segment that was removed, emptied, zeroed or replaced by an earlier use. This
+/// includes the newest segment and the prepared one, with one stream and with several, even in a log that an earlier
+/// opening began.
 #[test]
 fn a_lost_segment_is_damage() {
     for (streams, commits, reopens) in [(1, 80, false), (1, 3, false), (1, 80, true), (3, 3, false), (3, 90, true)] {
@@ -504,8 +505,8 @@ fn a_lost_segment_is_damage() {
     }
 }
 
-/// I/O: a failed write is final. The commit in flight has an unknown outcome, later commits are refused, the horizon no
-/// longer advances, and reopening decides the outcome.
+/// I/O: a failed write is final. The outcome of the commit in flight is unknown, later commits are refused, and the
+/// horizon no longer advances. Reopening decides the outcome.
 #[test]
 fn a_failed_write_is_final() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -529,8 +530,8 @@ fn a_failed_write_is_final() {
     assert_eq!(rig.recovered(), expect(1, 4, 100));
 }
 
-/// A sealed log assigns no timestamp, even if space was reserved before. Records appended before the log was sealed are
-/// written when it is closed.
+/// A sealed log assigns no timestamp, even if space was reserved before. Closing the log writes the records that were
+/// appended before it was sealed.
 #[test]
 fn a_sealed_log_takes_no_record() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -557,8 +558,8 @@ fn a_sealed_log_takes_no_record() {
     assert_eq!(rig.recovered(), expect(1, 5, 100));
 }
 
-/// A record without a reservation is appended if there is room, and is recovered. It uses no reserved room, does not
-/// overtake records that wait for room, and is refused by a sealed log.
+/// A record without a reservation is appended if there is room, and is recovered. It uses no reserved room, and does
+/// not overtake records that wait for room. A sealed log refuses it.
 #[test]
 fn a_record_without_a_reservation_overtakes_none() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -588,8 +589,8 @@ fn a_record_without_a_reservation_overtakes_none() {
     assert_eq!(rig.recovered(), expect(1, 6, 100));
 }
 
-/// A different part of the engine can fail the log, which wakes all waiters. A write in flight still counts if it
-/// completes afterwards.
+/// A different module can make the log fail, which wakes all waiters. A write in flight still counts if it completes
+/// afterwards.
 #[test]
 fn the_log_can_be_failed_from_outside() {
     let mut rig = Rig::new(Disk::new(true), options(1));
@@ -615,7 +616,7 @@ fn the_log_can_be_failed_from_outside() {
     assert_eq!(log.durable(), Timestamp(2));
 }
 
-/// Large values: the hook runs before a write that includes a record naming extents, and before no other write.
+/// Large values: the hook runs before each write of records that name extents, and before no other write.
 #[test]
 fn values_are_synced_before_the_record_that_names_them() {
     let disk = Disk::new(false);
@@ -642,7 +643,7 @@ fn values_are_synced_before_the_record_that_names_them() {
     assert!(log.failure().unwrap().contains("no values"));
 }
 
-/// The hook is called for every horizon, including the last one.
+/// The hook is called each time the horizon advances, including the last time.
 #[test]
 fn the_horizon_is_reported() {
     let heard = Arc::new(AtomicU64::new(0));
@@ -657,8 +658,8 @@ fn the_horizon_is_reported() {
     assert_eq!(heard.load(Ordering::SeqCst), 9);
 }
 
-/// On a full disk, reservations are refused, but records with reserved space are not. Reservations succeed again once
-/// segments have been freed.
+/// On a full disk, new reservations fail, but records whose space is reserved are appended. Reservations succeed again
+/// once segments have been freed.
 #[test]
 fn a_full_disk_passes() {
     for threads in [false, true] {
@@ -730,7 +731,7 @@ fn a_request_to_flush_is_enough() {
     let log = rig.create();
     for number in 1..=100u64 {
         let appended = append(&log, number as usize % 2, body_of(number, 100));
-        // One stream is for tasks, the second for commits that no caller waits for.
+        // The first kind of request is for tasks, the second for commits that no caller waits for.
         if number % 2 == 0 { log.request_flush(&appended) } else { log.request_relaxed_flush(&appended) }
     }
     while log.durable() < Timestamp(100) {
@@ -752,8 +753,8 @@ fn poll<F: Future>(future: &mut Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(waker))
 }
 
-/// Tasks that wait for space share a queue with threads. They are served in order, woken when it is their turn, skipped
-/// when dropped, and refused when the log fails. The writes for which they wait happen without their help.
+/// Tasks wait for space in the same queue as threads. They are served in order, woken when it is their turn, skipped
+/// when dropped, and refused when the log fails. They need not perform the writes for which they wait.
 #[test]
 fn a_task_can_wait_for_space() {
     for threads in [false, true] {
@@ -795,7 +796,7 @@ fn a_task_can_wait_for_space() {
     }
 }
 
-/// A task is woken when its commit is durable, even though no thread waits for it, and when the log fails.
+/// A task is woken when its commit becomes durable, even if no thread waits for the commit, and when the log fails.
 #[test]
 fn a_task_can_wait() {
     let mut rig = Rig::new(Disk::new(true), options(2));
@@ -827,7 +828,7 @@ fn a_task_can_wait() {
     }
 }
 
-/// Reading can begin at any timestamp: it uses the index to find its position, and yields exactly the durable records
+/// Reading can begin at any timestamp. It looks up the position in the index, and yields exactly the durable records
 /// above the timestamp.
 #[test]
 fn reading_begins_anywhere() {
@@ -861,7 +862,8 @@ fn a_reader_keeps_its_segments() {
     assert!(rig.disk.used_bytes() <= before, "they are reused afterwards");
 }
 
-/// Reopening with more or fewer streams loses no record. Files of removed streams are deleted once they are covered.
+/// Reopening with more or fewer streams loses no record. The files of removed streams are deleted once their records
+/// are covered.
 #[test]
 fn the_number_of_streams_can_change() {
     let mut rig = Rig::new(Disk::new(false), options(3));
@@ -890,7 +892,7 @@ fn the_number_of_streams_can_change() {
     assert_eq!(rig.recovered(), expect(181, 200, 900));
 }
 
-/// Segments of a different size can be read, and are replaced once they are covered.
+/// Segments of a different size can be read, and are replaced once their records are covered.
 #[test]
 fn the_size_of_segments_can_change() {
     let mut rig = Rig::new(Disk::new(false), options(1));
@@ -923,8 +925,8 @@ fn a_large_segment_is_filled_in_steps() {
     }
 }
 
-/// A closed log is started without a write. Its next record goes to an existing file, even if that file was not
-/// completely filled.
+/// Starting a closed log writes nothing. The next record goes to an existing file, even if that file was not completely
+/// filled.
 #[test]
 fn a_closed_log_is_started_without_a_write() {
     for segment_bytes in [9 * 4096, 12 << 20] {
@@ -947,8 +949,8 @@ fn a_closed_log_is_started_without_a_write() {
 }
 
 /// If the superblock that lists an opening's first window is lost, the previous superblock still leads to the records.
-/// If that one is lost too, the newest superblock says that the log was closed, but the segment's header names an
-/// opening unknown to it.
+/// If that one is lost too, the newest superblock says that the log was closed. But the segment's header names an
+/// opening that this superblock does not list, which is reported as corruption.
 #[test]
 fn superblocks_lost_after_closing_are_noticed() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -969,8 +971,8 @@ fn superblocks_lost_after_closing_are_noticed() {
     assert!(message.contains("opening 2, which the superblock does not know"), "{message}");
 }
 
-/// After a truncation, a busy log keeps as many segments as it may need again. An idle log keeps one in addition to
-/// those in use, and a closed log keeps a single file per stream.
+/// After a truncation, a busy log keeps as many segments as it may need soon. An idle log keeps one spare per stream,
+/// and a closed log keeps a single file per stream.
 #[test]
 fn idle_and_closed_logs_are_short() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1024,7 +1026,7 @@ fn opening_again_takes_no_space() {
     assert_eq!(rig.recovered(), expect(1, 5, 100));
 }
 
-/// Verifying a live log counts its records and names each damaged place.
+/// Verifying an open log counts its records and names each damaged place.
 #[test]
 fn verify_reports_all_damage() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1113,7 +1115,7 @@ fn a_full_disk_needs_one_segment() {
 }
 
 thread_local! {
-    /// The number of warnings logged by this thread.
+    /// The number of warnings that this thread has logged.
     static WARNINGS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
@@ -1134,8 +1136,8 @@ impl log::Log for Warnings {
     fn flush(&self) {}
 }
 
-/// A full disk is reported once, no matter how often segments are reused on it, and once more if it had space for a
-/// segment in between.
+/// A full disk is logged only once, no matter how often segments are reused on it. It is logged again if a segment
+/// could be created in between.
 #[test]
 fn a_full_disk_is_reported_once() {
     log::set_logger(&Warnings).expect("no other test of the library has a logger");
@@ -1156,8 +1158,8 @@ fn a_full_disk_is_reported_once() {
     }
 }
 
-/// Segments of an earlier size are reused while the disk has no space for one of the current size, and removed once it
-/// does.
+/// While the disk has no space for a segment of the current size, segments of an earlier size are reused. They are
+/// removed once it has.
 #[test]
 fn a_full_disk_keeps_segments_of_another_size() {
     for other_bytes in [5 * 4096, 33 * 4096] {
@@ -1193,8 +1195,8 @@ fn a_full_disk_keeps_segments_of_another_size() {
     }
 }
 
-/// A stream that finds no space for a segment of the current size does not take other streams' segments of an earlier
-/// size.
+/// A stream that finds no space for a segment of the current size takes no segments of an earlier size from other
+/// streams.
 #[test]
 fn a_full_disk_leaves_each_stream_a_segment() {
     let mut rig = Rig::new(Disk::new(false), options(2));
@@ -1211,14 +1213,14 @@ fn a_full_disk_leaves_each_stream_a_segment() {
         }
         rig.truncate(&log, log.last());
         let last = commit(&log, 0, body_of(log.last().0 + 1, 1000));
-        // The first stream needs its only segment, and looks for space for a second one.
+        // The first stream needs the only segment that it has, and looks for space for a second one.
         rig.truncate(&log, Timestamp(last.0 - 1));
         commit(&log, 1, body_of(last.0 + 1, 1000));
     }
 }
 
-/// If two windows cover the same range, the later use counts. A window that was prepared earlier but never used hides
-/// no record.
+/// If two windows cover the same range, the later use counts. An earlier use that was prepared but never used hides no
+/// record.
 #[test]
 fn a_window_that_was_never_used_hides_nothing() {
     // The window is longer than one read: otherwise reading the unused window would stop after the last record.

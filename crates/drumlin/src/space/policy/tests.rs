@@ -8,8 +8,8 @@ use super::*;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// The policy as a table. Each row holds the free segments, then the bytes left in the open segment and the dirty,
-/// reserved and table bytes; then the purpose and the requested bytes; and finally the answer.
+/// The policy as a table. The columns are: the free segments, then the bytes left in the open segment and the dirty,
+/// reserved and table bytes; the purpose; the requested bytes; and the answer.
 #[test]
 fn the_policy_admits_by_a_table() {
     const MB: u64 = 1 << 20;
@@ -36,44 +36,44 @@ fn the_policy_admits_by_a_table() {
         ((10, 0, MB, 0, 0), Purpose::Put, MB, granted),
         ((8, 0, 2 * MB, 0, 0), Purpose::Put, NONE, alike(9)),
         ((8, 0, MB, MB, 0), Purpose::Put, NONE, alike(9)),
-        // Tables take up their own bytes, and four times their bytes beyond one segment must be spare.
+        // Tables need space for their own bytes. Four times their bytes beyond one segment must be spare.
         ((8, 0, 0, 0, MB), Purpose::Put, NONE, granted),
         ((10, 0, 0, 0, MB + 1), Purpose::Put, NONE, granted),
         ((9, 0, 0, 0, MB + 1), Purpose::Put, NONE, alike(10)),
         ((13, 0, 0, 0, 2 * MB), Purpose::Put, NONE, granted),
         ((12, 0, 0, 0, 2 * MB), Purpose::Put, NONE, alike(13)),
-        // A removal has to leave only half as much free. At the least margin it leaves nothing, and fills the open
-        // segment.
+        // A removal has to leave only half as many segments free. At the least margin it need not leave any, and fills
+        // the open segment.
         ((6, 0, 2 * MB, 0, 0), Purpose::Remove, NONE, granted),
         ((5, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, scarce(6)),
         ((1, MB, 2 * MB, 0, 0), Purpose::Remove, NONE, short(6, 2)),
         ((8, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, granted),
         ((7, 0, 0, 0, 2 * MB), Purpose::Remove, NONE, scarce(8)),
         ((0, MB, 0, 0, MB / 2), Purpose::Remove, NONE, scarce(4)),
-        // Recovery takes any space that there is.
+        // Recovery may use all free space.
         ((0, 0, 9 * MB, 0, 0), Purpose::Replay, MB, scarce(21)),
         // An epoch's appender takes the space that commits have reserved.
         ((0, 0, 9 * MB, 9 * MB, MB), Purpose::Pages, NONE, granted),
-        // A segment for values or for moves leaves as much space free as its purpose requires.
+        // A segment for values or moves must leave as much space free as the policy requires for its purpose.
         ((8, 0, 0, 0, 0), Purpose::Value, NONE, granted),
         ((7, 0, 0, 0, 0), Purpose::Value, NONE, alike(8)),
         ((3, 0, 0, 0, 0), Purpose::Move, NONE, granted),
         ((2, 0, 0, 0, 0), Purpose::Move, NONE, alike(3)),
         ((3, 0, MB, 0, 0), Purpose::Move, NONE, alike(4)),
-        // Packing fills three quarters of all free space, minus the writes of the following checkpoint.
+        // Packing fills three quarters of all free space, less what the next checkpoint writes.
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB, granted),
         ((4, 0, 0, 0, 0), Purpose::Pack, 3 * MB + 1, alike(5)),
         ((3, MB, 0, 0, 0), Purpose::Pack, 3 * MB, granted),
         ((4, 0, 0, 0, MB), Purpose::Pack, 2 * MB, granted),
         ((4, 0, 0, 0, MB), Purpose::Pack, 2 * MB + 1, alike(5)),
         ((0, 0, 9 * MB, 0, MB), Purpose::Pack, NONE, granted),
-        // A checkpoint that frees nothing leaves as many segments as the tables take, for the checkpoint after it.
+        // A checkpoint that frees nothing leaves the next one as many segments as the tables fill.
         ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Segments), NONE, granted),
         ((3, 0, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Nothing), NONE, short(4, 4)),
         ((3, MB, 2 * MB, 0, 0), Purpose::Checkpoint(Reclaims::Nothing), NONE, scarce(4)),
         ((6, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Reclaims::Nothing), NONE, granted),
         ((2, 0, 0, 0, 2 * MB), Purpose::Checkpoint(Reclaims::Segments), NONE, short(3, 3)),
-        // A page is written back early into the open segment, or into a segment beyond those that the checkpoint
+        // A page may be written back early, into the open segment or into a segment beyond those that the checkpoint
         // requires.
         ((0, 8192, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Nothing), 4096, granted),
         ((1, 8191, 9 * MB, 0, 0), Purpose::WriteBack(Reclaims::Nothing), 4096, alike(2)),
@@ -137,8 +137,8 @@ fn more_space_never_admits_less() {
     }
 }
 
-/// When a segment is granted for moves, enough space is left for a checkpoint that frees nothing: if extents were moved
-/// into all free segments but the last, no checkpoint could be made.
+/// A segment is granted for moves only if enough space is left for a checkpoint that frees nothing. If moves could take
+/// all free segments but the last, no checkpoint could be made.
 #[test]
 fn moves_leave_space_for_a_checkpoint() {
     let mut random = drumlin_testing::Random(5);
@@ -159,8 +159,8 @@ fn moves_leave_space_for_a_checkpoint() {
     }
 }
 
-/// A disk with plenty of space admits a commit together with the same number of bytes in advance. Otherwise a commit
-/// would be refused over and over because of an allowance.
+/// If a disk has plenty of space for a commit, it also admits the same number of bytes in advance. Otherwise an
+/// allowance would cause a commit to be refused over and over.
 #[test]
 fn plenty_of_space_admits_twice_the_bytes() {
     let mut random = drumlin_testing::Random(4);

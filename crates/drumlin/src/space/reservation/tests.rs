@@ -1,4 +1,4 @@
-//! Tests of the allowance, of the sums of reserved bytes, and of segments taken for a purpose.
+//! Tests of the allowance, of the sums of reserved bytes, and of segments taken for different purposes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::memory::Budget;
 
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// Creates a data file on this disk.
+/// Creates a data file on the given disk.
 fn space(backend: &FaultyBackend) -> Space {
     let path = Path::new("data");
     let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
@@ -27,8 +27,8 @@ fn limit(backend: &FaultyBackend, segments: u64) {
     backend.set_space_limit(Some(backend.space_used() + segments * SEGMENT_BYTES));
 }
 
-/// The allowance granted with one commit pays for the next commits, on any thread. The bytes that they take count as
-/// reserved while the commits live, and the policy sees only those bytes.
+/// The allowance granted with one commit pays for the next commits, on any thread. Bytes taken from the allowance count
+/// as reserved while the commits live, and the policy counts no other bytes of the allowance.
 #[test]
 fn an_allowance_pays_for_what_follows() {
     let space = space(&disk());
@@ -51,8 +51,8 @@ fn an_allowance_pays_for_what_follows() {
     assert_eq!(space.reserved_bytes(), 0);
 }
 
-/// Bytes that a commit took from the allowance count as reserved until the commit ends, even after the next allowance
-/// has been admitted.
+/// Bytes that a commit took from an allowance count as reserved until the commit ends, even if the next allowance has
+/// been granted by then.
 #[test]
 fn what_an_allowance_paid_for_is_covered() {
     let space = space(&disk());
@@ -65,8 +65,8 @@ fn what_an_allowance_paid_for_is_covered() {
     assert_eq!(admit(&state, Purpose::Put, 0), Admission::Granted, "more is reserved than is covered: {state:?}");
 }
 
-/// On a full disk, an allowance never causes a commit to be refused. No allowance is granted until there is plenty of
-/// space again.
+/// On a full disk, an allowance never causes a commit to be refused. No more allowances are granted until plenty
+/// of space is free.
 #[test]
 fn an_allowance_causes_no_refusal() {
     let backend = disk();
@@ -75,7 +75,7 @@ fn an_allowance_causes_no_refusal() {
     let alive = space.reserve(Purpose::Put, 5000).unwrap();
     assert_eq!(left(&space), ALLOWANCE_BYTES);
     limit(&backend, 0);
-    // More than is free if an allowance is included, but less than is free without one.
+    // This many bytes exceed the free space if an allowance is included, but fit without one.
     let free = space.state().free_segments;
     let bytes = (free - 6) * (SEGMENT_BYTES * 3 / 4) * 20 / 21 - (64 << 10);
     let large = space.reserve(Purpose::Put, bytes).unwrap();
@@ -94,8 +94,8 @@ fn an_allowance_causes_no_refusal() {
     assert_eq!(left(&space), ALLOWANCE_BYTES);
 }
 
-/// Threads reserve and release concurrently on a disk that is sometimes full. They never reserve more than is covered,
-/// and no bytes remain reserved at the end.
+/// Threads reserve and release concurrently on a disk that is sometimes full. They never reserve more bytes than the
+/// free space covers, and no bytes remain reserved at the end.
 #[test]
 fn sums_hold_under_threads() {
     let backend = disk();
@@ -116,7 +116,7 @@ fn sums_hold_under_threads() {
                         Err(Error::DiskFull { .. }) => alive.clear(),
                         Err(error) => panic!("{error:?}"),
                     }
-                    // Asking revokes the allowance, so ask rarely enough for the allowance to be used.
+                    // Asking for the state revokes the allowance, so ask rarely enough for the allowance to be used.
                     if round % 16 == 0 {
                         let state = space.state();
                         let held = admit(&state, Purpose::Remove, 0);
@@ -157,7 +157,7 @@ fn segments_are_taken_for_a_purpose() {
 }
 
 /// On a full disk, a removal that would leave too little space for packing is refused, so that packing is tried first.
-/// The space that packing could not gain may then be used until the next segment is taken.
+/// If packing gains no space, removals may use the space until the next segment is taken.
 #[test]
 fn packing_is_tried_once_for_each_segment() {
     let backend = disk();
@@ -165,7 +165,7 @@ fn packing_is_tried_once_for_each_segment() {
     space.segments.ensure_free(9).unwrap();
     limit(&backend, 0);
     let remove = || space.try_reserve(Purpose::Remove, 1000, Margin::Full).map(drop);
-    // Leave less space than counts as plenty, so that the disk counts as full until there is more.
+    // Leave too little space to count as plenty, so that the disk continues to count as full.
     while space.state().free_segments > 7 {
         space.take_segment(Purpose::Pages).unwrap();
     }

@@ -1,7 +1,7 @@
 //! Verifies a database without opening it, even one that is too corrupted to open.
 //!
-//! An opening and an examination read everything with the same code. That code reports each corruption, and the
-//! examination continues without the corrupted part. Throughout, the examination holds the locks of the database
+//! An examination reads everything with the code that opens databases. That code reports each corruption, and the
+//! examination skips the corrupted part and continues. Throughout, the examination holds the locks of the database,
 //! through handles that cannot write.
 
 use std::path::Path;
@@ -27,7 +27,7 @@ use crate::store::Settings;
 use crate::store::files::{DATA_NAME, Opener};
 use crate::store::recovery::log_state;
 
-/// The options for opening any file: an examination writes nothing.
+/// The options for opening every file. An examination writes nothing.
 const READ_ONLY: OpenOptions = OpenOptions { write: false, create: false, create_new: false, direct: true };
 
 /// Verifies the database at `path` without opening it.
@@ -77,7 +77,7 @@ impl ExtentRole {
             ExtentRole::Table => header.kind == Kind::Table && header.page_key == page_key,
             ExtentRole::Page => {
                 let is_node = matches!(header.kind, Kind::Leaf | Kind::Inner) && header.page_key == page_key;
-                // The chunk of a value stores its chunk number, not its page number.
+                // An extent of a value stores a chunk number in place of the page number.
                 is_node || header.kind == Kind::Value && header.page_key.keyspace == page_key.keyspace
             }
         }
@@ -133,7 +133,7 @@ impl Opener<'_> {
         let memory_bytes = self.settings.memory_bytes;
         let budget = Arc::new(Budget::new(memory_bytes, self.settings.log_stream_count));
         let space = Arc::new(self.space(&file, &superblock, &budget)?);
-        // The superblocks are not written, so any sync method will do.
+        // An examination never writes a superblock, so any sync method will do.
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
         let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), budget.epoch_changes_max() as usize);
         let cost = "access to the pages that it refers to; the database does not open";
@@ -155,7 +155,7 @@ impl Opener<'_> {
     }
 }
 
-/// Records a corruption and its cost. Returns any other error, which ends the examination.
+/// Reports corruption together with the data that it costs. Returns any other error, which ends the examination.
 fn report_corruption(report: &mut CheckReport, error: Error, cost: &str) -> Result<()> {
     match error {
         Error::Corrupted { .. } | Error::Io { .. } | Error::NewerFormat { .. } | Error::OlderFormat { .. } => {
@@ -249,7 +249,8 @@ impl LogCheck<'_> {
         Ok(named)
     }
 
-    /// Marks an extent that the log refers to as used. Returns `true` if it is possible for the log to refer to it.
+    /// Marks an extent that the log refers to as used. Returns `false`, and reports corruption, if no extent of the log
+    /// can have this address.
     fn enter(
         &mut self,
         extent: ExtentRef,
@@ -379,8 +380,8 @@ mod tests {
         backend
     }
 
-    /// Returns the files of a database with a base image, a summary, nodes and values of all kinds, and a log of
-    /// several segments: first the files while it is open, then those after it was closed.
+    /// Returns the files of a database twice: while it is open, and after it was closed. It has a base image, a
+    /// summary, nodes and values of all kinds, and a log of several segments.
     fn sample() -> (Files, Files) {
         let backend = crate::io::in_memory();
         let db = config(&backend).open(FOLDER).unwrap();
@@ -396,8 +397,8 @@ mod tests {
         db.checkpoint().unwrap();
         (0..40).for_each(|number| put(number, 60_000));
         put(3, 300_000);
-        // The record of the second commit says that everything up to the first was durable, so the loss of an earlier
-        // record is corruption.
+        // The record of the second commit says that everything up to the first commit was durable, so a lost earlier
+        // record counts as corruption.
         keyspace.insert(b"end", b"").unwrap();
         keyspace.insert(b"end", b"").unwrap();
         let killed = read_files(&*backend);
@@ -448,8 +449,8 @@ mod tests {
         addresses
     }
 
-    /// Examines the files. The files must stay unchanged, and if opening reports corruption, the examination must find
-    /// some too.
+    /// Examines the files and returns the report. Asserts that the files are unchanged, and that the examination finds
+    /// corruption if opening does.
     fn examine(files: &Files) -> CheckReport {
         let backend = disk_of(files);
         let report = config(&backend).examine(FOLDER).unwrap();
@@ -468,7 +469,7 @@ mod tests {
         assert!(report.corruption.iter().all(|damage| !damage.reason.is_empty() && !damage.cost.is_empty()));
     }
 
-    /// An intact database has no findings, whether it was closed or killed, and everything in it is counted.
+    /// An intact database has no findings, whether it was closed or killed, and the report counts everything in it.
     #[test]
     fn a_sound_database_has_no_findings() {
         let (killed, closed) = sample();
@@ -484,8 +485,7 @@ mod tests {
         assert!(examine(&without_log).corruption.is_empty());
     }
 
-    /// A corrupted extent of any kind in the data file is found and named, both when it is the only one and when all of
-    /// them are corrupted.
+    /// An examination finds and names corrupted extents of every kind in the data file, one at a time and all together.
     #[test]
     fn every_damaged_extent_is_found() {
         let (killed, _) = sample();
@@ -507,8 +507,8 @@ mod tests {
         assert_found(&examine(&all), &data(), "an extent");
     }
 
-    /// If one superblock is corrupted, it is reported, and the pages are still read. If both are, they are reported
-    /// together.
+    /// If one superblock is corrupted, the examination reports it and still reads the pages. If both are, it reports
+    /// them together.
     #[test]
     fn damaged_superblocks_are_found() {
         let (killed, _) = sample();
@@ -521,8 +521,8 @@ mod tests {
         }
     }
 
-    /// A log segment that is missing, empty or corrupted, a missing log, and a missing or truncated data file are all
-    /// named, and the remaining files are read.
+    /// An examination names a log segment that is missing, empty or corrupted, a missing log, and a missing or
+    /// truncated data file. It still reads the remaining files.
     #[test]
     fn lost_files_are_found() {
         let (killed, _) = sample();
@@ -532,7 +532,7 @@ mod tests {
             files
         };
         let segments = killed.keys().filter(|path| path.starts_with(log("")));
-        // The other segments are spares.
+        // Segments that can be missing without a finding are spares.
         let needed: Vec<_> = segments.filter(|path| !examine(&without(path)).corruption.is_empty()).cloned().collect();
         assert!(needed.len() >= 3, "{needed:?}");
         for segment in &needed {
@@ -568,7 +568,7 @@ mod tests {
         assert_found(&examine(&files), &data(), "the data file");
     }
 
-    /// An examination refuses a missing folder and a database that is open elsewhere. An examined database can be
+    /// An examination fails if the folder is missing or the database is open elsewhere. An examined database can be
     /// opened.
     #[test]
     fn nobody_else_has_it_open() {

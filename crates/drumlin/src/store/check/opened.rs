@@ -58,25 +58,25 @@ impl Store {
             self.check_tree(open, &mut verifier.report);
         }
         (verifier.progress)(CheckProgress { pages_done: pages_total, pages_total });
-        // The database may have been closed in the meantime, so that the files now belong to a different opening.
+        // The database may have been closed since the check began. If so, the files now belong to a different opening.
         space.check_open()?;
         Ok(verifier.report)
     }
 
-    /// Walks the whole tree, and adds the rows found to the counts that the keyspace keeps.
+    /// Walks the whole tree, and adds the rows that it counts in each leaf to the counts that the keyspace caches.
     fn check_tree(&self, open: &Arc<OpenKeyspace>, report: &mut CheckReport) {
         let found_count = |report: &CheckReport| report.corruption.len() as u64 + report.unlisted;
         let (kept, found_before) = (self.counts_of_check(open), found_count(report));
         self.walk_tree(open, kept.as_deref(), report);
         let Some(kept) = kept.filter(|_| found_count(report) == found_before) else { return };
-        // The walk has counted all leaves. Counting the whole range now stores the counts of the inner nodes too.
+        // The walk has counted all leaves. Counting the whole range now also stores the counts of the inner nodes.
         let mut cursor = CountCursor::new(Vec::new(), None, kept.base().generation);
         if let Err(error) = ready(open.tree.count_on(WaitMode::Blocking, &kept, &mut cursor, None)) {
             log::debug!("counting the rows of keyspace {:?} during a check: {error}", open.name());
         }
     }
 
-    /// Returns the counts that a check adds to: the ones that the keyspace keeps, or new ones if the keyspace is large
+    /// Returns the counts to which a check adds: the keyspace's own, or new ones if the keyspace has none and is large
     /// enough. Returns `None` for a read-only database, which cannot write counts for the next opening.
     fn counts_of_check(&self, open: &OpenKeyspace) -> Option<Arc<KeptCounts>> {
         if self.is_read_only {
@@ -87,7 +87,7 @@ impl Store {
         open.tree.counts.kept().or_else(|| if is_large() { begin() } else { None })
     }
 
-    /// Checks that the keys are in order, and that each lies between the fences that lead to it.
+    /// Reads every row, and checks that the keys are in order and that each lies between the fences of its leaf.
     fn walk_tree(&self, open: &Arc<OpenKeyspace>, kept: Option<&KeptCounts>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
         let mut ahead = ReadAhead::new(Direction::Forward);
@@ -111,7 +111,7 @@ impl Store {
                         None => return,
                     }
                 }
-                // The keyspace was dropped in the meantime.
+                // The keyspace was dropped during the check.
                 Err(Error::KeyspaceDropped { .. }) => return,
                 Err(error) => {
                     // The fences in its parent show the key at which the unreadable page ends.

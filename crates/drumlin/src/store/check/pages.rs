@@ -47,7 +47,7 @@ impl Verifier<'_> {
             match checked {
                 Ok((Kind::Leaf, node)) => verified.leaf_rows += Leaf::new(&node).len() as u64,
                 Ok(_) => {}
-                // A page that was moved or changed after it was listed is not corrupted.
+                // The page was moved or changed after it was listed, so the failed read proves nothing.
                 Err(_) if !is_still_at(pool, pages, page, address) => {}
                 Err(error) if is_table_known => {
                     report.report_page(error, name, PageKey { keyspace: pages.id, page });
@@ -58,8 +58,8 @@ impl Verifier<'_> {
         Ok(verified)
     }
 
-    /// Rereads all pages to find the keys of the corrupted ones in the nodes that refer to them. Keeping all nodes from
-    /// the first pass would take memory for every page.
+    /// Rereads all pages, and finds the keys of the corrupted ones in the nodes that refer to them. Retaining all nodes
+    /// from the first pass would need memory for every page.
     pub(super) fn find_lost_keys(&mut self, pages: &PageSpace, name: &str) -> Result<()> {
         let keys_of_pages = KeysOfPages::of(&self.report, pages.id, name);
         if keys_of_pages.is_empty() {
@@ -74,7 +74,7 @@ impl Verifier<'_> {
     }
 }
 
-/// Returns the extents of those pages of a keyspace that have not changed since they were written, in disk order.
+/// Returns the extents of a keyspace's pages in disk order, except for pages that have changed since they were written.
 fn extents_of(pool: &Pool, pages: &PageSpace) -> Vec<(ExtentAddress, PageId)> {
     let on_disk = |(page, _)| Some((address_of(pool, pages, page)?, page));
     let mut extents: Vec<_> = pages.table.iter().filter_map(on_disk).collect();

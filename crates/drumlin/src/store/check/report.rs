@@ -149,7 +149,7 @@ impl CheckReport {
         self.push(Corruption { page: Some(page_key), ..Corruption::of(error, cost) });
     }
 
-    /// Records corruption that an opening repaired.
+    /// Records corruption that opening the database repaired.
     pub(super) fn report_repaired(&mut self, error: Error) {
         self.repaired.push(Corruption::of(error, "nothing"));
     }

@@ -24,7 +24,7 @@ impl Emptied {
         Emptied { page_count: self.page_count + more.page_count, left: self.left.or(more.left) }
     }
 
-    /// Stops moving because of `error`. A full disk does not count as a failure.
+    /// Stops moving pages because of `error`, and returns the progress if the disk is full, which is no failure.
     pub(super) fn ended_by(self, error: Error) -> Result<Emptied> {
         match error {
             Error::DiskFull { .. } => Ok(Emptied { left: Some(Left::NoSpace), ..self }),

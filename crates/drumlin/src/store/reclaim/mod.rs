@@ -44,7 +44,7 @@ pub struct CompactReport {
     pub duration: Duration,
 }
 
-/// The goal of reclaiming space. Each variant describes the state to be reached.
+/// A goal of reclaiming space: the state that is to be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// At most [`WASTE_SHARE_MAX`] of the used space is waste.
@@ -57,42 +57,43 @@ pub(crate) enum Goal {
     ShortenIdleFile,
     /// No sparse segment is left.
     PackSparse,
-    /// A full disk has free space once more. First, the space of extents replaced since the last checkpoint is freed.
-    /// Then the sparsest segments are packed into the little space left.
+    /// A full disk has enough free space for commits. To get there, the reclaimer first frees the space of extents
+    /// replaced since the last checkpoint, and then packs the sparsest segments into the little space left.
     MakeSpace,
 }
 
 /// The goals that the maintenance thread pursues after each checkpoint.
 pub(super) const AFTER_CHECKPOINT: &[Goal] = &[Goal::LimitWaste, Goal::ReturnUnneeded];
 
-/// The waste that a database under constant updates may have, as a share of the bytes in use. With 20 %, updates wrote
-/// a tenth more, and the file was just as long.
+/// The waste that a database under constant updates may have, as a share of the bytes in use. A limit of 20 % made
+/// updates write a tenth more, and the file was no shorter.
 /// Measured: decision 007.
 const WASTE_SHARE_MAX: f64 = 0.22;
-/// The share of the bytes in use that a pass frees beyond the excess. Freeing more at a time makes passes rarer, and
-/// each pass has to read all page tables to find the live extents of its victims.
+/// The share of the bytes in use that a pass frees in addition to the excess. If each pass frees more, there are fewer
+/// passes, and each pass has to read all page tables to find the live extents of its victims.
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const CLEANED_SHARE_MIN: f64 = 1.0 / 32.0;
 /// The share of waste above which segments are emptied with their own checkpoints: twice [`WASTE_SHARE_MAX`].
 /// Measured: decision 007, together with [`WASTE_SHARE_MAX`].
 const URGENT_SHARE_MIN: f64 = 0.45;
-/// The bytes in use, in segments, below which waste is no reason to empty segments: each open segment is 1/16 of them.
+/// The bytes in use, in segments, below which waste is not limited: a single open segment would be 1/16 of them.
 const WASTEFUL_SEGMENTS_MIN: u64 = 16;
-/// The share of live bytes above which segments are not emptied: extents of up to 256 KiB do not pack more tightly.
+/// The share of live bytes above which a segment is not emptied, because extents of up to 256 KiB cannot be packed more
+/// tightly.
 const LIVE_SHARE_MAX: f64 = 0.80;
-/// The share of live bytes below which a segment's tables are moved out when packing, regardless of the rest of its
-/// content.
+/// When packing, chunks of page tables are moved out of a segment whose share of live bytes is below this, whatever
+/// else the segment contains.
 const TABLES_SHARE_MAX: f64 = 0.25;
-/// The number of segments that must be free to make giving them back worth the moves.
+/// The minimum number of free segments for which giving them back is worth the moves.
 const GIVEN_BACK_SEGMENTS_MIN: u64 = 8;
-/// The share of the file that must be free to make giving segments back worth the moves: one part in this many.
+/// Giving segments back is worth the moves if the free ones are at least one in this many of the file's segments.
 const GIVEN_BACK_SHARE_MIN: u64 = 16;
 /// The maximum number of segments emptied in one pass. A single scan of the page tables finds the live extents of all
 /// of them.
 const VICTIM_SEGMENTS_MAX: usize = 256;
-/// The same limit while commits that have to wait for the end of the pass may arrive: 4 MiB of segments of 256 KiB.
+/// The same limit while commits may arrive that have to wait for the end of the pass: 4 MiB of segments of 256 KiB.
 const BRIEF_VICTIM_SEGMENTS_MAX: usize = 16;
-/// The maximum number of passes for one goal, even if each of them leaves more to be done: 16 of
+/// The maximum number of passes for one goal, even if the goal has not been reached by then. A pass empties up to
 /// [`VICTIM_SEGMENTS_MAX`] segments.
 const PASSES_MAX: usize = 16;
 
@@ -105,12 +106,12 @@ pub(crate) struct Reclaimer<'s> {
 /// The segments to be emptied, and the way to do it.
 #[derive(Debug)]
 enum Pass {
-    /// Move the live extents out of these segments. Whichever checkpoint comes next frees the segments.
+    /// Move the live extents out of these segments, and leave it to the next checkpoint to free the segments.
     Move(Vec<SegmentId>),
     /// Move the live extents, and make the checkpoint that frees the segments.
     MoveAndFree(Vec<SegmentId>),
-    /// Move the live extents into the segments of the checkpoint that frees these: on a full disk, each newly begun
-    /// segment counts.
+    /// Move the live extents into segments that the checkpoint writes to anyway, and make that checkpoint, which frees
+    /// the victims. On a full disk, moves and checkpoint cannot each begin a segment of their own.
     Pack(HashSet<SegmentId>),
 }
 
@@ -124,8 +125,8 @@ struct Progress<'s> {
     segment_count: u64,
     /// The segments that [`Goal::PackSparse`] has yet to empty.
     sparse: VecDeque<SegmentId>,
-    /// The space to pack into, which is reserved because commits continue during a pass; then the number of free
-    /// segments and of pages waiting to be freed, both before the last pass.
+    /// The space reserved for packing, because commits continue during a pass. The next two fields are the numbers of
+    /// free segments and of pages waiting to be freed, both before the last pass.
     packing: Option<SpaceReservation<'s>>,
     free_segments: u64,
     unfreed_pages: u64,
@@ -156,7 +157,7 @@ impl Store {
         made
     }
 
-    /// Reclaims space for these goals, one after another. Waits for other callers to finish.
+    /// Reclaims space for these goals, one after another. If another thread is reclaiming, waits for it first.
     pub(crate) fn reclaim(&self, goals: &[Goal]) -> Result<Reclaimed> {
         self.free_dropped()?;
         self.reclaimer().run(goals)
@@ -166,9 +167,9 @@ impl Store {
         Reclaimer { store: self, unneeded: self.unneeded.lock() }
     }
 
-    /// Gives the free segments of a failed load back to the file system, but keeps the number of segments that were
-    /// free before the load. If the load had to wait because the disk was full, checkpoints may have been written after
-    /// its segments; then this first moves the end of the file to its front.
+    /// Gives the free segments of a failed load back to the file system, except for as many segments as were free
+    /// before the load. If the disk was full and the load had to wait, checkpoints may have written segments after
+    /// those of the load. Then this moves the extents at the end of the file to its front.
     pub(crate) fn give_back_load(&self, free_segments_before: u64) {
         let space = &self.engine.space;
         let given_back = self.engine.check_failure().and_then(|()| space.shrink(free_segments_before)).and_then(|()| {
@@ -222,7 +223,7 @@ impl<'s> Reclaimer<'s> {
         for &goal in goals {
             let pursued = self.pursue(goal, &mut reclaimed);
             if goal == Goal::MakeSpace {
-                // Even if this failed, another attempt would gain no more space.
+                // Even if it failed, another attempt would gain no space.
                 self.store.engine.space.set_packed();
             }
             pursued?;
@@ -231,7 +232,7 @@ impl<'s> Reclaimer<'s> {
         Ok(reclaimed)
     }
 
-    /// Makes passes until the goal is reached or they no longer gain anything.
+    /// Makes passes until the goal is reached or another pass would gain nothing.
     fn pursue(&mut self, goal: Goal, reclaimed: &mut Reclaimed) -> Result<()> {
         let mut progress = Progress::default();
         while let Some(pass) = self.next_pass(goal, &mut progress)? {
@@ -268,7 +269,8 @@ impl<'s> Reclaimer<'s> {
         }
     }
 
-    /// If there is too much waste, returns a pass over the sparsest segments: as many as should free the excess.
+    /// If there is too much waste, returns a pass over the sparsest segments. Their number is chosen so that the pass
+    /// frees the excess.
     fn wasteful(&self, progress: &mut Progress<'s>) -> Option<Pass> {
         let segments = &self.store.engine.space.segments;
         let usage = segments.usage();
@@ -289,7 +291,7 @@ impl<'s> Reclaimer<'s> {
     }
 
     /// Gives back the free segments that recent checkpoint intervals did not need. Returns a pass over the used
-    /// segments at the end of the file: once they are empty, a later call can give them back too.
+    /// segments at the end of the file, so that a later call can give these back too.
     fn unneeded(&mut self, progress: &Progress<'s>) -> Result<Option<Pass>> {
         if progress.passes > 0 {
             return Ok(None);
@@ -298,7 +300,7 @@ impl<'s> Reclaimer<'s> {
         let segments = &space.segments;
         let usage = segments.usage();
         let unneeded_count = self.unneeded.push(segments.take_unneeded()).min(usage.free_count);
-        // These segments have been free for a long time, so half the usual gain is enough to justify the moves.
+        // These segments have been free for long, so half the usual gain justifies the moves.
         if !self.store.is_worth_giving_back(2 * unneeded_count) || unneeded_count < GIVEN_BACK_SEGMENTS_MIN {
             return Ok(None);
         }
@@ -313,8 +315,8 @@ impl<'s> Reclaimer<'s> {
         Ok(Some(Pass::Move(end)))
     }
 
-    /// Gives back the free end of the file. Returns a pass over the used segments after its *front*, which has the
-    /// length of the segments in use and those that must stay free.
+    /// Gives back the free end of the file. Returns a pass over the used segments after its *front*, which is just long
+    /// enough for the segments in use and those that must stay free.
     fn end_of_file(
         &self,
         progress: &mut Progress<'s>,
@@ -330,7 +332,7 @@ impl<'s> Reclaimer<'s> {
                 return Ok(None);
             }
         }
-        // Segments that the previous checkpoint still needed will be free after this one.
+        // This checkpoint frees the segments that the previous checkpoint still needed.
         self.store.checkpoint_after(Reclaims::Nothing)?;
         space.shrink(0)?;
         let usage = segments.usage();
@@ -343,7 +345,7 @@ impl<'s> Reclaimer<'s> {
         Ok((!victims.is_empty() && go_on()).then_some(Pass::MoveAndFree(victims)))
     }
 
-    /// Returns a pass over the sparse segments that existed when the goal was begun. If no segment is free, their
+    /// Returns a pass over the segments that were sparse when work on the goal began. If no segment is free, their
     /// extents go to new segments at the end, and the file grows temporarily.
     fn sparse(&self, progress: &mut Progress<'s>) -> Option<Pass> {
         if progress.passes == 0 {
@@ -354,14 +356,14 @@ impl<'s> Reclaimer<'s> {
         (count > 0).then(|| Pass::MoveAndFree(progress.sparse.drain(..count).collect()))
     }
 
-    /// Returns a pass over the sparsest segments, as many as fit into the space left, until there is enough free space
-    /// or a pass has gained none.
+    /// Returns a pass over as many of the sparsest segments as fit into the space left. Returns `None` once there is
+    /// enough free space, or once a pass has gained none.
     fn movable(&self, progress: &mut Progress<'s>) -> Result<Option<Pass>> {
         let engine = &self.store.engine;
         let space = &engine.space;
         let free_segments = space.segments.free_count();
         let unfreed_pages = space.unfreed_pages();
-        // The memory allows a pass to free only some of the values, so the next pass frees more.
+        // A pass can free only as many values as the memory for changes allows. The next pass frees more.
         let is_freeing = match progress.passes {
             0 => false,
             1 => unfreed_pages > 0,
@@ -385,7 +387,7 @@ impl<'s> Reclaimer<'s> {
         Ok(is_worth.then_some(Pass::Pack(victims)))
     }
 
-    /// Returns the sparsest segments, as many as can be moved into the free space, and reserves that space.
+    /// Returns as many of the sparsest segments as can be moved into the free space, and reserves that space.
     fn take_movable(&self, packing: &mut SpaceReservation<'_>) -> HashSet<SegmentId> {
         let space = &self.store.engine.space;
         loop {
@@ -399,15 +401,15 @@ impl<'s> Reclaimer<'s> {
                 moved_bytes += live_bytes;
                 victims.insert(segment);
             }
-            // A commit may have reserved some of the space since it was measured.
+            // A commit may have reserved some of the space since we measured it.
             if packing.resize(moved_bytes) {
                 return victims;
             }
         }
     }
 
-    /// Returns the sparsest segments: as many as should free `goal_bytes` and can be emptied before the page table
-    /// changes fill their memory, but at least one.
+    /// Returns enough of the sparsest segments to free `goal_bytes`, but no more than can be emptied before the
+    /// page-table changes fill their memory, and at least one.
     fn take_sparse(&self, goal_bytes: u64) -> Vec<SegmentId> {
         let segments = &self.store.engine.space.segments;
         let movable_bytes = self.movable_bytes();
@@ -423,8 +425,8 @@ impl<'s> Reclaimer<'s> {
             .collect()
     }
 
-    /// Estimates the bytes that can be moved in the newest epoch while commits continue: the number of page table
-    /// changes left, multiplied by the mean length of an extent.
+    /// Estimates the bytes that can be moved in the newest epoch while commits continue. They are the number of
+    /// page-table changes that still fit into their memory, multiplied by the mean length of an extent.
     fn movable_bytes(&self) -> u64 {
         let space = &self.store.engine.space;
         let count_max = self.store.engine.budget.epoch_changes_max();
@@ -434,7 +436,7 @@ impl<'s> Reclaimer<'s> {
     }
 
     /// Moves the live extents out of the victims, as far as disk space and the memory for changes allow. The next
-    /// checkpoint moves the tables and frees the segments.
+    /// checkpoint moves the chunks of page tables and frees the segments.
     fn move_out(&self, victims: &HashSet<SegmentId>) -> Result<Emptied> {
         self.store.page_tables.lock().evacuate(victims.iter().copied());
         match self.store.engine.space.reserve(Purpose::Move, 0) {
@@ -445,14 +447,14 @@ impl<'s> Reclaimer<'s> {
         }
     }
 
-    /// Moves the live extents out of the victims. Ends with a checkpoint, which moves the tables and frees the
-    /// segments. Makes further checkpoints whenever the page table changes fill their memory. Returns the reason if
-    /// pages are left.
+    /// Moves the live extents out of the victims. Ends with a checkpoint, which moves the chunks of page tables and
+    /// frees the segments. Makes further checkpoints whenever the page-table changes fill their memory. If pages are
+    /// left in the victims, returns the reason.
     fn move_and_free(&self, victims: &[SegmentId]) -> Result<Option<Left>> {
         let segments = &self.store.engine.space.segments;
         let uses: Vec<_> = victims.iter().map(|victim| (*victim, segments.segment_use(*victim))).collect();
-        // In the first round, commits may have used up the page table changes. After a checkpoint, commits leave an
-        // eighth.
+        // In the first round, commits may have used up the memory for page-table changes. After a checkpoint, commits
+        // leave an eighth of it.
         let mut is_first = true;
         loop {
             // A victim that was freed and reused contains only new extents.
@@ -495,8 +497,8 @@ mod tests {
     use super::*;
     use crate::{Config, KeyspaceOptions};
 
-    /// Segments that none of the last eight intervals needed are given back. After a burst in one of these intervals,
-    /// the segments that it took are kept.
+    /// Segments that none of the last eight intervals needed are given back. If one of these intervals had a burst, the
+    /// segments that the burst used are retained.
     #[test]
     fn what_a_burst_needed_is_kept() {
         let mut unneeded = Unneeded::default();
@@ -508,7 +510,7 @@ mod tests {
         assert_eq!(pushed(&mut unneeded, &[50; 8]), [9, 9, 9, 9, 9, 9, 9, 50]);
     }
 
-    /// Cleaning takes only as many segments as it can empty before the page table changes fill their memory, and frees
+    /// A pass chooses no more segments than it can empty before the page-table changes fill their memory, and frees
     /// each of them.
     #[test]
     fn segments_that_are_taken_are_freed() {

@@ -13,7 +13,7 @@ use crate::format::{ExtentAddress, PageId, SegmentId};
 use crate::hash::HashSet;
 use crate::space::{EpochGuard, PageEntry, PageSpace, Purpose, SpaceReservation};
 
-/// The bytes that are copied before the next check for a request to stop: two chunks of a large value.
+/// The bytes that are copied between two checks for a request to stop: two chunks of a large value.
 const STEP_BYTES: u64 = 512 << 10;
 
 /// A page whose extent has been copied.
@@ -24,19 +24,19 @@ struct Moved {
 }
 
 impl Reclaimer<'_> {
-    /// Moves the pages in the victims elsewhere, as far as disk space and the memory for changes allow.
+    /// Moves pages out of the victims, as far as disk space and the memory for changes allow.
     pub(super) fn empty(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
         let emptied = self.empty_keyspaces(victims, moves);
         self.store.engine.space.seal_moved();
-        // Return an error only now: even if the disk is full, the checkpoint that follows frees the extents that were
+        // Return an error only after sealing: even if the disk is full, the next checkpoint frees the extents that were
         // moved away.
         emptied
     }
 
     /// Returns the number of pages that the next step may move before the changes of the newest epoch fill their
-    /// memory; 0 means that moving must wait for the next epoch. The limit is the eighth that commits leave, because
-    /// commits continue. Packing has no limit: it must empty its segments, because otherwise there may be no space for
-    /// a checkpoint.
+    /// memory; 0 means that moving must wait for the next epoch. Moving may use only the eighth of the memory that
+    /// commits leave, because commits continue. Packing has no limit: unless it empties its segments, there may be no
+    /// space for a checkpoint.
     fn step_pages(&self, moves: &SpaceReservation<'_>) -> usize {
         if moves.purpose() == Purpose::Pack {
             return usize::MAX;
@@ -161,7 +161,7 @@ impl Reclaimer<'_> {
             });
             let (step, later) = rest.split_at(count.count());
             rest = later;
-            // The copies that were made are used even if a later one failed.
+            // Even if a copy fails, point the pages whose copies succeeded to these copies.
             let (moved, ended) = self.copy_extents(pages, step, moves);
             space.flush_moved(moves);
             space.wait_for_jobs(engine.pool.on_written())?;
@@ -219,8 +219,8 @@ impl Reclaimer<'_> {
     }
 
     /// Points the page to `new`, either in its table entry or, if it is in memory, in its frame. Returns `false` if the
-    /// page has an image that is newer than the one at `old`, or a dirty frame that will have one, or if its keyspace was
-    /// dropped. The change is recorded before any later change of the same page.
+    /// page has an image newer than the one at `old`, or a dirty frame that will be written as such an image, or if its
+    /// keyspace was dropped. The change is recorded before any later change of the same page.
     fn redirect(
         &self,
         epoch_guard: &EpochGuard<'_>,

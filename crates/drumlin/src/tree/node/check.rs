@@ -65,8 +65,8 @@ impl std::fmt::Display for NodeError {
 /// to clear.
 const PAGE_BYTES_USUAL: usize = 4096;
 
-/// Verifies all invariants of a node in an untrusted page, without allocating. Takes about as long as one pass over the
-/// page.
+/// Verifies all invariants of a node in an untrusted page, without allocating. Takes about as long as reading the page
+/// once.
 pub(crate) fn check(page: &[u8]) -> Result<(), NodeError> {
     if !page.len().is_power_of_two() || !(PAGE_BYTES_MIN..=PAGE_BYTES_MAX).contains(&page.len()) {
         return Err(NodeError::PageBytes(page.len()));

@@ -1,8 +1,8 @@
 //! Inner nodes: children, and the separators between them.
 //!
 //! Child `i` covers the keys from separator `i` (inclusive) to separator `i + 1` (exclusive). Child 0 has no separator:
-//! its range begins at the node's lower fence. A child's entry contains only its page number. This keeps nodes wide and
-//! the tree low, so that descents, all of which read inner nodes, have fewer of them to read.
+//! its range begins at the node's lower fence. A child's entry contains only its page number. This makes nodes wide and
+//! the tree low, so each descent reads few inner nodes.
 
 use std::cmp::Ordering;
 use std::ops::Deref;
@@ -116,12 +116,11 @@ impl<'a> Inner<'a> {
         let last = self.len() - 1;
         assert!(last > 0, "an inner node with one child can't be split");
         let cost = |index: usize| self.cost_of(self.slot(index));
-        // The separator before the right node's first child moves up to the parent, so it no longer takes up space
-        // here.
+        // The separator before the right node's first child moves up to the parent, so it no longer needs space here.
         let right_cost = |at: usize, left_cost: usize| self.rows_cost() - left_cost - self.key_suffix(at).len();
         let fits = |at: usize, left_cost: usize| {
             let separator = self.key_suffix(at);
-            // Each half has one child without a separator, which saves nothing under a longer prefix.
+            // The child without a separator saves nothing if the prefix becomes longer. Each half has one.
             let left = self.side_bytes(self.lower_fence(), separator, at - 1, left_cost);
             let right = self.side_bytes(self.upper_fence(), separator, last - at, right_cost(at, left_cost));
             left <= self.page_bytes() && right <= self.page_bytes()

@@ -53,7 +53,7 @@ pub(crate) enum LeafChange<'k> {
 pub(crate) struct Split {
     /// The first row that moves to the right leaf: 0 if all rows move, or the number of rows if all stay.
     pub(crate) at: usize,
-    /// The new fence: the left leaf's upper and the right leaf's lower one.
+    /// The new fence, which becomes the left leaf's upper fence and the right leaf's lower fence.
     pub(crate) separator: Vec<u8>,
     /// `true` if the inserted or changed row belongs to the right leaf.
     pub(crate) goes_right: bool,
@@ -100,8 +100,8 @@ impl<'a> Leaf<'a> {
         found
     }
 
-    /// Returns the offsets of the rows that a search for the key would read, without reading the rows. They are the
-    /// first row, which contains the shared bytes, and the row that may have the key.
+    /// Returns the offsets of the rows that a search for the key would read, without reading the rows: the first row,
+    /// which contains the shared bytes, and the row that may have the key.
     #[inline]
     pub(crate) fn compared_rows(&self, key: &[u8]) -> Option<[usize; 2]> {
         let rest = key.get(self.prefix_bytes() + self.shared_bytes()..)?;
@@ -161,7 +161,7 @@ impl<'a> Leaf<'a> {
         SLOT_BYTES + key_bytes - self.prefix_bytes() + VALUE_LENGTH_BYTES + value_bytes
     }
 
-    /// Returns the range of the page that new rows of `rows_bytes` in total will be written to, unless the heap has to
+    /// Returns the range of the page to which new rows of `rows_bytes` in total will be written, unless the heap has to
     /// be compacted.
     pub(crate) fn upcoming_bytes(&self, rows_bytes: usize) -> Range<usize> {
         let end = self.heap_start();
@@ -187,9 +187,9 @@ impl<'a> Leaf<'a> {
     /// Plans the split of a leaf that has no room for `change`.
     ///
     /// The split is near the middle, by bytes, at a short separator, or at one end during a sorted load. After
-    /// [`LeafMut::split_to`], the change is retried in the leaf that now covers its key. If rows are so long that it
-    /// still does not fit, that leaf is split, too. The leaf has fewer rows each time, and a row always fits into a
-    /// leaf of its own.
+    /// [`LeafMut::split_to`], the change is retried in the leaf that now covers its key. If rows are so long that the
+    /// change still does not fit, that leaf is split too. The leaf has fewer rows each time, and a row always fits into
+    /// a leaf of its own.
     pub(crate) fn split_for(&self, change: &LeafChange<'_>) -> Split {
         let plan = SplitPlan::new(self, change);
         let boundary = plan.choose();
@@ -201,7 +201,7 @@ impl<'a> Leaf<'a> {
     }
 }
 
-/// The rows of a leaf as they would be after a change. Boundary `b` is in front of row `b`.
+/// The rows of a leaf as they would be after a change. Boundary `b` is just before row `b`.
 struct SplitPlan<'l> {
     leaf: Leaf<'l>,
     /// The index of the row that is inserted or replaced.
@@ -270,13 +270,14 @@ impl<'l> SplitPlan<'l> {
         (at, goes_right)
     }
 
-    /// Returns the number of rows and their cost on each side of a boundary that has `left_cost` on its left, after the
-    /// change.
+    /// Returns the number of rows on each side of a boundary, and their cost, both after the change. `left_cost` is the
+    /// cost of the rows on the left side.
     fn sides(&self, boundary: usize, left_cost: usize) -> [(usize, usize); 2] {
         [(boundary, left_cost), (self.rows - boundary, self.rows_cost - left_cost)]
     }
 
-    /// Returns `true` if each side of a boundary that has `left_cost` on its left fits into a page after the change.
+    /// Returns `true` if each side of a boundary fits into a page after the change. `left_cost` is the cost of the rows
+    /// on the left side.
     fn fits(&self, boundary: usize, left_cost: usize) -> bool {
         self.sides_fit(boundary, self.sides(boundary, left_cost))
     }
@@ -329,7 +330,8 @@ impl<'l> SplitPlan<'l> {
         best.map_or_else(|| self.choose_among_long_rows(), |(_, _, boundary)| boundary)
     }
 
-    /// Returns the boundary nearest to the middle, preferring those where both sides fit into pages after the change.
+    /// Returns the boundary nearest to the middle, preferring boundaries whose sides both fit into pages after the
+    /// change.
     ///
     /// At least one boundary has sides that fit before the change. Let row `m` straddle the middle. If both boundaries
     /// next to `m` failed, `m` and the longest fences on either side would fill more than a page.

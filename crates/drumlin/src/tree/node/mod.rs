@@ -57,7 +57,7 @@ use leaf::Split;
 pub(crate) use leaf::{Leaf, LeafChange, LeafMut, RowValue, large_ref};
 pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value};
 
-/// The page does not have enough room, not even with a compacted heap. It was not changed.
+/// The page has too little room, even with a compacted heap. It was not changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PageFull;
 
@@ -407,8 +407,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// Returns the first row, starting at `first`, whose head is at least `head`. This is a binary search without
-    /// branches that depend on the heads.
+    /// Returns the first row, starting at `first`, whose head is at least `head`. This is a binary search in which no
+    /// branch depends on the heads.
     #[inline]
     fn head_lower_bound(&self, first: usize, head: u32) -> usize {
         let slots = self.slots();
@@ -444,8 +444,8 @@ impl<'a> Node<'a> {
         let low = self.head_lower_bound(first, head);
 
         // Compare rows with equal heads. If both suffixes fit into their heads, their lengths decide. In an inner node
-        // this avoids reading the row, which is in a different cache line. A leaf's row will be read in any case, so
-        // compare it directly.
+        // this avoids reading the row, which is in a different cache line. A leaf's row will be read anyway, so compare
+        // it directly.
         let compare = |slot: Slot| match slot.suffix_bytes() - shared {
             bytes if first > 0 && bytes.max(rest.len()) <= HEAD_BYTES => bytes.cmp(&rest.len()),
             _ => self.suffix_of(slot)[shared..].cmp(rest),
@@ -594,7 +594,8 @@ impl NodeMut<'_> {
         Ok(row + suffix.len())
     }
 
-    /// Updates the run, which reveals sorted loads, after a key was inserted at position `index` among `keys` keys.
+    /// Updates the number of consecutive insertions at one end, which reveals sorted loads, after a key was inserted at
+    /// position `index` among `keys` keys.
     #[inline]
     fn count_run(&mut self, index: usize, keys: usize) {
         debug_assert!(index <= keys, "key {index} of {keys} was inserted");

@@ -24,13 +24,13 @@ pub(crate) struct PackedRow<'a> {
     pub(crate) is_large: bool,
 }
 
-/// Appends to `out` the bytes that follow the suffix of a leaf's row with this value.
+/// Encodes an inline value as the part of a leaf's row that follows the key's suffix, and appends it to `out`.
 pub(crate) fn push_value(value: &[u8], out: &mut Vec<u8>) {
     out.extend(u16::try_from(value.len()).expect("a value that stays in its leaf").to_le_bytes());
     out.extend_from_slice(value);
 }
 
-/// Returns the bytes that follow the suffix of a leaf's row with this large value.
+/// Encodes a reference to a large value as the part of a leaf's row that follows the key's suffix.
 pub(crate) fn large_rest(reference: LargeRef) -> [u8; VALUE_LENGTH_BYTES + LARGE_REF_BYTES] {
     assert!(reference.is_plausible(), "{reference:?} could not be read again");
     let mut rest = [0; VALUE_LENGTH_BYTES + LARGE_REF_BYTES];
@@ -39,7 +39,7 @@ pub(crate) fn large_rest(reference: LargeRef) -> [u8; VALUE_LENGTH_BYTES + LARGE
     rest
 }
 
-/// Returns the bytes that follow the suffix of an inner node's row for this child.
+/// Encodes a child as the part of an inner node's row that follows the key's suffix.
 pub(crate) fn child_rest(child: PageId) -> [u8; CHILD_BYTES] {
     super::inner::entry_of(child)
 }

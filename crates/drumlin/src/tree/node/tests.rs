@@ -129,8 +129,8 @@ fn append(leaf: &mut LeafMut<'_>, key: &[u8], value: RowValue<'_>) -> Result<(),
     leaf.insert(leaf.as_leaf().len(), key, value)
 }
 
-/// Asserts that a leaf passes [`check`], contains exactly the model's rows, finds each of them, and takes up exactly
-/// the bytes that they need.
+/// Asserts that a leaf passes [`check`], contains exactly the model's rows, finds each of them, and uses exactly the
+/// bytes that they need.
 #[track_caller]
 fn assert_leaf(page: &[u8], model: &Model, lower: Option<&[u8]>, upper: Option<&[u8]>) {
     assert_sound(page, 0, lower, upper);
@@ -184,7 +184,8 @@ fn random_fences(random: &mut Random, shape: Shape, page_bytes: usize) -> (Optio
 }
 
 /// After inserts, replacements and removals in any order, a leaf has the same rows as a map, for every page size, kind
-/// of key and pair of fences. `PageFull` is returned if and only if the bytes do not fit, and then nothing has changed.
+/// of key and pair of fences. A change fails with `PageFull` if and only if the bytes do not fit, and then nothing has
+/// changed.
 #[test]
 fn a_leaf_behaves_as_a_map() {
     let mut random = Random(1);
@@ -396,7 +397,7 @@ fn assert_shortest(leaf: &Leaf<'_>, change: &LeafChange<'_>, split: &Split) {
     assert!(right[..split.separator.len() - 1] <= left[..]);
 }
 
-/// Leaves that are split and merged keep the same rows as a map, for every kind of key and rows of all sizes. No change
+/// Leaves that are split and merged have the same rows as a map, for every kind of key and rows of all sizes. No change
 /// requires more than three splits.
 #[test]
 fn splits_and_merges_keep_every_row() {
@@ -710,8 +711,8 @@ fn inner_nodes_always_split_in_time() {
     }
 }
 
-/// Returns the numbers of children of full 4 KiB inner nodes, above leaves of 28 rows that arrive in random order.
-/// Omits nodes without both fences: the first and the last of each level.
+/// Returns the numbers of children of full 4 KiB inner nodes. The leaves beneath them have 28 rows each and arrive in
+/// random order. Omits nodes without both fences: the first and the last of each level.
 fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<usize> {
     let mut random = Random(9);
     let mut keys: Vec<Vec<u8>> = (0..leaves * 28).map(key).collect();
@@ -744,7 +745,7 @@ fn children_of_full_nodes(leaves: usize, key: impl Fn(usize) -> Vec<u8>) -> Vec<
 
 /// With 16-byte keys of various kinds, 4 KiB inner nodes have at least 230 children on average. This matters because
 /// every read passes through one node of each level, and only a few nodes stay in the processor's cache. Nodes have
-/// fewer children if their keys have little in common, such as numbers around 100,000.
+/// fewer children if their keys have little in common, as with numbers around 100,000.
 #[test]
 fn inner_nodes_have_many_children() {
     fn scattered(row: usize) -> u64 {
@@ -896,7 +897,7 @@ fn damaged_pages_are_recognised() {
     }
 }
 
-/// Each kind of damage is reported by its own error.
+/// Each kind of damage has an error of its own.
 #[test]
 fn node_errors_are_named() {
     let mut page = new_leaf(512, Some(b"kb"), Some(b"kx"));

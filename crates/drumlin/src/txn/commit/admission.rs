@@ -3,9 +3,9 @@
 //!
 //! # The order in which a commit reserves
 //!
-//! Row locks, memory for its rows ([`Engine::admit`]), disk space for pages, log space, memory for versions. A commit
-//! that holds one of these waits only for later ones in this list. So a commit that holds all of them waits only for
-//! the disk, and other commits may safely wait for it.
+//! Row locks, memory for its rows ([`Engine::admit`]), disk space for pages, log space, memory for versions. While a
+//! commit holds one of these, it waits only for later ones in this list. So a commit that holds all of them waits only
+//! for the disk, and other commits may safely wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::txn::engine::{Engine, Replaying};
 use crate::txn::read_set::Reads;
 use crate::txn::write_set::Change;
 
-/// The maximum number of times that a commit requests space while other commits use up the space that is freed.
+/// The maximum number of times that a commit requests space to be reclaimed if other commits use it up each time.
 const RECLAIMS_MAX: u32 = 4;
 
 /// The time that a delayed commit waits for a snapshot to end before the commit fails.
@@ -47,7 +47,7 @@ const _: () = assert!(SPLIT_FRAMES >= FRAMES_NEEDED as u64, "a split needs more 
 pub(super) const ROW_WORK_BYTES: usize = 2 * size_of::<Row<'_>>() + size_of::<Incoming<'_>>() + 16;
 
 /// Returns the keyspaces of the rows, each with the maximum number of pages that its rows may add: a leaf for each row
-/// that is put, the inner nodes that splits add, and the extents of values.
+/// that is put, the inner nodes from splits, and the extents of values.
 fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r PageSpace, u64)> {
     debug_assert!(rows.is_sorted_by_key(|row| row.tree.pages.id), "keyspaces of a commit are out of order");
     let row_pages = |row: &Row<'_>| match row.change {
@@ -59,9 +59,9 @@ fn pages_per_keyspace<'r>(rows: &'r [Row<'r>]) -> impl Iterator<Item = (&'r Page
         .map(move |own| (&*own[0].tree.pages, own.iter().map(row_pages).sum()))
 }
 
-/// Returns the bytes by which a page table is certain to grow if `page_count` pages are added, however full its last
-/// chunk is. For a few pages this is 0. If it were rounded up, each commit would evict frames that the next read takes
-/// back.
+/// Returns the number of bytes by which a page table is certain to grow if `page_count` pages are added, however full
+/// its last chunk is. For a few pages, this is 0. If it were rounded up, each commit would evict frames that the next
+/// read would reclaim.
 fn certain_growth_bytes(page_count: u64) -> u64 {
     page_count / CHUNK_PAGES as u64 * CHUNK_BYTES
 }
@@ -145,8 +145,8 @@ impl Engine {
         }
         let admitted = self.try_reserve(needed);
         if admitted.is_none() {
-            // The head of the queue may have failed because this attempt held part of the memory, so wake it for a
-            // retry.
+            // This attempt held part of the memory, and the head of the queue may have failed because of that. Wake it
+            // for a retry.
             waiting.announce();
         }
         admitted
@@ -158,7 +158,7 @@ impl Engine {
         Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
     }
 
-    /// Reserves memory of an account if it is free and no other caller waits for it.
+    /// Reserves memory of an account if the memory is free and no other caller is waiting for it.
     pub(crate) fn reserve_at_once(&self, of: Account, bytes: u64) -> Option<Grant> {
         let queue = self.budget.queue(of).expect("a part that is waited for");
         let mut grant = self.budget.grant(of);
@@ -180,8 +180,8 @@ impl Engine {
         self.wait_in_turn(mode, of, bytes, timeout).await
     }
 
-    /// Reserves memory for a chunk that a source fills. Waits if there is none, because the sources of other calls may
-    /// be slow and hold theirs for long.
+    /// Reserves memory for a chunk that a source fills. Waits if no memory is free, because other calls with slow
+    /// sources may hold theirs for a long time.
     pub(crate) async fn source_memory(&self, mode: WaitMode<'_>) -> Result<Grant> {
         let memory = self.reserve_in_turn(mode, Account::Sources, SOURCE_BYTES_MAX, LOCK_TIMEOUT).await;
         memory.ok_or_else(|| Error::sources_in_memory(self.budget.limit_bytes(Account::Sources)))
@@ -208,8 +208,8 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Returns the maximum number of leaves that a commit may pin to change them, not counting the leaves that it
-    /// validates.
+    /// Returns the maximum number of leaves that a commit may pin in order to change them. Leaves that it only
+    /// validates do not count.
     pub(super) fn pinned_leaves_max(&self, page_bytes: u64, reads: Option<Reads<'_>>) -> u64 {
         let read_bytes = reads.map_or(0, |_| self.budget.validated_bytes_max());
         (self.budget.limit_bytes(Account::Pinned).saturating_sub(read_bytes) / page_bytes)
@@ -219,8 +219,9 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Reserves memory for the versions that a commit of `row_count` rows will leave. If there is too little, drops
-    /// versions that no snapshot needs, requests a spill of the rest, and waits for commits that are not durable yet.
+    /// Reserves memory for the versions that a commit of `row_count` rows will leave. If there is too little memory,
+    /// drops versions that no snapshot needs, requests a spill of the remaining ones, and waits for commits that are
+    /// not durable yet.
     pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, row_count: usize, bytes: usize) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
@@ -246,7 +247,7 @@ impl Engine {
                 continue;
             }
             self.reclaim.request_spill(budget.version_bytes_max().min(limit_bytes - bytes));
-            // The remaining memory belongs to running commits, which release the part that they do not use.
+            // The remaining memory belongs to running commits, which will release the part that they do not use.
             let mut is_fit = || grant.resize(bytes) || self.clock.visible() < self.clock.published();
             let wait = |waker: &_| turn.poll(waker, || is_fit().then_some(()));
             if !self.spilled.delays_commits() {
@@ -262,12 +263,12 @@ impl Engine {
 }
 
 impl<L> Engine<L> {
-    /// Returns an upper bound of the bytes of pages that a commit of these rows will make dirty.
+    /// Returns an upper bound for the bytes of pages that a commit of these rows will make dirty.
     fn dirtied_bytes_max(&self, rows: &[Row<'_>]) -> u64 {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
         let row_bytes = |row: &Row<'_>| match row.change {
             Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
-            // Each extent of a large value takes a page number and an entry in the page table.
+            // Each extent of a large value needs a page number and an entry in the page table.
             Change::PutLarge(value) => row.key.len() as u64 + 128 + 32 * value.addresses.len() as u64,
             Change::Remove => row.key.len() as u64 + 128,
         };
@@ -278,8 +279,8 @@ impl<L> Engine<L> {
 }
 
 impl Engine<Replaying> {
-    /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is already in the log. That commit had its
-    /// space, page numbers and tables when it was made, so a full disk is no reason to refuse it.
+    /// Like [`reserve_pages`](Engine::reserve_pages), for rows whose commit is already in the log. When that commit was
+    /// made, it had its space, page numbers and tables. So a full disk is no reason to refuse it.
     pub(super) fn reserve_replayed_pages(&self, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.space.check_failure()?;
         let growth = pages_per_keyspace(rows).map(|(_, page_count)| certain_growth_bytes(page_count)).sum();
@@ -290,7 +291,7 @@ impl Engine<Replaying> {
 
 impl Engine {
     /// Reserves space for all pages that the commit may change, or fails with `DiskFull`. Commits that only remove rows
-    /// may use space that other commits must leave free. The caller keeps the reservation until it can no longer make
+    /// may use space that other commits must leave free. The caller holds the reservation until it can no longer make
     /// these pages dirty.
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.secure_tables(mode, rows).await?;
@@ -315,8 +316,8 @@ impl Engine {
         Ok(self.space.try_reserve(purpose, bytes, Margin::Full).ok())
     }
 
-    /// Returns an error if the commit might run out of page numbers or of memory for page table entries; otherwise, the
-    /// bytes by which its rows are certain to make page tables grow.
+    /// Returns an error if the commit might run out of page numbers or of memory for page table entries. Otherwise,
+    /// returns the number of bytes by which its rows are certain to make page tables grow.
     fn check_tables(&self, rows: &[Row<'_>]) -> Result<u64> {
         let (mut growth_max, mut growth) = (0, 0);
         for (pages, page_count) in pages_per_keyspace(rows).filter(|(_, page_count)| *page_count > 0) {
@@ -336,9 +337,9 @@ impl Engine {
         Ok(growth)
     }
 
-    /// Reserves memory for the page table entries of the pages that a commit adds. Shrinks the pool by the memory that
-    /// page tables have taken since the last commit, and by the memory that this commit is certain to add. The commit
-    /// may occasionally take one more chunk of 8 KiB; the next commit shrinks the pool by that chunk.
+    /// Reserves memory for the page table entries of the pages that a commit adds. Shrinks the pool by the memory by
+    /// which page tables have grown since the last commit, and by the memory that this commit is certain to add. The
+    /// commit may occasionally add one more chunk of 8 KiB; the next commit shrinks the pool by that chunk.
     async fn secure_tables(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
         let growth = self.check_tables(rows)?;
         if !self.pool.frames.is_over_limit(growth) {
@@ -352,8 +353,8 @@ impl Engine {
         }
     }
 
-    /// Returns the number of page table changes in the newest epoch below which a commit that adds `more` of them may
-    /// proceed.
+    /// Returns a limit on the page table changes of the newest epoch. A commit that adds `more` changes may proceed
+    /// while the epoch is below this limit.
     fn changes_max(&self, more: u64) -> u64 {
         let count_max = self.budget.epoch_changes_max() / 8 * 7;
         // A commit with more changes than fit in an epoch must not wait forever.
@@ -362,10 +363,10 @@ impl Engine {
         limit
     }
 
-    /// Waits for a checkpoint to begin if the page table changes of the newest epoch have filled their memory, except
-    /// an eighth, which is left to the reclaimer and to running commits that have passed this point. Also waits if
-    /// freeing the values that wait to be freed would fill an epoch, because commits add to them. `more` is the number
-    /// of changes that this commit is certain to add: the chunks of its large values.
+    /// Waits for a checkpoint to begin if the page table changes of the newest epoch have filled seven eighths of their
+    /// memory. The last eighth is for the reclaimer and for running commits that have passed this point. Also waits if
+    /// the values that are waiting to be freed would fill an epoch, because commits add more of them. `more` is the
+    /// number of changes that this commit is certain to add: the chunks of its large values.
     pub(crate) async fn secure_changes(&self, mode: WaitMode<'_>, more: u64) {
         let (limit, unfreed_max) = (self.changes_max(more), self.budget.epoch_changes_max());
         if self.space.admits_changes(limit, unfreed_max) {
@@ -376,7 +377,7 @@ impl Engine {
         mode.run(move || reclaim.wait_for_checkpoint(&|| space.admits_changes(limit, unfreed_max))).await;
     }
 
-    /// Frees all large values that no reader needs, and waits for the checkpoints that this takes.
+    /// Frees all large values that no reader needs, and waits for the checkpoints that this requires.
     pub(crate) fn free_unneeded_values(&self) {
         self.collect_all_garbage();
         if self.space.unfreed_pages() > 0 {
@@ -384,7 +385,7 @@ impl Engine {
         }
     }
 
-    /// Reserves space that is free, or grows the file. If the disk is full, requests that space be reclaimed.
+    /// Reserves free space, or grows the file. If the disk is full, requests that space be reclaimed.
     pub(crate) async fn reserve_space(
         &self,
         mode: WaitMode<'_>,
@@ -404,9 +405,9 @@ impl Engine {
                 Ok(()) => {}
                 // Another commit's reservation was released or granted in the meantime.
                 Err(Error::DiskFull { .. }) if self.space.reserved_bytes() != shortage.reserved_bytes => {}
-                // It may help to reclaim segments that were freed since the last checkpoint, and sparse ones. An extent
-                // that is being moved takes space twice until the move is complete. Other commits release their
-                // reservations when they end, so a removal is not refused because of those reservations.
+                // Reclaiming may help: segments that were freed since the last checkpoint, and sparse segments. While
+                // an extent is being moved, it occupies space twice. Other commits release their reservations when they
+                // end, so these are no reason to refuse a removal.
                 Err(Error::DiskFull { .. })
                     if reclaims == 0
                         || reclaims < RECLAIMS_MAX && self.space.is_packing()
@@ -424,15 +425,15 @@ impl Engine {
         }
     }
 
-    /// Requests that space be reclaimed, and waits until it is; see [`Reclaim`](crate::txn::Reclaim).
+    /// Requests that space be reclaimed, and waits until this is done; see [`Reclaim`](crate::txn::Reclaim).
     pub(crate) async fn reclaim_space(&self, mode: WaitMode<'_>) -> Result<()> {
         let reclaim = Arc::clone(&self.reclaim);
         mode.run(move || reclaim.reclaim_space()).await
     }
 
-    /// Reserves space in the log, trying the stream `home` first. If that stream is too small for the record, or the
-    /// disk has no space for it, tries the other streams; the first stream takes every record. If no stream has space,
-    /// makes a checkpoint to free space, once.
+    /// Reserves space in the log. Tries the stream `home` first. If that stream is too small for the record, or the
+    /// disk has no space for it, tries the other streams; the first stream accepts records of any size. If no stream
+    /// has space, makes a checkpoint, once, to free space.
     pub(crate) async fn reserve_log(
         &self,
         mode: WaitMode<'_>,

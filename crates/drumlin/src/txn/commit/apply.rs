@@ -1,9 +1,9 @@
 //! Applies a commit: latches its leaves, takes its timestamp, changes its rows.
 //!
 //! The first step latches every leaf and validates the transaction's reads on the way; the result is a [`Latched`]. If
-//! a leaf is not as prepared, the attempt ends with nothing changed, and [`Engine::apply_when_ready`] makes the leaf
-//! ready and retries. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows. `apply`
-//! has no result, because once the timestamp is assigned, nothing waits, fails or can be cancelled.
+//! a leaf has changed since it was prepared, the attempt ends with no change, and [`Engine::apply_when_ready`] makes
+//! the leaf ready and retries. Then the [`CommitSink`] assigns the timestamp, and [`Latched::apply`] changes the rows.
+//! `apply` has no result, because once the timestamp is assigned, nothing waits, fails or can be cancelled.
 
 use super::latch::{CommitRows, Latched};
 use super::prepare::{MediumValue, MediumValues, PinnedLeaf, Prepared, Row};
@@ -49,7 +49,7 @@ pub(super) fn change_row(
 }
 
 impl Latched<'_> {
-    /// Changes the rows, keeps their old versions, and marks the commit applied.
+    /// Changes the rows, retains their old versions, and marks the commit as applied.
     fn apply<L>(
         self,
         engine: &Engine<L>,
@@ -60,7 +60,7 @@ impl Latched<'_> {
     ) {
         let Latched { mut writes, reads, _reclaim_guard, epoch_guard } = self;
         drop(reads);
-        // A leaf that was split just before it was latched may hold none of the rows.
+        // A leaf that was split just before it was latched may contain none of the rows.
         for (write, range) in writes.iter_mut().filter(|(_, range)| !range.is_empty()) {
             let medium = medium.get(range.start..).unwrap_or_default();
             engine.change_leaf(&epoch_guard, write, &rows[range.clone()], medium, timestamp, sink);
@@ -95,8 +95,8 @@ impl<L> Engine<L> {
                 }
                 Err(Unready::Error(error)) => return Err(error),
                 Err(Unready::Needs(needs)) => {
-                    // Usual for a single row. The leaves of several rows are pinned, so one of them was split after it
-                    // was pinned.
+                    // This is usual for a single row. The leaves of several rows are pinned, so in that case one of the
+                    // leaves was split after it was pinned.
                     crate::coverage::mark!("a page was missing when a commit was applied");
                     provider.provide(&needs).await?;
                     // A leaf of the read set may have been split. All leaves of the read set have to be in memory at
@@ -110,8 +110,8 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Latches all leaves, takes the timestamp and changes the rows. If something is missing, returns it and changes
-    /// nothing.
+    /// Latches all leaves, takes the timestamp and changes the rows. If anything is missing, returns what is missing
+    /// and changes nothing.
     pub(super) fn try_apply<S: CommitSink>(
         &self,
         work: &CommitRows<'_>,
@@ -159,8 +159,8 @@ impl<L> Engine<L> {
         }
     }
 
-    /// Returns the row's new value in the form in which its leaf stores it, or `None` if the row is removed. Assigns
-    /// page numbers to the extents of a value that is not inline.
+    /// Returns the row's new value in the form that its leaf stores, or `None` if the row is removed. Assigns page
+    /// numbers to the extents of a value that is not inline.
     pub(super) fn row_value<'r>(
         &self,
         epoch_guard: &EpochGuard<'_>,

@@ -1,23 +1,23 @@
-//! Commits without waiting: a straight-line path for commits that have nothing to wait for before they are applied.
+//! Commits without waiting: a straight-line path for commits that can be applied immediately.
 //!
 //! A commit of a few rows usually finds everything that it needs: memory, space on the disk and in the log, and leaves
-//! that are in memory and have room for the rows. [`Engine::commit_at_once`] takes all this and applies the commit. If
-//! anything is lacking, it changes nothing and releases what it took, and the caller uses [`Engine::apply`], which
-//! waits.
+//! that are in memory and have room for the rows. [`Engine::commit_at_once`] reserves all of this and applies the
+//! commit. If anything is unavailable, it changes nothing and releases its reservations. The caller then uses
+//! [`Engine::apply`], which waits.
 //!
 //! # Compared with `apply`
 //!
 //! For several rows, the step under the latches is `try_apply`, as in `apply`. For a single row,
 //! [`try_apply_one`](Engine::try_apply_one) repeats that step without the lists of leaves, versions and guards: it
 //! latches the leaf (`latch_all`), checks that there is room, takes the timestamp (`try_apply`), changes the row and
-//! keeps its old version (`change_leaf`). This saves a fifth of the instructions of an insert (callgrind: 7,900 instead
-//! of 10,100). The test `both_ways_of_committing_leave_the_same` compares the two.
+//! retains its old version (`change_leaf`). This saves a fifth of the instructions of an insert (callgrind: 7,900
+//! instead of 10,100). The test `both_ways_of_committing_leave_the_same` compares the two.
 //!
-//! 1. Before its timestamp, it takes the same resources as `apply`, each in the maximum amount that the commit may
-//!    need, and it changes the rows by the same code. It takes no pins: it reads no leaf from disk, so no leaf needs
-//!    protection from eviction. A single row with a short record takes no memory of [commits](Account::Commits),
+//! 1. Before its timestamp, it reserves the same resources as `apply`, each in the maximum amount that the commit may
+//!    need. The same code changes the rows. No leaf is pinned: the commit reads no leaf from disk, so its leaves need
+//!    no protection from eviction. A single row with a short record needs no memory of [commits](Account::Commits),
 //!    because the record is in a vector that the thread reuses.
-//! 2. It overtakes no other commit: it takes no memory or log space while other commits are queued for it.
+//! 2. It overtakes no other commit: it reserves no memory or log space for which other commits are queued.
 //! 3. The order in which commits reserve does not apply to it, because it never waits while it holds a resource.
 //! 4. It adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is visible by then
 //!    if the commits before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
@@ -42,13 +42,13 @@ use crate::txn::engine::Engine;
 use crate::txn::undo::{UndoRecord, one_version_bytes_max, row_bytes};
 use crate::txn::write_set::Change;
 
-/// The maximum number of rows that are committed this way. With more rows, it is likely that some leaf is full or not
-/// in memory.
+/// The maximum number of rows that are committed this way. With more rows, some leaf is likely to be full or not in
+/// memory.
 const ROWS_MAX: usize = 16;
 
-/// The maximum capacity of a vector that a thread keeps. It is enough for the record of a row in a 4 KiB leaf, and for
-/// the version that the row replaces. A commit of such a row takes no memory that other commits wait for, because the
-/// lock table keeps memory for its lock, too. The thread's own stack is larger than these vectors.
+/// The maximum capacity of a vector that a thread retains. It is enough for the record of a row in a 4 KiB leaf, and
+/// for the version that the row replaces. A commit of such a row needs no memory for which other commits wait, because
+/// the lock table also retains memory for the row's lock. The thread's own stack is larger than these vectors.
 const SPARE_BYTES_MAX: usize = 2 << 10;
 
 thread_local! {
@@ -62,7 +62,7 @@ thread_local! {
     pub(crate) static IS_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns an empty vector with a capacity of at least `bytes_max`: the one that the thread keeps, if it has one.
+/// Returns an empty vector with a capacity of at least `bytes_max`: the one that the thread has retained, if any.
 #[inline]
 fn take_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, bytes_max: usize) -> Vec<u8> {
     // The thread-local vector may have been destroyed already if the thread is ending.
@@ -73,7 +73,7 @@ fn take_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, bytes_max: usize) -> Vec<
     vector
 }
 
-/// Keeps a vector for the thread's next commit.
+/// Retains a vector for the thread's next commit.
 #[inline]
 fn give_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, vector: Vec<u8>) {
     if vector.capacity() <= SPARE_BYTES_MAX {
@@ -98,10 +98,9 @@ fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
 }
 
 impl Engine {
-    /// Commits rows if that requires no waiting. The rows must be in ascending order of (keyspace, key), without
-    /// duplicates. Returns `None` if the caller has to [apply](Self::apply) the commit instead; nothing has changed
-    /// then. The caller holds the row locks, which take `extra_bytes` of memory, and may release them once this
-    /// returns.
+    /// Commits rows if no waiting is necessary. The rows must be in ascending order of (keyspace, key), without
+    /// duplicates. If the caller has to [apply](Self::apply) the commit instead, returns `None` and changes nothing.
+    /// The caller holds the row locks, which use `extra_bytes` of memory, and may release them once this returns.
     ///
     /// # Errors
     /// Same as [`apply`](Self::apply). Nothing has changed then.
@@ -153,7 +152,7 @@ impl Engine {
         Ok(Some(Applied { logged, reserved_pages }))
     }
 
-    /// Applies the rows. Their versions take at most `version_bytes_max` of memory.
+    /// Applies the rows. Their versions use at most `version_bytes_max` of memory.
     fn try_apply_rows(
         &self,
         rows: &[Row<'_>],
@@ -164,7 +163,7 @@ impl Engine {
         if let [row] = rows {
             return self.try_apply_one(row, durability, sink);
         }
-        // This bound is held only until the versions are added, which account for the memory that they take.
+        // This memory is held only until the versions are added, which then account for the memory that they use.
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();

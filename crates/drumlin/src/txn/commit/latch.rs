@@ -31,12 +31,11 @@ struct NextLeaf<'a, 'k> {
     is_read: bool,
 }
 
-/// The distance of prefetching: while one leaf is latched, the pinned leaf this many positions ahead is prefetched into
-/// the processor's cache.
+/// The prefetch distance: while one leaf is latched, the pinned leaf this many positions ahead is prefetched into the
+/// processor's cache.
 const LEAVES_AHEAD: usize = 4;
 
-/// The leaves of a commit's rows and of its transaction's read set, in the order of (keyspace, key) in which they are
-/// latched.
+/// The leaves of a commit's rows and of its transaction's read set, in latching order: by (keyspace, key).
 struct LeavesInOrder<'a> {
     work: &'a CommitRows<'a>,
     /// The first row whose leaf has not been passed yet.
@@ -68,7 +67,7 @@ impl<'a> LeavesInOrder<'a> {
         row.is_some_and(|row| row.tree.pages.id == tree.pages.id && leaf.covers(row.key))
     }
 
-    /// Latches the next leaf exclusively. Usually it is still in the frame in which it was pinned.
+    /// Latches the next leaf exclusively. Usually, it is still in the frame where it was pinned.
     fn latch<'t>(
         &self,
         tree: &'t Tree,
@@ -109,7 +108,7 @@ impl<'a> LeavesInOrder<'a> {
 /// Until the commit has its timestamp, no other commit can change rows that this transaction has read.
 pub(super) struct Latched<'e> {
     pub(super) writes: Vec<(FrameWrite<'e>, Range<usize>)>,
-    /// Leaves that the transaction has read and the commit does not change.
+    /// Leaves that the transaction has read and that the commit does not change.
     pub(super) reads: Vec<FrameRead<'e>>,
     pub(super) _reclaim_guard: ReclaimGuard<'e>,
     pub(super) epoch_guard: EpochGuard<'e>,

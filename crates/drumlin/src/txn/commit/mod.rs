@@ -4,21 +4,21 @@
 //! 1. *Admit* (`admission.rs`), called separately: the commit reserves memory for its record and for the pages that it
 //!    will pin, both in one step. Commits are served in the order of their requests, and hold only row locks while they
 //!    wait.
-//! 2. *Prepare* (`prepare.rs`): the commit waits for everything that it lacks. It encodes the record, reserves disk
+//! 2. *Prepare* (`prepare.rs`): the commit waits for everything that is not ready. It encodes the record, reserves disk
 //!    space for the pages that it will make dirty, appends medium values, and reserves log space. If it has several
-//!    rows, it reads and pins their leaves, and splits those in which the rows do not fit. Memory for the versions is
-//!    reserved last; `admission.rs` gives the reason for this order.
-//! 3. *Latch* (`latch.rs`), under the epoch latch: the commit latches its leaves in key order, and validates on the way
-//!    those that a serializable transaction has read. If a leaf is missing or too full, the commit unlatches
-//!    everything, makes that leaf ready, and latches all of them from the start; the leaf of a single row is always
-//!    read and split this way.
+//!    rows, it reads and pins their leaves, and splits leaves that have no room for the rows. It reserves memory for
+//!    the versions last; `admission.rs` gives the reason for this order.
+//! 3. *Latch* (`latch.rs`), under the epoch latch: the commit latches its leaves in key order. On the way, it validates
+//!    the leaves that a serializable transaction has read. If a leaf is missing or too full, the commit releases all
+//!    latches, makes that leaf ready, and latches its leaves from the start. The leaf of a single row is always read
+//!    and split this way.
 //! 4. *Apply* (`apply.rs`): the log assigns the timestamp and the record's position (`sink.rs`), unless it is sealed or
-//!    has failed. From here on, nothing waits, fails or can be cancelled: the commit changes the rows, keeps their old
-//!    versions, is marked applied, and releases its latches.
+//!    has failed. After that, nothing waits, fails or can be cancelled: the commit changes the rows, retains their old
+//!    versions, is marked as applied, and releases its latches.
 //! 5. *Settle* (`settle.rs`): the commit waits until its record is durable (unless it is `Relaxed`) and readers see it.
 //!
-//! A small commit that lacks nothing takes the same steps without waiting (`at_once.rs`). During recovery, commits that
-//! are already in the log take them without appending to it (`replay.rs`).
+//! A small commit that has everything ready takes the same steps without waiting (`at_once.rs`). Recovery puts commits
+//! that are already in the log through the same steps, without appending to it (`replay.rs`).
 
 mod admission;
 mod apply;
@@ -48,18 +48,18 @@ use crate::txn::write_set::Change;
 /// use drumlin::{Config, Durability};
 ///
 /// let db = Config::in_memory().durability(Durability::Relaxed).open("")?;
-/// let cache = db.keyspace("cache")?; // its commits return before they are on the medium
-/// let accounts = cache.with_durability(Durability::Full); // commits through this handle wait for the medium
-/// db.sync()?; // all commits so far are on the medium
+/// let cache = db.keyspace("cache")?; // its commits return before they are on the device
+/// let accounts = cache.with_durability(Durability::Full); // commits through this handle wait for the device
+/// db.sync()?; // all commits so far are on the device
 /// # Ok::<(), drumlin::Error>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
-    /// Returns once the commit is on the medium.
+    /// Returns once the commit is on the device.
     #[default]
     Full,
-    /// Returns once the commit is applied. A power failure may lose the newest commits; the commits before them survive
-    /// whole and without gaps. The record is written soon afterwards.
+    /// Returns once the commit is applied. A power failure may lose the newest commits, but the remaining ones are
+    /// complete and without gaps. The record is written soon afterwards.
     Relaxed,
 }
 
@@ -83,13 +83,13 @@ impl Engine {
     /// returns, the caller releases the row locks, drops the memory of *Admit*, and [settles](Self::settle) the commit.
     ///
     /// If the future is dropped before the commit is applied, the commit leaves no trace. Once it is applied, this
-    /// function does not wait, and `settle` waits only after it has done all work that must follow a commit, so that
-    /// none of that work depends on the future being polled.
+    /// function does not wait, and `settle` waits only after it has done all work that must follow a commit, so the
+    /// work does not depend on the future being polled.
     ///
     /// A commit that succeeds releases what it holds in this order:
     /// - in `Latched::apply`: the latches of leaves that were only read, those of changed leaves, the epoch latch and
     ///   the reclaim guard;
-    /// - at the end of `apply_when_ready`: the pins of reads and of rows; medium values belong to their rows by then;
+    /// - at the end of `apply_when_ready`: the pins of reads and of rows; by then, medium values belong to their rows;
     /// - then, in this function: the record's bytes and the memory for versions;
     /// - in the caller, once the commit is published: the row locks, then the memory of *Admit*;
     /// - in `settle`, before it waits for the record to be durable: the reservation of disk space.
@@ -118,7 +118,7 @@ impl Engine {
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
             drop(body);
-            // The versions now account for the memory that they take.
+            // The versions now account for the memory that they use.
             drop(version_memory);
             self.publish(&logged);
             Ok((Applied { logged, reserved_pages }, admitted))

@@ -1,9 +1,9 @@
 //! Prepares a commit: the steps that may wait. Appends medium values. If there are several rows, also reads and pins
 //! their leaves and makes room in them.
 //!
-//! The leaf of a single row is neither read nor pinned here. Usually it is in memory and has room, and
-//! [`apply_when_ready`](Engine::apply_when_ready) checks that under the latch, which it takes anyway. Pinning pays off
-//! if one of many leaves could be evicted while a different one is read.
+//! The leaf of a single row is neither read nor pinned here. Usually it is in memory and has room.
+//! [`apply_when_ready`](Engine::apply_when_ready) checks this under the latch, which it has to acquire anyway. Pinning
+//! pays off only with several leaves, if one could be evicted while another is read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ const LEAVES_AT_ONCE_MAX: usize = 1024;
 /// Measured: decision 023, together with the other changes described there.
 const LOCATED_LEAVES: usize = 16;
 
-/// The position of a leaf that a commit is about to pin.
+/// A leaf that has been located and is about to be pinned.
 struct Located {
     /// The first of the commit's rows that the leaf appears to cover.
     row: usize,
@@ -64,7 +64,7 @@ pub(super) struct PinnedLeaf {
     pub(super) frame: FrameIndex,
 }
 
-/// A value in its own extent, whose row is not committed yet.
+/// A value in its own extent whose row has not been committed yet.
 #[derive(Clone, Copy)]
 pub(super) struct MediumValue {
     pub(super) value_id: ValueId,
@@ -106,9 +106,9 @@ pub(super) struct MediumValues<'e> {
 impl Drop for MediumValues<'_> {
     fn drop(&mut self) {
         if !self.is_committed {
-            // The extents are freed at the end of the epoch, not now: they may still be on their way to the disk, and
-            // such a write must not overwrite whatever is stored there next. The checkpoint that ends the epoch waits
-            // for them.
+            // The extents are freed at the end of the epoch, not now. They may still be on their way to the disk, and a
+            // late write must not overwrite new data in their place. The checkpoint that ends the epoch waits for these
+            // writes.
             let epoch_guard = self.space.epoch_latch.shared();
             for value in self.values.iter().flatten() {
                 self.space.segments.release(value.address, epoch_guard.epoch());
@@ -134,8 +134,8 @@ pub(super) struct Prepared<'w, 'p> {
     pub(super) reads: Option<Reads<'w>>,
     pub(super) incoming: Vec<Incoming<'w>>,
     pub(super) pinned: PinnedLeaves<'p>,
-    /// An upper bound of the bytes of versions that the rows will leave. It stays valid because the rows are locked, so
-    /// no other commit changes them.
+    /// An upper bound for the bytes of versions that the rows will leave. It stays valid because the rows are locked,
+    /// so no other commit can change them.
     pub(super) version_bytes: usize,
 }
 
@@ -151,7 +151,7 @@ struct Pinning<'w, 'p> {
     at_once: usize,
 }
 
-/// The rows whose leaves are still to be pinned, and the missing pages among these leaves.
+/// The rows whose leaves have not been pinned yet, and the missing pages among these leaves.
 #[derive(Default)]
 struct Outstanding {
     rows: Vec<usize>,
@@ -159,8 +159,8 @@ struct Outstanding {
 }
 
 impl Pinning<'_, '_> {
-    /// Pins the leaf of `row`, and adds up the versions that its rows, starting with `row`, will leave. Returns the
-    /// index after these rows.
+    /// Pins the leaf of `row`. Adds the size of the versions that the leaf's rows, starting with `row`, will leave.
+    /// Returns the index after these rows.
     fn pin(&mut self, row: usize, page: &FrameRead<'_>) -> usize {
         self.pinned.push(row, page);
         let leaf = Leaf::new(page);
@@ -175,7 +175,7 @@ impl Pinning<'_, '_> {
         self.version_bytes += undo_bytes_max(rows_bytes) + undo_bytes_max(0);
         let incoming = &self.incoming[row..end];
         if crate::tree::fits(&leaf, incoming) {
-            // Prefetch the lines we are about to write; a store miss would stall the ones behind it.
+            // Prefetch the cache lines that we are about to write; a store miss would stall the stores after it.
             page.prefetch(leaf.upcoming_bytes(incoming.iter().map(Incoming::row_bytes).sum()));
         } else {
             self.full.push(row..end);
@@ -183,9 +183,9 @@ impl Pinning<'_, '_> {
         end
     }
 
-    /// Pins the leaves of these rows that are already in memory. All rows must belong to one tree.
+    /// Pins the leaves of these rows, if they are already in memory. All rows must belong to one tree.
     fn pin_present(&mut self, tree: &Tree, rows: &[usize]) -> Result<Outstanding> {
-        // Hold a single guard for all descents: the guards nested in it cost next to nothing.
+        // Hold one guard for all descents: the guards nested in it cost almost nothing.
         let reclaim_guard = self.pinned.pool.reclaim_guard();
         debug_assert!(rows.is_sorted(), "rows are pinned out of order");
         let mut finger = Finger::new(tree, &reclaim_guard);
@@ -234,9 +234,9 @@ impl Pinning<'_, '_> {
         Ok(outstanding)
     }
 
-    /// Locates the leaves of the next rows, beginning at position `start` of `rows`, in order to prefetch them into the
-    /// processor's cache together. Adds the first row of each leaf to `located`, in descending order. Returns the
-    /// position after the rows that these leaves appear to cover.
+    /// Locates the leaves of the next rows, beginning at position `start` of `rows`, so that they can be prefetched
+    /// into the processor's cache together. Adds the first row of each leaf to `located`, in descending order. Returns
+    /// the position after the rows that these leaves appear to cover.
     fn locate(&self, finger: &mut Finger<'_>, rows: &[usize], start: usize, located: &mut Vec<Located>) -> usize {
         assert!(located.is_empty(), "leaves are located before the last ones are pinned");
         let mut end = start;
@@ -267,7 +267,7 @@ impl Pinning<'_, '_> {
     }
 }
 
-/// Returns an upper bound of the bytes of versions that a row will leave.
+/// Returns an upper bound for the bytes of versions that a row will leave.
 pub(super) fn row_version_bytes_max(row: &Row<'_>) -> usize {
     undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max(row.key).max(LARGE_REF_BYTES)))
 }
@@ -322,7 +322,7 @@ impl<L> Engine<L> {
         Ok(Prepared { rows, reads, incoming, pinned, version_bytes })
     }
 
-    /// Reads the leaves of all rows, many at a time, pins them, and makes room in them. Also returns an upper bound of
+    /// Reads the leaves of all rows, many at a time, pins them, and makes room in them. Also returns an upper bound for
     /// the bytes of versions that the rows will leave.
     async fn pin_leaves(
         &self,
@@ -334,7 +334,7 @@ impl<L> Engine<L> {
         let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
         let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, reads) as usize;
         let pinned = PinnedLeaves::new(&self.pool);
-        // Few enough, compared with all frames, that no leaf is evicted before it is pinned.
+        // Few enough, compared with the number of frames, that no leaf is evicted before it is pinned.
         let frame_count = self.pool.frames.limit_bytes() / page_bytes;
         let at_once = (frame_count / 16).clamp(LEAVES_AT_ONCE_MIN, LEAVES_AT_ONCE_MAX);
         let mut pinning = Pinning { rows, incoming, pinned, version_bytes: 0, full: Vec::new(), at_once };
@@ -363,8 +363,8 @@ impl<L> Engine<L> {
         Ok((pinned, version_bytes))
     }
 
-    /// Reads pages of a tree together. A single missing page is read through the provider, which returns the error of
-    /// the read if the page is still needed.
+    /// Reads pages of a tree together. A single missing page is read through the provider, which returns the read's
+    /// error if the page is still needed.
     async fn bring_in(
         &self,
         mode: WaitMode<'_>,

@@ -1,5 +1,4 @@
-//! The engine during recovery, which applies commits that are already in the log. Several threads apply disjoint sets
-//! of rows.
+//! Applies commits that are already in the log, during recovery. Several threads apply disjoint sets of rows.
 
 use super::prepare::Row;
 use super::sink::{CommitSink, Unready};
@@ -24,7 +23,7 @@ impl CommitSink for ReplayedCommit {
         Ok((self.0, ()))
     }
 
-    /// Keeps only replaced large values, which have to be freed. No snapshot can need other old versions.
+    /// Retains only replaced large values, which have to be freed. No snapshot can need other old versions.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool {
         matches!(replaced, Some(RowValue::Large(_)))
     }

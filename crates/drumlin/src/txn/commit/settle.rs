@@ -26,7 +26,7 @@ impl Engine {
         self.await_written(mode, &logged, durability).await
     }
 
-    /// Waits until a commit whose write was requested is as durable as `durability` demands, and makes the commit
+    /// Waits until a commit whose write has been requested is as durable as `durability` demands, and makes the commit
     /// visible to readers. Returns its timestamp.
     pub(crate) async fn await_written(
         &self,
@@ -52,8 +52,8 @@ impl Engine {
     }
 
     /// Requests the write that the commit's durability calls for. Makes a relaxed commit visible now. Merges the leaves
-    /// that the commit emptied, then releases its disk space. Also drops versions that no snapshot needs. The commit's
-    /// own versions are dropped only after it is durable, by a later commit.
+    /// that the commit emptied, then releases its disk space. Also drops versions that no snapshot needs, but not the
+    /// commit's own: a later commit drops those once this one is durable.
     pub(crate) fn request_write(
         &self,
         for_task: bool,
@@ -67,7 +67,7 @@ impl Engine {
             "a commit is shown before those in front of it are applied"
         );
         match durability {
-            // Request the write even if the task stops waiting. A blocking caller writes the record itself when it
+            // Request the write even if the task stops waiting. A blocking caller writes the record itself while it
             // waits.
             Durability::Full if for_task => self.log().request_flush(&logged),
             Durability::Full => {}

@@ -10,14 +10,14 @@ use crate::space::EpochGuard;
 use crate::tree::node::RowValue;
 use crate::txn::clock::Clock;
 
-/// The reason why an attempt to apply a commit ended.
+/// The reason why an attempt to apply a commit did not succeed.
 pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.
     LeafFull(Range<usize>),
-    /// The log has no space for the record. Only commits that reserve no log space get this.
+    /// The log has no space for the record. Only commits that reserve no log space can end this way.
     LogSpace,
-    /// No memory was free for the versions. Only commits that reserve no memory get this.
+    /// No memory was free for the versions. Only commits that reserve no memory can end this way.
     Memory,
     Error(Error),
 }
@@ -40,14 +40,14 @@ pub(super) trait CommitSink {
     /// The information about the commit's record that the caller receives.
     type Committed;
 
-    /// Takes the commit's timestamp while all leaves and the epoch are latched. May fail, because nothing has changed
-    /// yet.
+    /// Takes the commit's timestamp while all leaves and the epoch are latched. May still fail, because nothing has
+    /// changed yet.
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
 
-    /// Returns `true` if the replaced version has to be kept; `None` means that there was no row.
+    /// Returns `true` if the replaced version must be retained; `None` means that there was no row.
     fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
 
-    /// Called when every row has been changed, before the leaves are unlatched.
+    /// Called after every row has been changed, and before the leaves are unlatched.
     fn mark_applied(&self, timestamp: Timestamp);
 }
 
@@ -60,9 +60,9 @@ pub(super) struct LiveLog<'e> {
 
 /// The space of a record in the log.
 pub(super) enum LogSpace<'e> {
-    /// The record takes the space that was reserved for it.
+    /// The record uses the space that was reserved for it.
     Reserved(Reservation<'e>),
-    /// The record takes free space of a stream. If there is too little, the commit gets [`Unready::LogSpace`].
+    /// The record uses free space of a stream. If there is too little, the commit ends with [`Unready::LogSpace`].
     Free {
         log: &'e Log,
         stream: usize,

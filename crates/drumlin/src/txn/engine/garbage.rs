@@ -1,55 +1,55 @@
-//! Drops old versions that no snapshot needs, spills the rest, and frees large values that only dropped versions
-//! referred to.
+//! Drops old versions that no snapshot needs, spills the remaining ones, and frees large values to which only dropped
+//! versions referred.
 
 use super::{Engine, UnfreedValues};
 use crate::format::KeyspaceId;
 use crate::format::node::LargeRef;
 use crate::txn::values;
 
-/// A spill begins when the versions in memory exceed this size or three quarters of their memory, whichever is less. It
-/// leaves half of this size or half of their memory, whichever is less. Simulated databases have few versions, so they
-/// spill earlier.
+/// A spill begins when the versions in memory exceed this size or three quarters of the memory for versions, whichever
+/// is less. It leaves half of this size or half of that memory, whichever is less. Simulated databases have few
+/// versions, so they spill earlier.
 const UNSPILLED_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { u64::MAX };
 
-/// Values are freed only while the epoch has at most this many changes of page tables, or fewer if its memory allows
-/// fewer. Simulations free few values.
+/// Values are freed only while the epoch has at most this many page table changes, or fewer if the memory for changes
+/// is smaller. Simulations free few values.
 const FREED_CHANGES_MAX: u64 = if cfg!(feature = "sim") { 32 } else { u64::MAX };
 
 /// The outcome of an attempt to spill versions.
 enum Spill {
     /// Versions left memory.
     Some,
-    /// Memory held no versions that could be spilled.
+    /// Memory contained no versions that could be spilled.
     Nothing,
-    /// The versions could not be written to disk, for this reason.
+    /// The versions could not be written to disk. This is the reason.
     Refused(String),
 }
 
 impl Engine {
-    /// Drops versions that no snapshot needs, unless another thread is doing so. If too many are left, requests a
-    /// spill.
+    /// Drops versions that no snapshot needs, unless another thread is already doing so. If too many versions remain,
+    /// requests a spill.
     pub(crate) fn collect_garbage(&self) {
         self.try_collect_all_garbage();
         self.request_spill_of_many();
     }
 
-    /// Drops the versions that no snapshot needs. If another thread is doing so, waits for it first. If too many are
-    /// left, requests a spill.
+    /// Drops the versions that no snapshot needs. If another thread is already doing so, first waits for it. If too
+    /// many versions remain, requests a spill.
     pub(crate) fn collect_all_garbage(&self) {
         self.drop_unneeded(&mut self.unfreed_values.lock());
-        // After this collection, commits will wait longer before they start their own, so check on their behalf.
+        // Commits now wait longer before they start the next collection, so check on their behalf.
         self.request_spill_of_many();
     }
 
-    /// Drops the versions that no snapshot needs, unless another thread is doing so. Meant for a commit that waits for
-    /// memory and requests the spill itself.
+    /// Drops the versions that no snapshot needs, unless another thread is already doing so. Called by a commit that
+    /// waits for memory; it requests a spill itself.
     pub(crate) fn try_collect_all_garbage(&self) {
         if let Some(mut unfreed) = self.unfreed_values.try_lock() {
             self.drop_unneeded(&mut unfreed);
         }
     }
 
-    /// Requests a spill if the versions take too much memory.
+    /// Requests a spill if the versions use too much memory.
     #[allow(clippy::unnecessary_min_or_max, reason = "the limit exists only in simulations")]
     fn request_spill_of_many(&self) {
         let most = self.budget.version_bytes_max();
@@ -71,7 +71,7 @@ impl Engine {
         self.free_values(unfreed, self.changes_max_of_frees());
     }
 
-    /// Returns the number of page table changes in an epoch up to which values are freed.
+    /// Returns the maximum number of page table changes that an epoch may have for values to be freed.
     #[allow(clippy::unnecessary_min_or_max, reason = "the limit exists only in simulations")]
     fn changes_max_of_frees(&self) -> u64 {
         self.budget.epoch_changes_max().min(FREED_CHANGES_MAX)
@@ -86,10 +86,9 @@ impl Engine {
         }
     }
 
-    /// Drops versions that no snapshot needs and spills the rest, until those in memory take at most `bytes_max`. If
-    /// versions can't be spilled, ends the oldest snapshots. If the configuration delays commits instead, returns
-    /// `false` while a commit waits, because then only the end of a snapshot helps. Called only by the thread that
-    /// spills.
+    /// Drops versions that no snapshot needs and spills others, until the versions in memory use at most `bytes_max`.
+    /// If versions can't be spilled, ends the oldest snapshots. If the configuration delays commits instead, returns
+    /// `false` while a commit waits: only the end of a snapshot helps then. Called only by the thread that spills.
     pub(crate) fn fit_versions(&self, bytes_max: u64) -> bool {
         let mut unfreed = self.unfreed_values.lock();
         loop {
@@ -101,14 +100,14 @@ impl Engine {
                 Spill::Some => {}
                 Spill::Refused(_) if self.spilled.delays_commits() => return !self.budget.versions.are_awaited(),
                 Spill::Refused(why) if self.snapshots.end_oldest(&self.clock, &why) => {}
-                // The remaining versions belong to commits that are running or not visible yet.
+                // The remaining versions belong to commits that are still running or not visible yet.
                 Spill::Nothing | Spill::Refused(_) => return true,
             }
         }
     }
 
-    /// Ends the snapshots that need spilled versions. Called when the disk is full, because commits need the space
-    /// more.
+    /// Ends the snapshots that need spilled versions. Called when the disk is full, because commits need the space more
+    /// urgently.
     pub(crate) fn give_up_spilled(&self) {
         let disk_bytes = self.spilled.disk_bytes();
         if disk_bytes == 0 {
@@ -123,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Returns the disk space that versions may take.
+    /// Returns the disk space that versions may use.
     pub(crate) fn version_disk_bytes_max(&self) -> u64 {
         self.spilled.limit_bytes(self.space.segments.usage().live_bytes)
     }
@@ -156,13 +155,13 @@ impl Engine {
         }
     }
 
-    /// Frees values until the newest epoch has more than `changes_max` changes of page tables. The remaining values
-    /// wait for later epochs.
+    /// Frees values until the newest epoch has more than `changes_max` page table changes. The remaining values wait
+    /// for later epochs.
     fn free_values(&self, unfreed: &mut UnfreedValues, changes_max: u64) {
         while let Some((keyspace, reference)) = unfreed.front() {
             // The same version may have been both in memory and in a run, so its value may have been freed already.
             if self.versions.holds(*keyspace, reference) {
-                // Do not let a value wait forever if it has more pages than an epoch may have changes.
+                // A value may have more pages than an epoch may have changes. Do not let it wait forever.
                 let limit = changes_max - u64::from(reference.chunk_count).min(changes_max / 2);
                 if self.space.epoch_change_count() > limit {
                     crate::coverage::mark!("freeing values waited for a checkpoint to write earlier changes");

@@ -31,7 +31,7 @@ use crate::task::{Tasks, WaitMode, ready};
 pub(crate) struct Replaying;
 
 /// The part of a database that commits and reads rows. `L` is the log, or [`Replaying`] during recovery, when there is
-/// no log to append to yet.
+/// no log to which records could be appended.
 pub(crate) struct Engine<L = Log> {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) space: Arc<Space>,
@@ -44,7 +44,7 @@ pub(crate) struct Engine<L = Log> {
     log: L,
     pub(crate) next_value: AtomicU64,
     pub(crate) transaction_ids: TransactionIds,
-    /// The last timestamp before the opening, and the number of timestamps since then that were assigned to records
+    /// The last timestamp before the opening, and the number of timestamps that have since been assigned to records
     /// other than commits of rows.
     first: Timestamp,
     pub(crate) other_records: AtomicU64,
@@ -59,7 +59,7 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) tasks: Tasks,
 }
 
-/// Large values that no reader needs and whose pages are not free yet, because the page table changes for freeing them
+/// Large values that no reader needs. Their pages are not free yet, because the page table changes for freeing them
 /// wait for memory.
 type UnfreedValues = VecDeque<(KeyspaceId, LargeRef)>;
 
@@ -108,8 +108,8 @@ impl Engine<Replaying> {
         }
     }
 
-    /// Turns the engine into that of an open database, once every record of the log has been applied. New records will
-    /// be appended to `log`; the records since the checkpoint take `logged_bytes`.
+    /// Turns the engine into that of an open database, after every record of the log has been applied. New records will
+    /// be appended to `log`; the records since the checkpoint occupy `logged_bytes`.
     pub(crate) fn into_live(self, log: Log, logged_bytes: u64) -> Engine {
         assert!(log.last() == self.clock.published(), "the log goes on elsewhere than the clock");
         assert!(self.clock.visible() == self.clock.published(), "a commit was recovered that nobody sees");
@@ -145,7 +145,7 @@ impl Engine {
         &self.log
     }
 
-    /// Returns a new value id.
+    /// Returns an unused value id.
     pub(crate) fn new_value(&self) -> ValueId {
         ValueId(self.next_value.fetch_add(1, Ordering::Relaxed))
     }
@@ -177,7 +177,7 @@ impl Engine {
         ready(self.await_durable(WaitMode::Blocking, timestamp))
     }
 
-    /// Like [`wait_durable`](Self::wait_durable), but waits as `mode` says.
+    /// Like [`wait_durable`](Self::wait_durable), but waits in the given mode.
     pub(crate) async fn await_durable(&self, mode: WaitMode<'_>, timestamp: Timestamp) -> Result<()> {
         let log = self.log();
         if log.durable() >= timestamp {

@@ -22,8 +22,8 @@ pub(crate) enum ReadAt {
     Timestamp(Timestamp),
 }
 
-/// The result of a read: the output of the caller's closure for a value in its leaf, or the reference to a larger
-/// value.
+/// The result of a read: the output of the caller's closure for a value stored in its leaf, or the reference to a
+/// larger value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Found<T> {
     Inline(T),
@@ -128,15 +128,15 @@ impl<T: OwnedValue> Destination for Option<T> {
 const FIND_MANY_KEYS: usize = 256;
 
 /// The number of keys that descend together. While one key's leaf is prefetched into the processor's cache, the other
-/// keys descend; and while its row is prefetched, the other rows are searched for (group prefetching: Chen, Ailamaki,
-/// Gibbons and Mowry, "Improving Hash Join Performance through Prefetching", ICDE 2004).
+/// keys descend. While its row is prefetched, the search for the other rows continues (group prefetching: Chen,
+/// Ailamaki, Gibbons and Mowry, "Improving Hash Join Performance through Prefetching", ICDE 2004).
 /// Measured: decision 032, together with the other changes described there.
 const GROUP_KEYS: usize = 16;
 
-/// The bytes of a row that are prefetched: two cache lines. The hardware prefetches the rest of a longer row.
+/// The number of bytes of a row that are prefetched: two cache lines. The hardware prefetches the rest of a longer row.
 const ROW_BYTES: usize = 128;
 
-/// The progress of one of several keys down the tree.
+/// The progress of one of several keys on its way down the tree.
 #[derive(Clone, Copy, Debug)]
 struct Descent {
     index: usize,
@@ -147,7 +147,7 @@ struct Descent {
 impl Engine {
     /// Finds the row that a read at this timestamp or horizon sees. O(log n).
     ///
-    /// Calls `take` once if the value is in its leaf, and passes the value. `take` runs under the leaf's latch, so it
+    /// If the value is stored in its leaf, calls `take` once with the value. `take` runs under the leaf's latch, so it
     /// must not wait or call the database.
     #[inline]
     pub(crate) fn find<T: Send>(
@@ -163,7 +163,7 @@ impl Engine {
         }
     }
 
-    /// Like [`find`](Self::find), but waits as `mode` says.
+    /// Like [`find`](Self::find), but waits in the given mode.
     pub(crate) async fn find_in<T: Send>(
         &self,
         mode: WaitMode<'_>,
@@ -316,7 +316,7 @@ impl Engine {
         }
     }
 
-    /// Like [`get`](Self::get), but waits as `mode` says.
+    /// Like [`get`](Self::get), but waits in the given mode.
     pub(crate) async fn get_in(
         &self,
         mode: WaitMode<'_>,
@@ -333,7 +333,7 @@ impl Engine {
     }
 
     /// Reads the large value of a row that [`find`](Self::find) has found, and puts it in `to`. If the value is
-    /// replaced in the meantime, looks the row up again. Returns `false` if the row was removed in the meantime.
+    /// replaced during the read, looks the row up once more. Returns `false` if the row has been removed.
     fn get_large<'a>(
         &'a self,
         mode: WaitMode<'a>,
@@ -392,7 +392,7 @@ impl Engine {
             let mut descents: Vec<Descent> =
                 (0..keys.len()).map(|index| Descent { index, page: PageId::ROOT }).collect();
             let mut singly = Vec::new();
-            // Each round descends one level for those keys whose page was missing.
+            // In each round, the keys whose page was missing descend one level further.
             while !descents.is_empty() {
                 debug_assert!(descents.iter().all(|descent| rows[descent.index].is_none()), "a row is found twice");
                 let mut stopped = Vec::new();
@@ -405,7 +405,7 @@ impl Engine {
                 missing.sort_unstable();
                 missing.dedup();
                 if !missing.is_empty() && tree.fault_nodes(mode, &missing).await? == 0 {
-                    // Other threads are reading these pages, or they can't be read.
+                    // Other threads are already reading these pages, or the pages can't be read.
                     singly.extend(descents.drain(..).map(|descent| descent.index));
                 }
             }
@@ -416,8 +416,8 @@ impl Engine {
         Ok(all_rows)
     }
 
-    /// Descends for a group of keys, searches their leaves, and then takes their rows. Adds the descents that need a
-    /// missing page to `stopped`, and the keys whose leaf was not found to `singly`.
+    /// Descends for a group of keys, searches their leaves, and then takes their rows. Adds descents that stop at a
+    /// missing page to `stopped`, and keys whose leaf was not found to `singly`.
     #[expect(clippy::too_many_arguments, reason = "the state of one caller")]
     fn find_group<T>(
         &self,
@@ -431,7 +431,7 @@ impl Engine {
         singly: &mut Vec<usize>,
     ) {
         assert!(group.len() <= GROUP_KEYS);
-        // A single guard for the whole group: the guards nested in it cost next to nothing.
+        // One guard for the whole group: the guards nested in it cost almost nothing.
         let _reclaim_guard = self.pool.reclaim_guard();
         let mut found_rows = [None; GROUP_KEYS];
         for (&Descent { index, page }, slot) in group.iter().zip(&mut found_rows) {
@@ -492,7 +492,7 @@ impl Engine {
         let mut values = Vec::with_capacity(found.len());
         let mut found = found.into_iter();
         for keys in keys.chunks(FIND_MANY_KEYS) {
-            // The values are only moved, but possibly to memory that has not been touched yet.
+            // The values are only moved, but the destination may be memory that has not been touched yet.
             mode.work(turn::ROW_UNITS * keys.len() as u32 / 8).await;
             for (key, found) in keys.iter().zip(&mut found) {
                 values.push(match found {
@@ -520,8 +520,8 @@ impl Engine {
         Ok(found.is_some())
     }
 
-    /// Returns the newest commit whose changes may be folded into counts: the newest one that every reader sees, or the
-    /// newest visible one if older readers may lose the use of the counts.
+    /// Returns the newest commit whose changes may be folded into counts. This is the newest commit that every reader
+    /// sees, or, if older readers may lose the use of the counts, the newest visible commit.
     pub(crate) fn fold_limit(&self, is_beyond_snapshots: bool) -> Timestamp {
         let up_to = if is_beyond_snapshots { self.clock.visible() } else { self.snapshots.horizon(&self.clock) };
         assert!(up_to <= self.clock.published(), "changes are folded that are not published");
@@ -529,8 +529,8 @@ impl Engine {
     }
 
     /// Returns `false` if no row of the keyspace that the caller has locked can have changed since the snapshot. That
-    /// is the case if nothing has been published since, because a transaction keeps its row locks until its changes are
-    /// published. Bulk loads take no row locks and are checked for separately.
+    /// is certain if nothing has been published since then, because a transaction holds its row locks until its changes
+    /// are published. Bulk loads acquire no row locks and are checked for separately.
     #[inline]
     pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
         tree.pages.load_gate.may_have_changed(snapshot, || self.clock.published())

@@ -1,7 +1,7 @@
 //! The graph of waits. A cycle in it is a deadlock.
 //!
-//! A transaction that waits for a lock waits for every other holder of the lock. It also waits for the transactions in
-//! front of it in the queue, but they wait for the same holders, so they need no edges.
+//! A transaction that waits for a lock waits for every other holder of the lock. It also waits for the transactions
+//! ahead of it in the queue, but those wait for the same holders, so they need no edges.
 
 use std::collections::BTreeSet;
 
@@ -12,14 +12,14 @@ use crate::txn::TransactionId;
 #[derive(Default)]
 pub(super) struct WaitGraph {
     locks_count: u64,
-    /// The number of the lock that each waiting transaction waits for.
+    /// The id of the lock for which each transaction waits.
     awaited: HashMap<TransactionId, u64>,
-    /// The holders of each lock that has a queue, as pairs of the lock's number and a holder.
+    /// The holders of each lock that has a queue, as pairs of lock id and holder.
     holders: BTreeSet<(u64, TransactionId)>,
 }
 
 impl WaitGraph {
-    /// Adds a lock that is about to get a queue, and returns its number, which is never 0.
+    /// Adds a lock that is about to have a queue. Returns its id, which is never 0.
     pub(super) fn add_lock(&mut self, holders: impl Iterator<Item = TransactionId>) -> u64 {
         self.locks_count += 1;
         let number = self.locks_count;
@@ -81,7 +81,7 @@ impl WaitGraph {
         false
     }
 
-    /// Returns the number of transactions that wait, and the number of locks with a queue.
+    /// Returns the number of waiting transactions, and the number of locks with a queue.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.awaited.len(), self.holders.iter().map(|(number, _)| number).collect::<BTreeSet<_>>().len())

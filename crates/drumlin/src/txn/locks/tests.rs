@@ -110,7 +110,7 @@ fn releasing_the_lock_of_another_panics() {
     table.unlock(B, ROWS, b"key");
 }
 
-/// Waiters get the lock in the order of their arrival, and each is woken once.
+/// Waiters acquire the lock in order of arrival, and each is woken once.
 #[test]
 fn waiters_are_served_in_order() {
     let table = table();
@@ -134,8 +134,8 @@ fn waiters_are_served_in_order() {
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
 }
 
-/// If two transactions wait for each other, the second one to wait gets the error. It keeps its locks, and can lock the
-/// row once the other has ended.
+/// If two transactions wait for each other, the second one to wait fails with the error. It keeps its locks, and can
+/// lock the row once the first one has ended.
 #[test]
 fn a_deadlock_of_two_is_found() {
     let table = table();
@@ -150,7 +150,7 @@ fn a_deadlock_of_two_is_found() {
     assert_eq!(poll(&table, B, b"x"), Pending);
 }
 
-/// A cycle of three is found, no matter which transaction closes it; a chain of three is not mistaken for a cycle.
+/// A cycle of three is detected, no matter which transaction closes it. A chain of three is not mistaken for a cycle.
 #[test]
 fn a_deadlock_of_three_is_found() {
     for closing in 0..3 {
@@ -191,8 +191,8 @@ fn a_deadlock_through_a_handed_over_lock_is_found() {
     assert_eq!(poll(&table, C, b"x"), ACQUIRED);
 }
 
-/// A blocked thread gives up at the deadline, leaves its place in the queue to the next waiter, and can wait a second
-/// time.
+/// A blocked thread gives up at the deadline, leaves its place in the queue to the next waiter, and can then wait a
+/// second time.
 #[test]
 fn waiting_ends_at_the_deadline() {
     let table = table();
@@ -208,12 +208,12 @@ fn waiting_ends_at_the_deadline() {
     assert_eq!(poll(&table, C, b"key"), ACQUIRED);
 }
 
-/// A lock that is handed over at the moment of giving up is not lost: the waiter that gave up owns it.
+/// A lock that is handed over just as the waiter gives up is not lost: that waiter owns it.
 #[test]
 fn a_lock_got_at_the_deadline_counts() {
     let table = table();
     assert_eq!(poll(&table, A, b"key"), ACQUIRED);
-    // The clock is read between polling and giving up.
+    // The waiter reads the clock between polling and giving up.
     let clock = || {
         table.unlock(A, ROWS, b"key");
         Duration::MAX
@@ -223,7 +223,7 @@ fn a_lock_got_at_the_deadline_counts() {
     assert!(!table.cancel(B, ROWS, b"key"));
 }
 
-/// A dropped future leaves the queue. If the lock had already been handed to it, it passes the lock on.
+/// A dropped future leaves the queue. If it has already been handed the lock, it passes the lock on.
 #[test]
 fn a_dropped_future_leaves_nothing_behind() {
     let table = table();
@@ -249,7 +249,7 @@ fn a_dropped_future_leaves_nothing_behind() {
     assert_eq!(table.try_lock(B, ROWS, b"key"), Ok(Granted::Acquired));
 }
 
-/// The table counts memory while locks are held and waited for, including long keys, and gives it back afterwards.
+/// The table accounts for its memory while locks are held and awaited, including long keys, and releases it afterwards.
 #[test]
 fn memory_is_counted_and_given_back() {
     let table = table();
@@ -274,7 +274,7 @@ fn memory_is_counted_and_given_back() {
     assert!(table.shards.iter().all(|shard| shard.lock().heap_bytes == 0));
 }
 
-/// Returns `true` if waiting for `key` would lead `owner` back to itself in the model's graph of waits.
+/// Returns `true` if a wait of `owner` for `key` would close a cycle in the model's graph of waits.
 fn closes_cycle(model: &BTreeMap<usize, Vec<TransactionId>>, owner: TransactionId, key: usize) -> bool {
     let mut holder = model[&key][0];
     loop {
@@ -288,8 +288,8 @@ fn closes_cycle(model: &BTreeMap<usize, Vec<TransactionId>>, owner: TransactionI
     }
 }
 
-/// Any sequence of polls, cancellations and releases agrees with a model in which a lock is a list whose first element
-/// is the owner.
+/// Any sequence of polls, cancellations and releases agrees with a model. In the model, a lock is a list, and its first
+/// element is the owner.
 #[test]
 fn the_table_behaves_as_lists() {
     let mut state = 1u64;
@@ -355,8 +355,8 @@ fn the_table_behaves_as_lists() {
     assert!(deadlocks > 100 && hand_overs > 100, "{deadlocks} deadlocks, {hand_overs} hand-overs");
 }
 
-/// Many threads increment a few counters under row locks. No increment is lost, deadlocks are found and resolved, and
-/// no wake-up is lost (a lost wake-up would end in a timeout). Half of the threads wait like futures.
+/// Many threads increment a few counters under row locks. No increment is lost, deadlocks are detected and resolved,
+/// and no wake-up is lost: a lost wake-up would end in a timeout. Half of the threads wait like futures.
 #[test]
 fn threads_exclude_each_other() {
     const THREADS: u64 = 8;
@@ -364,7 +364,7 @@ fn threads_exclude_each_other() {
     let table = LockTable::new(2, 1);
     let start = std::time::Instant::now();
     let clock = || start.elapsed();
-    // The counters are read and written in two steps, so only the locks prevent lost increments.
+    // The counters are read and written in two steps, so increments would be lost without the locks.
     let rows: Vec<AtomicU64> = (0..5).map(|_| AtomicU64::new(0)).collect();
     let counted = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -409,7 +409,7 @@ fn threads_exclude_each_other() {
     assert!(table.shards.iter().all(|shard| shard.lock().locks.is_empty() && shard.lock().heap_bytes == 0));
 }
 
-/// Runs a future on this thread. Panics if the future is not woken for a minute.
+/// Runs a future on this thread. Panics if the future is not woken within a minute.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let waker = Waker::from(Arc::new(Unpark(crate::sync::current())));
@@ -448,8 +448,8 @@ fn shared_locks_are_shared() {
     assert!(table.bytes() <= empty + 4 * 64 * 49);
 }
 
-/// A shared request waits behind an exclusive one. Once the exclusive request is granted and released, all shared
-/// requests at the front are granted together. If it gives up instead, they are granted immediately.
+/// A shared request waits behind an exclusive one. After the exclusive lock has been granted and released, all shared
+/// requests at the front are granted together. If the exclusive request gives up instead, they are granted immediately.
 #[test]
 fn shared_requests_do_not_overtake() {
     for gives_up in [false, true] {
@@ -469,7 +469,7 @@ fn shared_requests_do_not_overtake() {
         }
         assert_eq!((wakes_c.0.load(Ordering::SeqCst), wakes_d.0.load(Ordering::SeqCst)), (1, 1));
         assert_eq!(poll_shared(&table, D, b"key"), ACQUIRED);
-        // C gives up without having noticed its lock.
+        // C gives up without knowing that it has been handed the lock.
         assert!(table.cancel(C, ROWS, b"key"));
         table.unlock(C, ROWS, b"key");
         table.unlock(D, ROWS, b"key");
@@ -481,8 +481,8 @@ fn shared_requests_do_not_overtake() {
     }
 }
 
-/// A holder of a shared lock gets the exclusive one immediately if it is the only holder. Otherwise it waits for the
-/// other holders, in front of all other waiters, and keeps its shared lock if it gives up.
+/// A holder of a shared lock acquires the exclusive lock immediately if it is the only holder. Otherwise it waits for
+/// the other holders, ahead of all other waiters. If it gives up, it keeps its shared lock.
 #[test]
 fn a_shared_lock_becomes_exclusive() {
     let table = table();
@@ -514,8 +514,8 @@ fn a_shared_lock_becomes_exclusive() {
     assert_eq!(poll(&table, C, b"key"), ACQUIRED);
 }
 
-/// If two holders of a shared lock both request the exclusive one, the second gets the error. A cycle through any of
-/// the holders of a shared lock is found.
+/// If two holders of a shared lock both request the exclusive lock, the second request fails. A cycle through any
+/// holder of a shared lock is detected.
 #[test]
 fn deadlocks_through_shared_locks_are_found() {
     let table = table();
@@ -536,7 +536,7 @@ fn deadlocks_through_shared_locks_are_found() {
 
 /// Any sequence of requests, cancellations and releases of both kinds agrees with a model that has a list of holders
 /// and a list of waiters for each row. The comparison would reveal two holders of an exclusive lock, an error without a
-/// cycle, and a cycle without an error.
+/// cycle, and an undetected cycle.
 #[test]
 fn shared_and_exclusive_locks_behave_as_lists() {
     #[derive(Default)]
@@ -579,7 +579,7 @@ fn shared_and_exclusive_locks_behave_as_lists() {
             if !seen.contains(&one) {
                 seen.push(one);
                 let waited = rows.iter().filter(|row| row.waiters.iter().any(|(waiter, _)| *waiter == one));
-                // The transaction also waits for those in front of it in the queue.
+                // The transaction also waits for the transactions ahead of it in the queue.
                 next.extend(waited.flat_map(|row| {
                     let position = row.waiters.iter().position(|(waiter, _)| *waiter == one).unwrap();
                     row.holders.iter().copied().chain(row.waiters[..position].iter().map(|(waiter, _)| *waiter))
@@ -632,7 +632,7 @@ fn shared_and_exclusive_locks_behave_as_lists() {
                     let mode = waits_as.unwrap_or(mode);
                     let request = LockRequest { mode, ..exclusive(owner, &name) };
                     let expected = if unaware.contains(&(number, owner)) {
-                        // A call that was handed a lock repeats its request.
+                        // A call that has been handed a lock repeats its request.
                         let mode = if rows[number].is_exclusive { LockMode::Exclusive } else { LockMode::Shared };
                         let request = LockRequest { mode, ..request };
                         assert_eq!(poll_request(&table, &request, Waker::noop()), ACQUIRED);

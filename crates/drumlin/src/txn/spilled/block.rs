@@ -23,7 +23,7 @@ use crate::format::{KeyspaceId, Timestamp, checksum, get_u32, get_u64, put_u32, 
 use crate::io::AlignedBuffer;
 use crate::tree::node::RowValue;
 
-/// The size of a block. The longest row takes half of it: the largest page is 64 KiB, and a row takes at most half a
+/// The size of a block. The longest row fills half of it: the largest page has 64 KiB, and a row fills at most half a
 /// page.
 pub(super) const BLOCK_BYTES: usize = 64 << 10;
 
@@ -38,7 +38,7 @@ const ROW_HEAD_BYTES: usize = 20;
 const ABSENT: u32 = u32::MAX;
 const LARGE: u32 = u32::MAX - 1;
 
-/// Returns `true` if the bytes begin like a block. A file of spilled versions begins with one.
+/// Returns `true` if the bytes begin like a block. A file of spilled versions begins with a block.
 pub(super) fn is_block(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
@@ -106,8 +106,8 @@ impl BlockBuffer {
         true
     }
 
-    /// Completes the block for this run and returns it for writing. The buffer then counts as empty, even if the write
-    /// fails.
+    /// Completes the block for this run and returns it for writing. After that, the buffer counts as empty, even if the
+    /// write fails.
     pub(super) fn seal(&mut self, run: u64) -> &AlignedBuffer {
         assert!(self.end > ROWS_OFFSET, "a block without rows is written");
         self.block[self.end..].fill(0);
@@ -137,7 +137,7 @@ pub(super) fn rows(block: &[u8]) -> Rows<'_> {
     rows_from(block, 0)
 }
 
-/// Like [`rows`], but begins at the row with this offset.
+/// Like [`rows`], but begins with the row at this offset.
 pub(super) fn rows_from(block: &[u8], offset: usize) -> Rows<'_> {
     let all = &block[ROWS_OFFSET..][..get_u32(block, ROWS_BYTES_OFFSET) as usize];
     assert!(offset <= all.len(), "a row at {offset} of {} bytes", all.len());
@@ -151,7 +151,7 @@ pub(super) struct Rows<'b> {
 }
 
 impl Rows<'_> {
-    /// Returns the offset of the next row in `block`, from which these rows must come, or `None` at the end.
+    /// Returns the offset of the next row in `block`, which must be the block of these rows. Returns `None` at the end.
     pub(super) fn offset(&self, block: &[u8]) -> Option<usize> {
         let all = get_u32(block, ROWS_BYTES_OFFSET) as usize;
         debug_assert!(self.rest.len() <= all, "rows are of another block");

@@ -12,7 +12,7 @@ use crate::sync::Mutex;
 /// A cache of blocks, evicted in LRU order.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// The cached blocks, the most recently used one last.
+    /// The cached blocks, from the least to the most recently used.
     blocks: Mutex<VecDeque<CachedBlock>>,
     count_max: usize,
     budget: Arc<Budget>,
@@ -26,7 +26,7 @@ struct CachedBlock {
 }
 
 impl Cache {
-    /// Creates a cache that may take a third of the memory for spilled versions.
+    /// Creates a cache that may use a third of the memory for spilled versions.
     pub(super) fn new(budget: &Arc<Budget>) -> Cache {
         let count_max = (budget.limit_bytes(Account::Spilled) / 3 / BLOCK_BYTES as u64).clamp(2, 256) as usize;
         assert!(count_max > 1, "two runs take turns for one block");
@@ -74,7 +74,7 @@ impl Cache {
         (self.blocks.lock().len() * BLOCK_BYTES) as u64
     }
 
-    /// Removes blocks that a run has released, because other runs will reuse their numbers.
+    /// Removes blocks that a run has released. Other runs will reuse their numbers.
     pub(super) fn forget(&self, numbers: &[u32]) {
         let numbers: std::collections::BTreeSet<u32> = numbers.iter().copied().collect();
         self.blocks.lock().retain(|block| !numbers.contains(&block.number));

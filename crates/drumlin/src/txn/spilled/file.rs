@@ -9,7 +9,7 @@ use super::block::{BLOCK_BYTES, is_block};
 use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist, Process};
 use crate::sync::Mutex;
 
-/// The name of the file, which exists only while there are spilled versions.
+/// The name of the file. The file exists only while there are spilled versions.
 pub(crate) const VERSIONS_NAME: &str = "versions";
 
 /// The file and its free blocks. The file is never synced, because no snapshot outlives the process.
@@ -17,14 +17,14 @@ pub(crate) const VERSIONS_NAME: &str = "versions";
 pub(super) struct SpillFile {
     folder: FolderRef,
     state: Mutex<FileState>,
-    /// The process that opened the database. A fork of it must not release blocks that its parent uses.
+    /// The process that opened the database. A fork of it must not release blocks that the parent uses.
     process: Process,
 }
 
 #[derive(Debug, Default)]
 struct FileState {
     file: Option<FileRef>,
-    /// The blocks below the end that do not belong to a run.
+    /// The blocks below the end of the file that do not belong to a run.
     free: BTreeSet<u32>,
     /// The number of blocks in the file, including free ones.
     end: u32,
@@ -35,7 +35,7 @@ impl SpillFile {
         Arc::new(SpillFile { folder, state: Mutex::default(), process: Process::here() })
     }
 
-    /// Removes the file that a killed process may have left.
+    /// Removes the file that a killed process may have left behind.
     pub(super) fn remove_left(&self) -> io::Result<()> {
         let Ok(file) = self.folder.open(VERSIONS_NAME, OpenOptions::default()) else { return Ok(()) };
         let mut head = [0; 16];
@@ -85,7 +85,7 @@ impl SpillFile {
         file.read_at(block, offset(number))
     }
 
-    /// Releases blocks. Truncates the file if its last blocks are free, and removes it if all blocks are.
+    /// Releases blocks. If the last blocks of the file are now free, truncates it. If all blocks are free, removes it.
     pub(super) fn release(&self, numbers: &[u32]) {
         if !self.process.is_here() {
             return;

@@ -1,21 +1,22 @@
 //! Old versions that do not fit in memory. They are stored as sorted runs in the file `versions`.
 //!
-//! When the versions that snapshots need outgrow their share of memory, they are *spilled*: the versions of all leaves,
-//! up to a commit that all new snapshots will see, are sorted by keyspace, key and commit and written to blocks of a
-//! file (`file`, `block`). Such a *run* is immutable. Once there are several runs of similar size, they are merged, as
-//! in an LSM tree (O'Neil, Cheng, Gawlick and O'Neil, "The Log-Structured Merge-Tree", 1996). Spilling and merging drop
-//! the versions that no snapshot needs: between two adjacent snapshots, one version of a row is enough (Böttcher, Leis,
-//! Neumann and Kemper, "Scalable Garbage Collection for In-Memory MVCC Systems", VLDB 2019).
+//! When the versions that snapshots need outgrow their share of memory, they are *spilled*. A spill takes the versions
+//! of all leaves, up to a commit that all new snapshots will see, sorts them by keyspace, key and commit, and writes
+//! them to blocks of a file (`file`, `block`). These blocks form a *run*, which is immutable. Once there are several
+//! runs of similar size, they are merged, as in an LSM tree (O'Neil, Cheng, Gawlick and O'Neil, "The Log-Structured
+//! Merge-Tree", 1996). Spilling and merging drop the versions that no snapshot needs: between two adjacent snapshots,
+//! one version of a row is enough (Böttcher, Leis, Neumann and Kemper, "Scalable Garbage Collection for In-Memory MVCC
+//! Systems", VLDB 2019).
 //!
 //! Runs are searched by key, not by leaf, so splits and merges of leaves do not affect them.
 //!
 //! # Invariants
-//! 1. A snapshot sees the version of a row that was replaced by the first commit after the snapshot. This version may
-//!    be in memory, in a run, or in both.
-//! 2. A run is published before its versions leave memory. So a reader searches memory first and then the runs; or it
-//!    searches the runs first, then memory, and then checks that no run was published in the meantime.
-//! 3. Nothing durable refers to the file. No snapshot outlives the process, so an opening removes any such file that it
-//!    finds.
+//! 1. If a row has changed since a snapshot, the snapshot sees the version that the first of these commits replaced.
+//!    This version may be in memory, in a run, or in both.
+//! 2. A run is published before its versions are removed from memory. So a reader searches memory first and then the
+//!    runs. Or it searches the runs first, then memory, and then checks that no run has been published in the meantime.
+//! 3. Nothing durable refers to the file. No snapshot outlives the process, so if the file exists when the database is
+//!    opened, it is removed.
 
 mod block;
 mod cache;
@@ -50,13 +51,13 @@ const RUNS_MERGED: usize = 4;
 /// The lower bound of the default limit on the disk space of versions.
 const DEFAULT_BYTES_MIN: u64 = 256 << 20;
 
-/// Decides whether readers or writers give way when the old versions that open snapshots need reach
-/// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes).
+/// Decides who loses out when the old versions that open snapshots need reach
+/// [`Config::version_disk_bytes`](crate::Config::version_disk_bytes): readers or writers.
 ///
 /// ```
 /// use drumlin::{Config, VersionOverflow};
 ///
-/// // A report that runs for an hour must not fail. Writers can wait for it.
+/// // A report that runs for an hour must not fail. Writers may have to wait for it.
 /// let db = Config::in_memory().version_overflow(VersionOverflow::DelayCommits).open("")?;
 /// # Ok::<(), drumlin::Error>(())
 /// ```
@@ -81,7 +82,7 @@ pub(crate) struct SpillLimit {
     pub(crate) overflow: VersionOverflow,
 }
 
-/// The snapshots that need versions: the listed ones, in ascending order, and every later one, at `visible` or above.
+/// The snapshots that need versions: the listed snapshots, in ascending order, and all snapshots at `visible` or later.
 #[derive(Clone, Debug)]
 pub(crate) struct Needed {
     pub(crate) snapshots: Vec<Timestamp>,
@@ -89,8 +90,7 @@ pub(crate) struct Needed {
 }
 
 impl Needed {
-    /// Returns `true` if a snapshot sees the version that was written by the commit `since` and replaced by the commit
-    /// `until`.
+    /// Returns `true` if a snapshot sees the version that commit `since` wrote and commit `until` replaced.
     fn between(&self, since: Timestamp, until: Timestamp) -> bool {
         debug_assert!(self.snapshots.is_sorted(), "snapshots are out of order");
         debug_assert!(since <= until, "a version ends before it begins");
@@ -129,7 +129,7 @@ impl Spilled {
         }
     }
 
-    /// Removes the file that a killed process may have left.
+    /// Removes the file that a killed process may have left behind.
     pub(crate) fn remove_left(&self) -> std::io::Result<()> {
         self.file.remove_left()
     }
@@ -141,7 +141,7 @@ impl Spilled {
         self.newest.load(Ordering::SeqCst) > snapshot.0
     }
 
-    /// Returns a counter that increases whenever versions are about to leave memory.
+    /// Returns a counter that increases whenever versions are about to be removed from memory.
     #[inline]
     pub(crate) fn published(&self) -> u64 {
         self.published.load(Ordering::SeqCst)
@@ -156,8 +156,8 @@ impl Spilled {
         Arc::clone(&self.runs.lock())
     }
 
-    /// Searches the runs for the row's version at the snapshot. Returns it with the commit that replaced it. This
-    /// usually reads one block of each run.
+    /// Searches the runs for the row's version at the snapshot. Returns the version and the commit that replaced it.
+    /// This usually reads one block of each run.
     pub(crate) fn find<'a>(
         &'a self,
         mode: WaitMode<'a>,
@@ -186,8 +186,8 @@ impl Spilled {
     }
 }
 
-/// Calls `look` with each old version in a run whose row is within the bounds and was changed after the snapshot. Stops
-/// when `look` returns `false`.
+/// Calls `look` with each old version in a run whose row is within the bounds and has changed since the snapshot. Stops
+/// if `look` returns `false`.
 async fn each_row(
     mode: WaitMode<'_>,
     run: &Arc<Run>,
@@ -220,8 +220,8 @@ async fn each_row(
     Ok(())
 }
 
-/// The old versions in the runs that a snapshot needs for the rows of one leaf. A scan combines them with the versions
-/// in memory.
+/// The old versions of one leaf's rows that the runs contain and a snapshot needs. A scan combines them with the
+/// versions in memory.
 #[derive(Debug)]
 pub(crate) struct FetchedRows {
     pub(crate) old: OldRows,
@@ -232,7 +232,7 @@ pub(crate) struct FetchedRows {
 }
 
 impl FetchedRows {
-    /// Returns `true` if the rows belong to a leaf with these fences and no run has been published since they were
+    /// Returns `true` if the rows belong to a leaf with these fences, and no run has been published since they were
     /// fetched.
     pub(crate) fn are_of(&self, lower: Option<&[u8]>, upper: Option<&[u8]>, published: u64) -> bool {
         self.published == published && self.lower.as_deref() == lower && self.upper.as_deref() == upper
@@ -240,8 +240,8 @@ impl FetchedRows {
 }
 
 impl Spilled {
-    /// Fetches the old versions of rows between two fences and within the bounds of a scan, as many as fit in
-    /// `bytes_max`, starting where the scan starts. Rows that are left out lie beyond `last`.
+    /// Fetches the old versions of rows between two fences and within the bounds of a scan. Fetches as many as fit in
+    /// `bytes_max`, starting where the scan starts. The remaining rows lie beyond `last`.
     #[expect(clippy::too_many_arguments, reason = "a leaf, and a scan")]
     pub(crate) fn fetch<'a>(
         &'a self,
@@ -283,8 +283,8 @@ impl Spilled {
         })
     }
 
-    /// Returns `true` if the runs contain a change, made after the snapshot, of a row that lies between two fences and
-    /// for which `matters` returns `true`.
+    /// Returns `true` if the runs show that a row between two fences has changed since the snapshot, and `matters`
+    /// returns `true` for that row.
     pub(crate) async fn any_changed(
         &self,
         mode: WaitMode<'_>,
@@ -325,8 +325,8 @@ impl Spilled {
         self.limit.overflow == VersionOverflow::DelayCommits
     }
 
-    /// Returns the reason why no more versions may be spilled, given that they may take `limit_bytes` on disk. Returns
-    /// `None` if more versions may be spilled.
+    /// If no more versions may be spilled, given that versions may use `limit_bytes` on disk, returns the reason.
+    /// Otherwise returns `None`.
     pub(crate) fn refusal(&self, limit_bytes: u64) -> Option<String> {
         if !self.is_on() {
             let limit_bytes = self.budget.version_bytes_max();
@@ -342,8 +342,8 @@ impl Spilled {
                  {limit_bytes}"
             ));
         }
-        // Do not count the block cache, which has its own limit. With the smallest budgets, its minimum of two blocks
-        // would exceed the limit here, and nothing could be spilled.
+        // Do not count the block cache, because it has its own limit. With the smallest budgets, the cache's minimum of
+        // two blocks would exceed the limit here, and nothing could be spilled.
         let taken = self.budget.taken_bytes(Account::Spilled).saturating_sub(self.cache.bytes());
         let limit = self.budget.limit_bytes(Account::Spilled) / 3 * 2;
         (taken > limit).then(|| {
@@ -354,7 +354,7 @@ impl Spilled {
         })
     }
 
-    /// Returns the bytes that versions may take on disk in a database of `live_bytes`.
+    /// Returns the number of bytes that versions may use on disk in a database of `live_bytes`.
     pub(crate) fn limit_bytes(&self, live_bytes: u64) -> u64 {
         self.limit.bytes.unwrap_or_else(|| (live_bytes / 4).max(DEFAULT_BYTES_MIN))
     }
@@ -371,7 +371,7 @@ impl Spilled {
         RunWriter::new(number, &self.file, &self.cache, &self.budget)
     }
 
-    /// Publishes a run. After this call, its versions may be dropped from memory.
+    /// Publishes a run. After this call, its versions may be removed from memory.
     pub(crate) fn publish(&self, writer: RunWriter) -> Result<()> {
         if let Some(run) = writer.finish()? {
             let last = run.last;
@@ -387,7 +387,7 @@ impl Spilled {
         Ok(())
     }
 
-    /// Drops the runs that contain only commits up to `horizon`. Returns the large values that they referred to.
+    /// Drops the runs that contain only commits up to `horizon`. Returns the large values to which they referred.
     pub(crate) fn drop_up_to(&self, horizon: Timestamp) -> Vec<(KeyspaceId, LargeRef)> {
         if !self.has_any_run() {
             return Vec::new();
@@ -395,8 +395,8 @@ impl Spilled {
         self.replace(|run| run.last <= horizon, None)
     }
 
-    /// Replaces the runs for which `is_ended` returns `true` with `by`, the run that was merged from them, if there is
-    /// one. Returns the large values that the replaced runs referred to.
+    /// Replaces the runs for which `is_ended` returns `true` with `by`, the run that was merged from them, if any.
+    /// Returns the large values to which the replaced runs referred.
     fn replace(&self, is_ended: impl Fn(&Run) -> bool, by: Option<Run>) -> Vec<(KeyspaceId, LargeRef)> {
         let mut runs = self.runs.lock();
         let (ended, mut left): (Vec<_>, Vec<_>) = runs.iter().cloned().partition(|run| is_ended(run));
@@ -409,8 +409,9 @@ impl Spilled {
         ended.iter().flat_map(|run| run.large.iter().copied()).collect()
     }
 
-    /// Merges the newest runs if at least [`RUNS_MERGED`] have similar sizes, and drops the versions that no snapshot
-    /// needs. Returns the large values that only the dropped versions referred to. Only one thread at a time may merge.
+    /// Merges the newest runs if at least [`RUNS_MERGED`] of them have similar sizes. Drops the versions that no
+    /// snapshot needs, and returns the large values to which only these versions referred. Only one thread at a time
+    /// may merge.
     pub(crate) fn merge(&self, needed: &Needed) -> Result<Vec<(KeyspaceId, LargeRef)>> {
         let runs = self.runs();
         let mut first = runs.len().saturating_sub(1);
@@ -455,7 +456,7 @@ struct Cursor<'r> {
     /// The next block to read.
     block: usize,
     bytes: AlignedBuffer,
-    /// The offset of the current row in `bytes`, which holds the block that was read last; `None` at the end.
+    /// The offset of the current row in `bytes`, which contains the last block that was read; `None` at the end.
     offset: Option<usize>,
     _memory: Grant,
 }
@@ -500,11 +501,11 @@ impl<'r> Cursor<'r> {
     }
 }
 
-/// Decides whether a snapshot needs each version, given the versions in the order of a run.
+/// Decides for each version whether a snapshot needs it. The versions must be passed in the order of a run.
 pub(crate) struct Sifter<'n> {
     needed: &'n Needed,
     row: Option<(KeyspaceId, Vec<u8>)>,
-    /// The commit that wrote the next version of the row, which is the commit that replaced the previous version; 0 if
+    /// The commit that wrote the next version of the row. It is the commit that replaced the previous version; 0 if
     /// unknown.
     since: Timestamp,
 }
@@ -514,8 +515,7 @@ impl<'n> Sifter<'n> {
         Sifter { needed, row: None, since: Timestamp(0) }
     }
 
-    /// Returns `true` if a snapshot sees the version that this commit replaced. Returns `false` if the version is a
-    /// duplicate.
+    /// Returns `true` if a snapshot sees the version that this commit replaced. Returns `false` for a duplicate.
     pub(crate) fn keeps(&mut self, keyspace: KeyspaceId, key: &[u8], timestamp: Timestamp) -> bool {
         match &mut self.row {
             Some((of, row)) if *of == keyspace && row[..] == *key => {}
@@ -582,8 +582,8 @@ mod tests {
         }
     }
 
-    /// Each snapshot finds the version of each row that the first commit after the snapshot replaced, no matter which
-    /// run contains it, before and after merges. Ranges find these versions too, in both directions and in parts.
+    /// For each row, each snapshot finds the version that the first commit after the snapshot replaced. It finds the
+    /// version in any run, before and after merges. Ranges find these versions too, in both directions and in parts.
     #[test]
     fn snapshots_find_their_versions() {
         let mut random = Random(11);
@@ -670,7 +670,7 @@ mod tests {
         assert_eq!(rows.next(), None);
     }
 
-    /// A block that was corrupted on disk causes an error that names the file, not a wrong answer.
+    /// A block that was corrupted on disk causes an error that names the file, not a wrong result.
     #[test]
     fn a_damaged_block_is_noticed() {
         let backend = in_memory();

@@ -20,10 +20,10 @@ pub(crate) struct Run {
     pub(super) number: u64,
     /// The newest commit that replaced a version in this run.
     pub(super) last: Timestamp,
-    /// The range of keyspaces that the rows belong to.
+    /// The range of keyspaces to which the rows belong.
     pub(super) keyspaces: RangeInclusive<KeyspaceId>,
     blocks: Vec<BlockKey>,
-    /// The large values that the rows refer to.
+    /// The large values to which the rows refer.
     pub(super) large: Vec<(KeyspaceId, LargeRef)>,
     file: Arc<SpillFile>,
     cache: Arc<Cache>,
@@ -31,8 +31,8 @@ pub(crate) struct Run {
     memory: Grant,
 }
 
-/// A block's entry in the index, with a key that separates it from the previous block: all rows of earlier blocks are
-/// at or below the key, and all rows of this block are at or above it.
+/// A block's entry in the index. Its key separates the block from the previous one: all rows of earlier blocks are at
+/// or below the key, and all rows of this block are at or above it.
 #[derive(Debug)]
 struct BlockKey {
     keyspace: KeyspaceId,
@@ -54,7 +54,7 @@ impl Run {
 
     /// Returns the first block that may contain rows at or above this key.
     pub(super) fn first_block(&self, keyspace: KeyspaceId, key: &[u8]) -> usize {
-        // The versions of a key may begin at the end of the block before the one that begins with this key.
+        // The versions of a key may begin at the end of the block before the first block with this key.
         let first = self.blocks.partition_point(|block| block.sort_key() < (keyspace, key)).saturating_sub(1);
         assert!(first < self.len(), "a run has no blocks");
         first
@@ -103,7 +103,7 @@ impl Drop for Run {
 pub(crate) struct RunWriter {
     run: Run,
     buffer: BlockBuffer,
-    /// The index entry of the block in the buffer, once the block has a row; and the key of the row added last.
+    /// The index entry of the block in the buffer, once the block has a row; and the key of the last row.
     first: Option<BlockKey>,
     last_key: (KeyspaceId, Vec<u8>),
     _memory: Grant,
