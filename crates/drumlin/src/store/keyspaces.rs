@@ -196,9 +196,11 @@ impl Keyspaces {
             let Some(open) = self.unfreed.lock().last().cloned() else { return Ok(()) };
             let pages = &open.tree.pages;
             open.tree.counts.discard();
-            engine.versions.drop_keyspace(pages.id);
             engine.pool.free_dropped(pages)?;
             engine.space.remove_page_space(pages);
+            // Only now, because a reader that had passed the root before the drop may have latched a leaf, whose old
+            // versions it needs.
+            engine.versions.drop_keyspace(pages.id);
             self.unfreed.lock().retain(|other| !Arc::ptr_eq(other, &open));
         }
     }
