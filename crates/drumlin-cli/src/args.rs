@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use crate::call::Call;
 use crate::commands::{
     bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces, lab, load,
-    man, prepared, put, rm, scan, stats, tour,
+    man, prepared, put, rename, rm, scan, stats, tour,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -46,6 +46,7 @@ pub(crate) enum Command {
     Du(du::Du),
     Keyspaces(keyspaces::Keyspaces),
     Prepared(prepared::Prepared),
+    Rename(rename::Rename),
     Stats(stats::Stats),
     Check(check::Check),
     Checkpoint(checkpoint::Checkpoint),
@@ -65,7 +66,7 @@ impl Command {
 }
 
 /// Names of commands in other programs, and the equivalent commands here.
-const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
+const OTHER_NAMES: [(&[&str], &[&str]); 14] = [
     (&["ls", "list"], &["`drumlin scan DATABASE` lists rows", "`drumlin keyspaces DATABASE` lists keyspaces"]),
     (&["delete", "del", "remove", "erase", "drop", "unset"], &["`drumlin rm` removes rows, and with --all a keyspace"]),
     (&["len", "size", "df"], &["`drumlin count` counts rows", "`drumlin du` sums files", "`drumlin stats` has sizes"]),
@@ -81,6 +82,7 @@ const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     ),
     (&["vacuum", "gc", "shrink"], &["`drumlin compact` returns unused space"]),
     (&["info", "status", "tables"], &["`drumlin stats` has figures", "`drumlin keyspaces` lists keyspaces"]),
+    (&["mv", "move"], &["`drumlin rename` gives a keyspace another name"]),
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];
 

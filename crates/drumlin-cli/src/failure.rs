@@ -284,6 +284,8 @@ impl From<Error> for Failure {
                 .hint("`drumlin prepared DATABASE` lists prepared transactions"),
             Error::PreparedRows { .. } => Failure::other(without_remedy(&error))
                 .hint("`drumlin prepared DATABASE` lists prepared transactions, and commits or aborts them"),
+            Error::KeyspaceExists { name } => Failure::other(format!("there is a keyspace {name:?} already"))
+                .hint("choose another name, or `drumlin rename --swap` to exchange the names of both"),
             Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
             Error::KeyspaceNotEmpty { keyspace, reason } => {
                 Failure::other(format!("nothing was loaded into keyspace {keyspace:?}: {reason}"))

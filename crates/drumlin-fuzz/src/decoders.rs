@@ -497,6 +497,8 @@ fn sample_catalogue() -> Catalogue {
         keyspaces: vec![catalogue::KeyspaceEntry {
             id: KeyspaceId(2),
             page_bytes: 4096,
+            leaf_count: 3,
+            leaf_rows: 60,
             name: "rows".into(),
             chunks: vec![address, ExtentAddress::NONE],
         }],

@@ -29,7 +29,8 @@ use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, Lo
 use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
-use crate::model::{Content, Model, Operation, Tampering};
+use crate::client::altering;
+use crate::model::{Alter, Content, Model, Operation, Tampering};
 
 /// The limits on the disk states that are tried at each point.
 #[derive(Clone, Copy, Debug)]
@@ -195,6 +196,25 @@ impl Script {
         }
         db.checkpoint().expect("a checkpoint");
         self.drop_keyspace(&db, "passing");
+        // Names change hands in one step, some of them twice, beside a keyspace that is created and one that is dropped.
+        self.create(&db, "dropped", 512);
+        for number in 0..40 {
+            self.put(&db, "dropped", number, 300, number % 2 == 0);
+        }
+        let changes = [
+            Alter::Swap("rows".into(), "more".into()),
+            Alter::Rename("dropped".into(), "passing".into()),
+            Alter::Drop("passing".into()),
+            Alter::Create("dropped".into()),
+            Alter::Rename("rows".into(), "rows, swapped".into()),
+        ];
+        self.alter(&db, changes.to_vec());
+        for number in 0..5 {
+            self.put(&db, "rows, swapped", number, 60, true);
+            self.put(&db, "dropped", number, 60, true);
+        }
+        let changes = [Alter::Rename("rows, swapped".into(), "rows".into()), Alter::Swap("rows".into(), "more".into())];
+        self.alter(&db, changes.to_vec());
         // Remove rows, so that leaves merge and segments become sparse.
         for number in 0..12 {
             self.remove(&db, "rows", number);
@@ -447,6 +467,11 @@ impl Script {
         let space = self.model.space(name).expect("created");
         let (other, name) = (db.clone(), name.to_owned());
         self.commit(Operation::Drop(space), true, move || other.drop_keyspace(&name));
+    }
+
+    fn alter(&mut self, db: &Database, changes: Vec<Alter>) {
+        let alteration = altering(db, &changes, KeyspaceOptions::new().page_bytes(1024));
+        self.commit(Operation::Alter(changes), true, move || alteration.commit());
     }
 
     fn put(&mut self, db: &Database, name: &str, number: u64, length: usize, is_full: bool) {

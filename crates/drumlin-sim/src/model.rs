@@ -78,7 +78,8 @@ struct Version {
 
 #[derive(Clone, Debug)]
 struct Space {
-    name: String,
+    /// The names that it was given, each with the commit that gave it. It is never empty.
+    names: Vec<(u64, String)>,
     created: u64,
     dropped: Option<u64>,
     rows: BTreeMap<Vec<u8>, Vec<Version>>,
@@ -95,6 +96,29 @@ pub struct Prepared {
     ended: Option<u64>,
 }
 
+impl Space {
+    fn new(name: String, created: u64) -> Space {
+        Space { names: vec![(created, name)], created, dropped: None, rows: BTreeMap::new() }
+    }
+
+    fn name(&self) -> &str {
+        &self.names.last().expect("a keyspace has a name").1
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        self.dropped.is_none() && self.name() == name
+    }
+}
+
+/// A change of keyspaces by their names. It refers to the names that the changes before it have left.
+#[derive(Clone, Debug)]
+pub enum Alter {
+    Create(String),
+    Rename(String, String),
+    Swap(String, String),
+    Drop(String),
+}
+
 /// The changes that a commit makes.
 #[derive(Clone, Debug)]
 pub enum Operation {
@@ -106,6 +130,8 @@ pub enum Operation {
     /// Commits the transaction that is prepared under the id.
     CommitPrepared(Vec<u8>),
     AbortPrepared(Vec<u8>),
+    /// Several changes of keyspaces in one step.
+    Alter(Vec<Alter>),
 }
 
 impl Operation {
@@ -124,6 +150,8 @@ impl Operation {
 struct State {
     spaces: Vec<Space>,
     prepared: Vec<Prepared>,
+    /// The number of commits that changed the names of keyspaces.
+    alterations: u64,
     /// The newest timestamp assigned.
     last: u64,
     /// The newest commit that every later opening must recover.
@@ -135,6 +163,46 @@ struct State {
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
+}
+
+impl State {
+    fn space(&self, name: &str) -> Option<SpaceNumber> {
+        self.spaces.iter().rposition(|space| space.has_name(name))
+    }
+
+    fn alter(&mut self, timestamp: u64, change: Alter) {
+        let find = |state: &State, name: &str| {
+            state
+                .space(name)
+                .unwrap_or_else(|| panic!("commit {timestamp} changed keyspace {name:?}, which is not there"))
+        };
+        let vacant = |state: &State, name: &str| {
+            assert!(state.space(name).is_none(), "commit {timestamp} gave the name {name:?} to a second keyspace");
+        };
+        match change {
+            Alter::Create(name) => {
+                vacant(self, &name);
+                self.spaces.push(Space::new(name, timestamp));
+            }
+            Alter::Rename(from, to) => {
+                let space = find(self, &from);
+                if from == to {
+                    return;
+                }
+                vacant(self, &to);
+                self.spaces[space].names.push((timestamp, to));
+            }
+            Alter::Swap(one, other) => {
+                let (first, second) = (find(self, &one), find(self, &other));
+                self.spaces[first].names.push((timestamp, other));
+                self.spaces[second].names.push((timestamp, one));
+            }
+            Alter::Drop(name) => {
+                let space = find(self, &name);
+                self.spaces[space].dropped = Some(timestamp);
+            }
+        }
+    }
 }
 
 /// Damage to the disk that was not reported to the database.
@@ -193,11 +261,16 @@ impl Model {
         state.known.insert(timestamp, acknowledged);
         let rows = match operation {
             Operation::Create(name) => {
-                state.spaces.push(Space { name, created: timestamp, dropped: None, rows: BTreeMap::new() });
+                state.spaces.push(Space::new(name, timestamp));
                 return;
             }
             Operation::Drop(space) => {
                 state.spaces[space].dropped = Some(timestamp);
+                return;
+            }
+            Operation::Alter(changes) => {
+                state.alterations += 1;
+                changes.into_iter().for_each(|change| state.alter(timestamp, change));
                 return;
             }
             Operation::Prepare(id, rows) => {
@@ -227,7 +300,7 @@ impl Model {
             assert!(
                 space.dropped.is_none_or(|dropped| timestamp < dropped),
                 "commit {timestamp} wrote to keyspace {:?}, which was dropped by {:?}",
-                space.name,
+                space.name(),
                 space.dropped
             );
             let versions = space.rows.entry(key).or_default();
@@ -305,7 +378,14 @@ impl Model {
     /// Returns the keyspace that currently has this name.
     #[must_use]
     pub fn space(&self, name: &str) -> Option<SpaceNumber> {
-        self.lock().spaces.iter().rposition(|space| space.name == name && space.dropped.is_none())
+        self.lock().space(name)
+    }
+
+    /// Returns the keyspace that currently has this name, and a number that changes when names do.
+    #[must_use]
+    pub fn space_now(&self, name: &str) -> (Option<SpaceNumber>, u64) {
+        let state = self.lock();
+        (state.space(name), state.alterations)
     }
 
     #[must_use]
@@ -315,7 +395,7 @@ impl Model {
 
     #[must_use]
     pub fn name(&self, space: SpaceNumber) -> String {
-        self.lock().spaces[space].name.clone()
+        self.lock().spaces[space].name().to_owned()
     }
 
     // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -402,7 +482,7 @@ impl Model {
         Err(format!(
             "row {} of {:?} is {}; since commit {} it was {:?}",
             key.escape_ascii(),
-            state.spaces[space].name,
+            state.spaces[space].name(),
             found.map_or("absent".to_owned(), describe),
             window.from,
             before.into_iter().chain(versions[first..].iter().copied()).collect::<Vec<_>>()
@@ -475,11 +555,12 @@ impl Model {
         // numbers.
         for space in &mut state.spaces {
             if space.created > at_commit {
-                *space = Space { name: String::new(), created: 0, dropped: Some(0), rows: BTreeMap::new() };
+                *space = Space { dropped: Some(0), ..Space::new(String::new(), 0) };
             }
             // Keep older versions, even those of dropped keyspaces, because a drive that lied may still revert to a
             // time before the drop.
             space.dropped = space.dropped.filter(|dropped| *dropped <= at_commit);
+            space.names.retain(|(named, _)| *named <= at_commit);
             space.rows.retain(|_, versions| {
                 versions.retain(|version| version.timestamp <= at_commit);
                 !versions.is_empty()
@@ -493,7 +574,7 @@ impl Model {
     pub fn spaces(&self) -> Vec<(String, SpaceNumber)> {
         let state = self.lock();
         let there = state.spaces.iter().enumerate().filter(|(_, space)| space.dropped.is_none());
-        there.map(|(number, space)| (space.name.clone(), number)).collect()
+        there.map(|(number, space)| (space.name().to_owned(), number)).collect()
     }
 }
 

@@ -246,6 +246,12 @@ pub enum Error {
         /// The requested name.
         name: String,
     },
+    /// There is a keyspace with this name already. Returned by [`Database::alter`](crate::Database::alter), which has
+    /// changed nothing.
+    KeyspaceExists {
+        /// The name.
+        name: String,
+    },
     /// The keyspace of this handle was dropped.
     KeyspaceDropped {
         /// The name of the keyspace.
@@ -397,6 +403,11 @@ impl std::fmt::Display for Error {
             Error::NoSuchKeyspace { name } => {
                 write!(f, "there is no keyspace {}. Database::keyspaces lists them", quoted(name))
             }
+            Error::KeyspaceExists { name } => write!(
+                f,
+                "there is a keyspace {} already, and nothing was changed. Choose another name, or drop or rename that keyspace in the same step",
+                quoted(name)
+            ),
             Error::KeyspaceDropped { name } => {
                 write!(f, "keyspace {} was dropped. Get a new handle from the database", quoted(name))
             }
@@ -635,6 +646,7 @@ impl From<Error> for std::io::Error {
             Error::DiskFull { .. } => ErrorKind::StorageFull,
             Error::Corrupted { .. } => ErrorKind::InvalidData,
             Error::Locked { .. } => ErrorKind::ResourceBusy,
+            Error::KeyspaceExists { .. } => ErrorKind::AlreadyExists,
             Error::ReadOnly { .. } => ErrorKind::ReadOnlyFilesystem,
             Error::LockTimeout { .. } => ErrorKind::TimedOut,
             Error::Interrupted { .. } => ErrorKind::Interrupted,
@@ -716,6 +728,12 @@ impl Error {
     pub(crate) fn leaves_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "the pages that hold its rows";
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
+    }
+
+    /// Returns the error for too many changes of keyspaces in one step.
+    pub(crate) fn alteration_too_large(what: &'static str, change_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let remedy = "Create fewer keyspaces in one step, or raise Config::memory";
+        Error::TransactionTooLarge { what, row_count: change_count as u64, bytes, limit_bytes, remedy }
     }
 
     pub(crate) fn versions_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {

@@ -70,7 +70,7 @@ impl Engine for Drumlin {
     }
 
     fn bulk_load(&self, rows: &mut dyn Source, _order: Order) -> Result<()> {
-        let mut load = self.db.bulk_load(self.rows.name())?;
+        let mut load = self.db.bulk_load(&self.rows.name())?;
         while let Some((key, value)) = rows.next() {
             load.insert(key, value)?;
         }

@@ -27,7 +27,7 @@ use drumlin::{Database, Durability, Error, Isolation, Keyspace, LockHolder, Snap
 use drumlin_io::testing::sim::{self, Disk, Random};
 
 use self::answers::Call;
-pub use self::commits::recorded;
+pub use self::commits::{altering, recorded};
 use crate::model::{Content, Model, SpaceNumber};
 use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
@@ -243,7 +243,8 @@ impl Client {
             680..760 => self.plain_scan().await,
             760..860 => self.snapshot_reads().await,
             860..880 => self.stream().await,
-            880..900 => self.create().await,
+            880..892 => self.create().await,
+            892..900 => self.alter().await,
             900..912 => self.drop_keyspace().await,
             912..934 => self.large_transaction().await,
             934..940 => self.bulk_load().await,
@@ -261,12 +262,13 @@ impl Client {
 
     /// Opens a keyspace. Returns it with its number in the model, or `None` if it does not exist.
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
-        let before = self.session.model.space(name)?;
+        let (before, alterations) = self.session.model.space_now(name);
+        let before = before?;
         let opened = self.session.db.existing_keyspace(name);
         let is_durable = DURABLE.iter().any(|(acknowledged, _)| *acknowledged == name);
         assert!(opened.is_ok() || !is_durable, "keyspace {name:?} is gone: {opened:?}");
         let keyspace = opened.ok()?;
-        (self.session.model.space(name) == Some(before)).then_some((keyspace, before))
+        (self.session.model.space_now(name) == (Some(before), alterations)).then_some((keyspace, before))
     }
 
     fn any_keyspace(&mut self) -> Option<(Keyspace, SpaceNumber)> {

@@ -29,8 +29,8 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range, ReadyTransaction,
-    Transaction, Value,
+    Alteration, AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range,
+    ReadyTransaction, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -79,6 +79,17 @@ impl Config {
         let opened = workers.run(move || config.open(path)).await;
         workers.stop();
         opened
+    }
+}
+
+impl Alteration {
+    /// Like [`commit`](Alteration::commit).
+    ///
+    /// # Errors
+    /// Same as [`commit`](Alteration::commit).
+    pub async fn commit_async(self) -> Result<()> {
+        let database = self.database().clone();
+        database.on_worker(move |_| self.commit()).await
     }
 }
 
@@ -221,6 +232,8 @@ impl Keyspace {
     pub async fn is_empty_async(&self) -> bool = is_empty(|mode| self.rows().is_empty(mode));
     pub async fn count_async(&self, range: impl KeyRange) -> u64
         = count(|mode| self.rows().count(mode, bounds::owned(&range)));
+    pub async fn estimate_async(&self, range: impl KeyRange) -> u64
+        = estimate(|mode| self.rows().estimate(mode, bounds::owned(&range)));
     pub async fn len_async(&self) -> u64 = len(|mode| self.rows().count(mode, bounds::ALL));
     pub async fn rank_async(&self, key: impl AsRef<[u8]>) -> u64
         = rank(|mode| self.rows().count(mode, bounds::owned(&..key)));

@@ -1,6 +1,7 @@
 //! The public API: databases, keyspaces, transactions, snapshots.
 
 mod aggregate;
+mod alteration;
 mod asynchronous;
 mod atomic;
 mod batch;
@@ -38,6 +39,7 @@ mod tests;
 
 pub use crate::store::{LockWait, MemoryPart, Stats};
 pub use crate::txn::locks::LockMode;
+pub use alteration::Alteration;
 pub use batch::Batch;
 pub use bounds::KeyRange;
 pub use bulk_load::{BulkLoad, LoadReport};

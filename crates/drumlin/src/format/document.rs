@@ -249,6 +249,7 @@ fn operations_are_as_documented() {
         ("7 commit prepared", Operation::CommitPrepared { id: b"abc" }, vec![7, 9, 3]),
         ("8 put stored", Operation::PutStored { key: b"abc", number: 77 }, vec![8, 9, 3, 77]),
         ("9 lock", Operation::Lock { key: b"abc", is_shared: true }, vec![9, 9, 3, 1]),
+        ("10 rename", Operation::Rename { name: "name" }, vec![10, 9, 4]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();
@@ -262,7 +263,8 @@ fn operations_are_as_documented() {
 fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
     let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
-    let entry = KeyspaceEntry { id: KeyspaceId(7), page_bytes: 4096, name: "name".into(), chunks: vec![address] };
+    let (id, name, chunks) = (KeyspaceId(7), "name".into(), vec![address]);
+    let entry = KeyspaceEntry { id, page_bytes: 4096, leaf_count: 640, leaf_rows: 99, name, chunks };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
         next_keyspace: 8,
@@ -276,13 +278,13 @@ fn the_catalogue_is_as_documented() {
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
     // The keyspace is preceded by 16 bytes. Its name occupies 4 bytes and its list of chunks 4 + 8. The remaining lists
     // begin with their lengths.
-    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
-    assert_eq!(bytes[26..30], *b"name");
-    assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
-    assert_eq!(bytes[46..54], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[58..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[78..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 90);
+    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 640, 99, 4]);
+    assert_eq!(bytes[42..46], *b"name");
+    assert_eq!(bytes[46..58], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
+    assert_eq!(bytes[62..70], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[74..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[94..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 106);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

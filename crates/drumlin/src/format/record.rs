@@ -15,10 +15,12 @@
 //! 7 commit prepared   id length (2)  id
 //! 8 put stored   key length (2)  number (4)  key
 //! 9 lock         key length (2)  mode (1): 1 shared, 2 exclusive  key
+//! 10 rename      name length (2)  name
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
-//! prepared transactions ([`prepared`](super::prepared)).
+//! prepared transactions ([`prepared`](super::prepared)). A record that creates, renames or drops keyspaces does nothing
+//! else. Its operations take effect together: two keyspaces may take each other's names.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
@@ -32,6 +34,7 @@ const ATTACH: u8 = 6;
 const COMMIT_PREPARED: u8 = 7;
 const PUT_STORED: u8 = 8;
 const LOCK: u8 = 9;
+const RENAME: u8 = 10;
 
 /// The modes of a lock.
 const LOCK_SHARED: u8 = 1;
@@ -72,6 +75,9 @@ pub(crate) enum Operation<'a> {
     Lock {
         key: &'a [u8],
         is_shared: bool,
+    },
+    Rename {
+        name: &'a str,
     },
 }
 
@@ -172,6 +178,11 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(name.as_bytes());
         }
         Operation::Drop => begin(DROP),
+        Operation::Rename { name } => {
+            begin(RENAME);
+            out.extend((name.len() as u16).to_le_bytes());
+            out.extend_from_slice(name.as_bytes());
+        }
         Operation::Attach(Attachment { rows, root, images, segments }) => {
             begin(ATTACH);
             out.extend(rows.to_le_bytes());
@@ -216,7 +227,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::CommitPrepared { id } => COMMIT_PREPARED_BYTES + id.len(),
         Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
         Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
-        Operation::Create { .. } | Operation::Drop => out.len() - start,
+        Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => out.len() - start,
     };
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
@@ -252,6 +263,11 @@ fn take_u32(rest: &mut &[u8]) -> Option<u32> {
 
 fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?))
+}
+
+fn take_name<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
+    let name_bytes = take_u16(rest)?;
+    std::str::from_utf8(take(rest, name_bytes)?).ok()
 }
 
 /// Decodes a reference to an extent, and advances past it. Returns `None` if it is empty or malformed.
@@ -308,8 +324,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
         }
         CREATE => {
             let page_bytes = take_u32(rest)?;
-            let name_bytes = take_u16(rest)?;
-            Operation::Create { page_bytes, name: std::str::from_utf8(take(rest, name_bytes)?).ok()? }
+            Operation::Create { page_bytes, name: take_name(rest)? }
         }
         DROP => Operation::Drop,
         ATTACH => Operation::Attach(take_attachment(rest)?),
@@ -331,6 +346,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             };
             Operation::Lock { key: take(rest, key_bytes)?, is_shared }
         }
+        RENAME => Operation::Rename { name: take_name(rest)? },
         _ => return None,
     };
     Some((keyspace, operation))
@@ -384,6 +400,7 @@ mod tests {
             Operation::PutStored { key: b"film", number: 2 },
             Operation::Lock { key: b"read", is_shared: true },
             Operation::Lock { key: b"", is_shared: false },
+            Operation::Rename { name: "kuchen" },
         ];
         let mut body = Vec::new();
         for operation in &operations {

@@ -113,7 +113,7 @@ impl Engine {
 }
 
 fn refused(tree: &CountedTree, reason: &'static str) -> Error {
-    Error::KeyspaceNotEmpty { keyspace: tree.pages.name.to_string(), reason }
+    Error::KeyspaceNotEmpty { keyspace: tree.pages.name().to_string(), reason }
 }
 
 impl Engine<Replaying> {

@@ -299,6 +299,10 @@ impl PageTableStore {
     pub(crate) fn write_catalogue(&mut self, space: &Space, epoch: Epoch, mut catalogue: Catalogue) -> Result<u64> {
         for entry in &mut catalogue.keyspaces {
             entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
+            // As of now, since the checkpoint has counted the leaves that it wrote.
+            if let Some(pages) = space.page_space(entry.id) {
+                (entry.leaf_count, entry.leaf_rows) = pages.leaves_on_disk.get();
+            }
         }
         catalogue.summaries = self.summaries.clone();
         catalogue.segments = self.segment_table.iter().map(|address| space.segments.name(*address)).collect();
@@ -605,8 +609,14 @@ mod tests {
 
     fn catalogue(orphan_count: u32, keyspace_count: u32) -> Catalogue {
         let orphan = |first_page| Orphan { keyspace: KeyspaceId(1), first_page: PageId(first_page), page_count: 1 };
-        let keyspace =
-            |id| KeyspaceEntry { id: KeyspaceId(id), page_bytes: 4096, name: format!("{id:0255}"), chunks: Vec::new() };
+        let keyspace = |id| KeyspaceEntry {
+            id: KeyspaceId(id),
+            page_bytes: 4096,
+            leaf_count: u64::from(id),
+            leaf_rows: 0,
+            name: format!("{id:0255}"),
+            chunks: Vec::new(),
+        };
         Catalogue {
             next_keyspace: 1 + keyspace_count,
             next_value: ValueId(1),

@@ -2,6 +2,7 @@
 //! and checks.
 
 mod advice;
+mod alterations;
 pub(crate) mod check;
 mod checkpoint;
 mod files;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub(crate) use alterations::Change;
 pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};
 pub use checkpoint::CheckpointReport;
 pub use reclaim::CompactReport;
@@ -46,16 +48,14 @@ pub(crate) use settings::Settings;
 pub use state::Opening;
 pub(crate) use state::Store;
 
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, Result};
 use crate::format::catalogue::Catalogue;
-use crate::format::record::{self, Operation};
-use crate::format::{KeyspaceId, Timestamp, ValueId};
+use crate::format::{Timestamp, ValueId};
 use crate::io::Process;
 use crate::load::{LoadMemory, Loader};
 use crate::memory::{Account, Grant, heap_bytes};
-use crate::seglog::{Appended, Body};
-use crate::space::{PageTable, Purpose};
-use crate::task::{WaitMode, ready};
+use crate::seglog::Appended;
+use crate::task::WaitMode;
 use crate::txn::TransactionId;
 use crate::txn::commit::{Admitted, Durability, Row};
 use crate::txn::locks::lock_bytes;
@@ -168,9 +168,8 @@ impl Store {
         self.keyspaces.get(name)
     }
 
-    /// Returns the keyspace with this name. First waits until the commit on which the answer depends is durable: the
-    /// keyspace's creation or, if there is no such keyspace, the newest drop. So no power cut can invalidate the
-    /// answer.
+    /// Returns the keyspace with this name. First waits until the commit that gave it the name is durable, or if there is
+    /// no such keyspace, the newest that took a name away, so that a power cut cannot invalidate the answer.
     pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
         let (open, since) = self.keyspaces.get_since(name);
         self.engine.wait_durable(since)?;
@@ -179,7 +178,7 @@ impl Store {
 
     /// Like [`durable_keyspace`](Self::durable_keyspace), but returns `None` instead of waiting.
     pub(crate) fn open_keyspace_of(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
-        self.keyspace(name).filter(|open| self.has_created(open))
+        self.keyspace(name).filter(|open| Timestamp(open.named.load(Ordering::Relaxed)) <= self.engine.log().durable())
     }
 
     /// Returns `true` if the keyspace's creation is durable.
@@ -187,65 +186,9 @@ impl Store {
         open.created <= self.engine.log().durable()
     }
 
-    pub(crate) fn create_keyspace(&self, name: &str, page_bytes: usize) -> Result<Arc<OpenKeyspace>> {
-        let _defining = self.defining.lock();
-        if let Some(open) = self.durable_keyspace(name)? {
-            crate::coverage::mark!("two threads created the same keyspace");
-            return Ok(open);
-        }
-        self.check_writable()?;
-        if name.is_empty() || name.len() > 255 {
-            let name = quoted(name);
-            return Err(Error::Invalid(format!("{name} can't name a keyspace: names have 1 to 255 bytes")));
-        }
-        let Some(id) = self.keyspaces.next() else {
-            return Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into()));
-        };
-        self.create_numbered(id, name, page_bytes)
-    }
-
-    /// Creates a keyspace. The caller has locked `defining`.
-    fn create_numbered(&self, id: KeyspaceId, name: &str, page_bytes: usize) -> Result<Arc<OpenKeyspace>> {
-        let table_bytes = PageTable::memory_bytes_of(1);
-        self.engine.space.check_table_growth(table_bytes)?;
-        self.engine.pool.fit_frames(table_bytes)?;
-        ready(self.engine.secure_changes(WaitMode::Blocking, 1));
-        let mut body = Vec::new();
-        record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
-        // Reserve space for the first page, which will be dirty, and for the keyspace's entry in the catalogue.
-        let _reserved_pages =
-            ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
-        let created = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
-            let frame = self.engine.pool.take_frame(page_bytes)?;
-            let epoch_guard = self.engine.space.epoch_latch.shared();
-            let timestamp = take_timestamp()?;
-            let open = self.keyspaces.create_root(&self.engine, id, (name, timestamp), frame, &epoch_guard);
-            self.engine.clock.mark_applied(timestamp);
-            Ok(open)
-        })?;
-        Ok(created.0)
-    }
-
-    pub(crate) fn drop_keyspace(&self, name: &str) -> Result<()> {
-        self.check_writable()?;
-        let _defining = self.defining.lock();
-        let open = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
-        let _dropping = self.prepared.begin_drop(open.tree.pages.id, name)?;
-        let mut body = Vec::new();
-        record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
-        let dropped = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
-            // While `page_tables` is locked, no checkpoint is running, and the next check makes sure that none has
-            // failed. So no checkpoint still needs the image of a page, and nothing can fail after the record of the
-            // drop has been appended.
-            let _page_tables = self.page_tables.lock();
-            self.engine.check_failure()?;
-            let epoch_guard = self.engine.space.epoch_latch.exclusive();
-            let timestamp = take_timestamp()?;
-            let result = self.keyspaces.drop_tree(&self.engine, &open, &epoch_guard, timestamp);
-            self.engine.clock.mark_applied(timestamp);
-            result
-        });
-        dropped.map(drop)
+    /// Frees the memory and the disk space of dropped keyspaces, if there are any.
+    pub(super) fn free_dropped(&self) -> Result<()> {
+        self.keyspaces.free_dropped(&self.engine)
     }
 
     /// Returns the keyspaces and values that a checkpoint records. Called under the exclusive epoch latch.

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use super::Store;
 use crate::error::{Error, Result};
+use crate::format::Timestamp;
 use crate::format::prepared::{self, Head};
 use crate::format::record::{self, Operation};
-use crate::format::{KeyspaceId, Timestamp};
 use crate::memory::{Account, Grant};
 use crate::seglog::Appended;
 use crate::task::WaitMode;
@@ -126,7 +126,10 @@ impl Store {
             let _defining = store.defining.lock();
             match store.keyspaces.prepared() {
                 Some(open) => Ok(open),
-                None => store.create_numbered(KeyspaceId::PREPARED, "", prepared::PAGE_BYTES),
+                None => {
+                    store.create_prepared_keyspace(prepared::PAGE_BYTES)?;
+                    Ok(store.keyspaces.prepared().expect("it was created, and is never dropped"))
+                }
             }
         };
         mode.run(create).await
@@ -159,7 +162,7 @@ impl Store {
         for keyspace in keyspaces {
             if engine.space.page_space(keyspace).is_none() {
                 let written = writes.rows().find(|(tree, _, _)| tree.pages.id == keyspace);
-                let name = written.map(|(tree, _, _)| tree.pages.name.to_string());
+                let name = written.map(|(tree, _, _)| tree.pages.name().to_string());
                 return Err(Error::KeyspaceDropped { name: name.unwrap_or_else(|| self.keyspace_name(keyspace)) });
             }
         }
@@ -309,7 +312,7 @@ impl Store {
             prepared::operations(&changes).filter(|(_, operation)| !matches!(operation, Operation::Lock { .. }));
         for (keyspace, _) in of_rows {
             if open.last().is_none_or(|open| open.tree.pages.id != keyspace) {
-                open.push(self.keyspaces.get_by_id(keyspace).ok_or_else(|| self.damaged(taken.id))?);
+                open.push(self.keyspaces.get_by_id(engine, keyspace).ok_or_else(|| self.damaged(taken.id))?);
             }
         }
         if !open.is_sorted_by_key(|open| open.tree.pages.id) {

@@ -92,6 +92,7 @@ impl Opener<'_> {
         let nodes = Nodes {
             verify: |page, kind| crate::tree::check_node(page, kind).map_err(|reason| reason.to_string()),
             key_order: crate::tree::key_order,
+            row_count: crate::tree::row_count,
         };
         Arc::new(Pool::new(Arc::clone(space), Arc::clone(&self.backend), budget, nodes))
     }

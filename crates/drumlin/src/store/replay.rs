@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::keyspaces::Keyspaces;
+use super::keyspaces::{Alteration, Keyspaces, NewKeyspace};
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
 use crate::format::prepared::{self, Head};
@@ -181,33 +181,21 @@ impl Replay<'_> {
             batch.bytes.extend_from_slice(&record.body);
             let offsets_of =
                 |part: &[u8]| Span::new(base + (part.as_ptr() as usize - record.body.as_ptr() as usize), part.len());
-            let mut defines = false;
+            let mut is_whole = false;
             for operation in record::decode(&record.body) {
-                let operation = operation.filter(|_| !defines);
+                let operation = operation.filter(|_| !is_whole);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
-                // An operation that creates or drops a keyspace, attaches a load, or commits a prepared transaction,
-                // must be the only one in its record.
-                defines = matches!(
-                    operation,
-                    Operation::Create { .. }
-                        | Operation::Drop
-                        | Operation::Attach(_)
-                        | Operation::CommitPrepared { .. }
-                );
                 let (key, change) = match operation {
-                    Operation::Create { page_bytes, name } => {
+                    Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => {
                         self.apply_batch(&mut batch, newest)?;
-                        self.create(keyspace, page_bytes, name, record.timestamp)?;
-                        continue;
+                        self.alter(&record.body, record.timestamp)?;
+                        // The whole record has been applied.
+                        break;
                     }
-                    Operation::Drop => {
-                        self.apply_batch(&mut batch, newest)?;
-                        let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
-                        let epoch_guard = self.engine.space.epoch_latch.exclusive();
-                        self.keyspaces.drop_tree(self.engine, &open, &epoch_guard, record.timestamp)?;
-                        continue;
-                    }
+                    // An operation that attaches a load, or commits a prepared transaction, must be the only one in its
+                    // record.
                     Operation::Attach(attachment) => {
+                        is_whole = true;
                         self.apply_batch(&mut batch, newest)?;
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
                         // The list of changes may contain removals of earlier rows. A count would subtract them from
@@ -217,6 +205,7 @@ impl Replay<'_> {
                         continue;
                     }
                     Operation::CommitPrepared { id } => {
+                        is_whole = true;
                         self.commit_prepared(&mut batch, id, newest, record.timestamp)?;
                         continue;
                     }
@@ -367,23 +356,53 @@ impl Replay<'_> {
         let is_attached = engine.replay_attach(pages, &tables, |chunk, address| {
             read_image(&engine.space, ChunkImage { keyspace: pages.id, chunk, address })
         })?;
+        // The leaves are not counted, but few of the pages are inner nodes.
+        pages.leaves_on_disk.set(pages.table.page_count(), attachment.rows);
         if is_attached { Ok(()) } else { Err(self.malformed(timestamp)) }
     }
 
     fn open(&self, keyspace: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
-        self.keyspaces.get_by_id(keyspace)
+        self.keyspaces.get_by_id(self.engine, keyspace)
     }
 
-    fn create(&self, id: KeyspaceId, page_bytes: u32, name: &str, timestamp: Timestamp) -> Result<()> {
-        if !is_page_bytes(page_bytes as usize) {
-            return Err(self.malformed(timestamp));
+    /// Applies a record that creates, renames and drops keyspaces.
+    fn alter(&self, body: &[u8], timestamp: Timestamp) -> Result<()> {
+        let (engine, malformed) = (self.engine, || self.malformed(timestamp));
+        let mut alteration = Alteration::default();
+        for operation in record::decode(body) {
+            let (id, operation) = operation.ok_or_else(malformed)?;
+            match operation {
+                Operation::Create { page_bytes, name } => {
+                    let page_bytes = page_bytes as usize;
+                    if !is_page_bytes(page_bytes) || engine.space.page_space(id).is_some() {
+                        return Err(malformed());
+                    }
+                    alteration.created.push(NewKeyspace { id, page_bytes, name: name.into() });
+                }
+                Operation::Rename { name } => {
+                    alteration.renamed.push((self.open(id).ok_or_else(malformed)?, name.into()));
+                }
+                Operation::Drop => alteration.dropped.push(self.open(id).ok_or_else(malformed)?),
+                _ => return Err(malformed()),
+            }
         }
-        let engine = self.engine;
-        let _reserved_pages = engine.space.reserve(Purpose::Replay, 2 * u64::from(page_bytes))?;
-        let frame = engine.pool.take_frame(page_bytes as usize)?;
-        let epoch_guard = engine.space.epoch_latch.shared();
-        self.keyspaces.create_root(engine, id, (name, timestamp), frame, &epoch_guard);
-        Ok(())
+        let created = &alteration.created;
+        if !self.keyspaces.allows(&alteration) || !created.is_sorted_by(|one, next| one.id < next.id) {
+            return Err(malformed());
+        }
+        let root_bytes: u64 = created.iter().map(|new| new.page_bytes as u64).sum();
+        let _reserved_pages = match root_bytes {
+            0 => None,
+            _ => Some(engine.space.reserve(Purpose::Replay, 2 * root_bytes)?),
+        };
+        let frames = created.iter().map(|new| engine.pool.take_frame(new.page_bytes)).collect::<Result<_>>()?;
+        {
+            let epoch_guard = engine.space.epoch_latch.exclusive();
+            let mut dropped = alteration.dropped.iter();
+            dropped.try_for_each(|open| engine.pool.prepare_root(&epoch_guard, &open.tree.pages))?;
+            self.keyspaces.alter(engine, &alteration, frames, &epoch_guard, timestamp);
+        }
+        self.keyspaces.free_dropped(engine)
     }
 
     /// Applies the newest operation on each row in key order, and empties the batch. Several threads share a large

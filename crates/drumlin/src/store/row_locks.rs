@@ -137,7 +137,7 @@ impl Store {
     /// Returns the name of a keyspace, which may have been dropped.
     pub(crate) fn keyspace_name(&self, keyspace: KeyspaceId) -> String {
         let pages = self.engine.space.page_space(keyspace);
-        pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string())
+        pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name().to_string())
     }
 
     fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, holder: LockHolder) -> Error {

@@ -179,7 +179,7 @@ impl Load {
         };
         let mut job = Job::new(self, &database, &keyspace, &progress);
         if self.batch.is_none() && self.on_duplicate == OnDuplicate::Replace && keyspace.is_empty()? {
-            job.bulk = Some(Mutex::new(database.bulk_load(keyspace.name())?));
+            job.bulk = Some(Mutex::new(database.bulk_load(&keyspace.name())?));
         }
         let threads = self.threads.map_or_else(process::processors, |threads| threads as usize).min(self.files.len());
         let start = Instant::now();
