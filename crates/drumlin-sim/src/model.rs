@@ -141,7 +141,7 @@ impl Operation {
         match self {
             Operation::Rows(rows) => rows.iter().any(|(_, _, content)| content.is_some()),
             Operation::Prepare(..) | Operation::CommitPrepared(_) | Operation::AbortPrepared(_) => true,
-            Operation::Create(_) | Operation::Drop(_) => false,
+            Operation::Create(_) | Operation::Drop(_) | Operation::Alter(_) => false,
         }
     }
 }

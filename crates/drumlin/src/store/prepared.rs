@@ -160,7 +160,7 @@ impl Store {
         keyspaces.dedup();
         let reserved = self.prepared.reserve(id, keyspaces.clone())?;
         for keyspace in keyspaces {
-            if engine.space.page_space(keyspace).is_none() {
+            if engine.space.page_space(keyspace).is_none_or(|pages| pages.is_dropped()) {
                 let written = writes.rows().find(|(tree, _, _)| tree.pages.id == keyspace);
                 let name = written.map(|(tree, _, _)| tree.pages.name().to_string());
                 return Err(Error::KeyspaceDropped { name: name.unwrap_or_else(|| self.keyspace_name(keyspace)) });
@@ -388,7 +388,7 @@ impl Store {
                 | Operation::Lock { key, .. } => (key, LockMode::Exclusive),
                 _ => unreachable!("the head was decoded"),
             };
-            if engine.space.page_space(keyspace).is_none() {
+            if engine.space.page_space(keyspace).is_none_or(|pages| pages.is_dropped()) {
                 return Err(self.damaged(id));
             }
             match engine.locks.try_request(&LockRequest { owner, keyspace, key, mode }) {
