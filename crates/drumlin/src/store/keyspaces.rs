@@ -161,8 +161,9 @@ impl Keyspaces {
     }
 
     /// Makes changes of keyspaces under the exclusive epoch latch. `frames` are for the root pages of those that are
-    /// created, in the same order. The roots of those that are dropped are [prepared](crate::pool::Pool::prepare_root). O(keyspaces):
-    /// [`free_dropped`](Self::free_dropped) frees the pages of dropped keyspaces.
+    /// created, in the same order. The roots of those that are dropped are
+    /// [prepared](crate::pool::Pool::prepare_root). O(keyspaces): [`free_dropped`](Self::free_dropped) frees the pages
+    /// of dropped keyspaces.
     pub(super) fn alter<L>(
         &self,
         engine: &Engine<L>,
