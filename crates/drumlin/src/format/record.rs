@@ -19,8 +19,8 @@
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
-//! prepared transactions ([`prepared`](super::prepared)). A record that creates, renames or drops keyspaces does nothing
-//! else. Its operations take effect together: two keyspaces may take each other's names.
+//! prepared transactions ([`prepared`](super::prepared)). A record that creates, renames or drops keyspaces does
+//! nothing else. Its operations take effect together: two keyspaces may take each other's names.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
