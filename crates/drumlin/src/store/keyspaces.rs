@@ -148,8 +148,9 @@ impl Keyspaces {
     }
 
     /// Makes changes of keyspaces under the exclusive epoch latch. `frames` are for the root pages of those that are
-    /// created, in the same order. The roots of those that are dropped are [prepared](crate::pool::Pool::prepare_root). O(keyspaces):
-    /// [`free_dropped`](Self::free_dropped) frees the pages of dropped keyspaces.
+    /// created, in the same order. The roots of those that are dropped are
+    /// [prepared](crate::pool::Pool::prepare_root). O(keyspaces): [`free_dropped`](Self::free_dropped) frees the pages
+    /// of dropped keyspaces.
     pub(super) fn alter<L>(
         &self,
         engine: &Engine<L>,
@@ -196,9 +197,11 @@ impl Keyspaces {
             let Some(open) = self.unfreed.lock().last().cloned() else { return Ok(()) };
             let pages = &open.tree.pages;
             open.tree.counts.discard();
-            engine.versions.drop_keyspace(pages.id);
             engine.pool.free_dropped(pages)?;
             engine.space.remove_page_space(pages);
+            // Only now, because a reader that had passed the root before the drop may have latched a leaf, whose old
+            // versions it needs.
+            engine.versions.drop_keyspace(pages.id);
             self.unfreed.lock().retain(|other| !Arc::ptr_eq(other, &open));
         }
     }
