@@ -197,7 +197,7 @@ impl Script {
         }
         db.checkpoint().expect("a checkpoint");
         self.drop_keyspace(&db, "passing");
-        // Names change hands in one step, some of them twice, beside a keyspace that is created and one that is dropped.
+        // In one step, names change hands, some of them twice, and keyspaces are created and dropped.
         self.create(&db, "dropped", 512);
         for number in 0..40 {
             self.put(&db, "dropped", number, 300, number % 2 == 0);

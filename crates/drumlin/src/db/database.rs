@@ -147,9 +147,9 @@ impl Database {
             .collect()
     }
 
-    /// Drops a keyspace and all its rows. Its handles then return [`Error::KeyspaceDropped`]. O(1): neither the call nor
-    /// commits beside it wait for the keyspace's pages, which a background thread frees. Their space on disk is used
-    /// again after the next checkpoint, and nothing of it is lost if the process is killed before.
+    /// Drops a keyspace and all its rows. Its handles then return [`Error::KeyspaceDropped`]. O(1): neither the call
+    /// nor a concurrent commit waits for the keyspace's pages, which a background thread frees. Their space on disk can
+    /// be used again after the next checkpoint. No space is lost if the process is killed before.
     ///
     /// # Errors
     /// [`Error::NoSuchKeyspace`], and the errors of a commit.

@@ -15,8 +15,8 @@
 //! 7 rename       name length (2)  name
 //! ```
 //!
-//! Within a keyspace, the keys of a record ascend, without duplicates. A record that creates, renames or drops keyspaces
-//! does nothing else. Its operations take effect together: two keyspaces may take each other's names.
+//! Within a keyspace, the keys of a record ascend, without duplicates. A record that creates, renames or drops
+//! keyspaces does nothing else. Its operations take effect together: two keyspaces may take each other's names.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};

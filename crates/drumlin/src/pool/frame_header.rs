@@ -72,6 +72,7 @@ impl FrameHeader {
 
     /// Sets the number of rows that the newest image on disk of the leaf has. Returns the number before.
     pub(super) fn set_rows_on_disk(&self, rows: Option<u32>) -> Option<u32> {
+        debug_assert!(rows.is_none_or(|rows| rows < u32::MAX), "a leaf with {rows:?} rows");
         let before = self.rows_on_disk.swap(rows.map_or(0, |rows| rows + 1), Ordering::Relaxed);
         before.checked_sub(1)
     }

@@ -63,6 +63,7 @@ impl Pool {
     /// Makes the root of a keyspace ready to be [removed](Self::free_root): if the running checkpoint still needs its
     /// image, appends that. The caller holds the exclusive epoch latch until the root is removed.
     pub(crate) fn prepare_root(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) -> Result<()> {
+        assert!(!pages.is_dropped(), "keyspace {} is dropped twice", pages.id);
         loop {
             match self.latch_page(pages, PageId::ROOT) {
                 Latched::Frame(write) => return self.append_due_image(epoch_guard, &write),
@@ -76,6 +77,10 @@ impl Pool {
     pub(crate) fn free_root(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) {
         assert!(pages.is_dropped(), "the root of a keyspace in use is freed");
         self.free_if_owned(epoch_guard, pages, PageId::ROOT).expect("the image that is due was appended before");
+        debug_assert!(
+            pages.table.load(PageId::ROOT) == PageEntry::Free,
+            "the root of a dropped keyspace can be reached"
+        );
     }
 
     /// Frees the pages of a dropped keyspace, a few at a time, beside commits and checkpoints. O(pages).
@@ -133,6 +138,7 @@ impl Pool {
 
     /// Latches a page for its removal, if it is in memory.
     fn latch_page(&self, pages: &PageSpace, page: PageId) -> Latched<'_> {
+        assert!(page != PageId::NONE, "page 0 is removed");
         let entry = pages.table.load(page);
         match entry {
             PageEntry::OnDisk(_) | PageEntry::Reading(_) => Latched::OnDisk(entry),

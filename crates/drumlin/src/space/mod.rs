@@ -105,6 +105,8 @@ impl Space {
 
     /// Gives a keyspace another name.
     pub(crate) fn rename_page_space(&self, _epoch_guard: &EpochGuard<'_>, pages: &PageSpace, name: Arc<str>) {
+        assert!(!pages.is_dropped(), "a dropped keyspace is renamed");
+        assert!(name.len() <= usize::from(u16::MAX), "the catalogue has no room for a name");
         let name_bytes = name.len() as u64;
         let before = pages.set_name(name);
         // In this order, because the number must not become negative.
@@ -115,7 +117,9 @@ impl Space {
     /// Marks a keyspace as dropped and logs that, under the exclusive epoch latch. Its pages remain until they are
     /// [freed](crate::pool::Pool::free_dropped), because the running checkpoint may have to write some of them.
     pub(crate) fn drop_page_space(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) {
+        assert!(!pages.is_dropped(), "keyspace {} is dropped twice", pages.id);
         pages.set_dropped(epoch_guard);
+        assert!(pages.is_dropped_by(epoch_guard.epoch()), "a drop is left out of its checkpoint");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
         let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len());
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);

@@ -105,6 +105,7 @@ impl PageSpace {
 
     /// Returns `true` if the checkpoint that ends this epoch does not include the keyspace, because it was dropped.
     pub(crate) fn is_dropped_by(&self, epoch: Epoch) -> bool {
+        debug_assert!(epoch != Epoch(0), "no checkpoint ends epoch 0");
         let dropped_in = self.dropped_in.load(Ordering::Acquire);
         dropped_in != 0 && dropped_in <= epoch.0
     }
@@ -126,6 +127,7 @@ impl PageSpace {
 
     /// Gives the keyspace another name, and returns the one before.
     pub(super) fn set_name(&self, name: Arc<str>) -> Arc<str> {
+        assert!(!name.is_empty(), "a keyspace loses its name");
         std::mem::replace(&mut *self.name.write(), name)
     }
 

@@ -195,7 +195,8 @@ mod tests {
         // Closing makes no other checkpoint, so the disk stays as it is.
         db.close().unwrap();
         let db = Config::new().backend(backend).memory(16 << 20).open("/db").unwrap();
-        assert!(db.stats().live_bytes < 100_000, "{} bytes are live", db.stats().live_bytes);
+        let live_bytes = db.stats().live_bytes;
+        assert!(live_bytes < 100_000, "{live_bytes} bytes are live");
         assert!(db.check().unwrap().corruption.is_empty());
     }
 }

@@ -167,8 +167,9 @@ impl Store {
         self.keyspaces.get(name)
     }
 
-    /// Returns the keyspace with this name. First waits until the commit that gave it the name is durable, or if there is
-    /// no such keyspace, the newest that took a name away, so that a power cut cannot invalidate the answer.
+    /// Returns the keyspace with this name. First waits until the commit on which the answer depends is durable: the
+    /// one that gave the keyspace its name or, if there is no such keyspace, the newest that took a name away. So no
+    /// power cut can invalidate the answer.
     pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
         let (open, since) = self.keyspaces.get_since(name);
         self.engine.wait_durable(since)?;

@@ -143,7 +143,7 @@ fn whatever_is_open_follows_its_keyspace() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// What is open in a keyspace that a step drops fails, even if another keyspace has its name by then.
+/// Calls on a keyspace that a step drops fail, even if another keyspace has its name by then.
 #[test]
 fn whatever_is_open_in_a_dropped_keyspace_fails() {
     let db = opened();
