@@ -150,8 +150,10 @@ impl Operation {
 struct State {
     spaces: Vec<Space>,
     prepared: Vec<Prepared>,
-    /// The number of commits that changed the names of keyspaces.
+    /// The number of commits that changed the names of keyspaces, and how many of them have not returned. The names in
+    /// the database change between a commit's timestamp and its return.
     alterations: u64,
+    alterations_in_flight: u64,
     /// The newest timestamp assigned.
     last: u64,
     /// The newest commit that every later opening must recover.
@@ -270,6 +272,7 @@ impl Model {
             }
             Operation::Alter(changes) => {
                 state.alterations += 1;
+                state.alterations_in_flight += 1;
                 changes.into_iter().for_each(|change| state.alter(timestamp, change));
                 return;
             }
@@ -381,11 +384,18 @@ impl Model {
         self.lock().space(name)
     }
 
-    /// Returns the keyspace that currently has this name, and a number that changes when names do.
+    /// Returns the keyspace that currently has this name, and a number that changes when names do. Returns no keyspace
+    /// while names are being changed.
     #[must_use]
     pub fn space_now(&self, name: &str) -> (Option<SpaceNumber>, u64) {
         let state = self.lock();
-        (state.space(name), state.alterations)
+        let is_settled = state.alterations_in_flight == 0;
+        (state.space(name).filter(|_| is_settled), state.alterations)
+    }
+
+    /// Records that a commit which changed the names of keyspaces has returned.
+    pub fn end_alteration(&self) {
+        self.lock().alterations_in_flight -= 1;
     }
 
     #[must_use]
@@ -546,6 +556,7 @@ impl Model {
         state.last = at_commit;
         state.acknowledged = at_commit;
         state.answered = at_commit;
+        state.alterations_in_flight = 0;
         state.known.retain(|timestamp, _| *timestamp <= at_commit);
         state.prepared.retain(|prepared| prepared.at <= at_commit);
         for prepared in &mut state.prepared {

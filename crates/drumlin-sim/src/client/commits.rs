@@ -336,7 +336,11 @@ impl Client {
         let (db, model) = (self.session.db.clone(), self.session.model.clone());
         let alter = move || {
             let alteration = altering(&db, &changes, options);
-            recorded(&model, |_| Operation::Alter(changes), || alteration.commit())
+            let (taken, result) = recorded(&model, |_| Operation::Alter(changes), || alteration.commit());
+            if taken > 0 {
+                model.end_alteration();
+            }
+            (taken, result)
         };
         let (taken, result) = self.elsewhere(alter).await;
         match result {
