@@ -324,7 +324,7 @@ fn last_over(first_end: End, second_end: End, streams: u16, seed: u64) {
         check(db, &models, &[0, 1, 2, 3]);
     });
     for (number, rows) in changes.iter().enumerate() {
-        let commits = (number as u64 + seed) % 3 != 0;
+        let commits = !(number as u64 + seed).is_multiple_of(3);
         let end = if number % 2 == 0 { first_end } else { second_end };
         lives.live(end, |db| {
             match commits {

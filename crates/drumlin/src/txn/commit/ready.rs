@@ -62,11 +62,11 @@ impl ReadyCommits {
     pub(crate) async fn permit(&self, mode: WaitMode<'_>, backend: &dyn Backend) -> Result<ReadyPermit<'_>> {
         let turn = self.waiting.join();
         let deadline = backend.now().saturating_add(PERMIT_WAIT_MAX);
-        let mut attempt = || {
+        let attempt = || {
             let mut taken = self.taken.lock();
             (taken.count < READY_COMMITS_MAX).then(|| taken.count += 1)
         };
-        match mode.until_deadline(backend, deadline, |waker| turn.poll(waker, &mut attempt)).await {
+        match mode.until_deadline(backend, deadline, |waker| turn.poll(waker, attempt)).await {
             Some(()) => Ok(ReadyPermit { all: self, changes_bytes: 0, pinned_bytes: 0, version_bytes: 0 }),
             None => Err(Error::ready_in_memory("prepared transactions that are ready", READY_COMMITS_MAX as u64)),
         }
