@@ -309,7 +309,8 @@ impl Client {
     }
 
     fn saw(&self, timestamp: u64) {
-        if self.session.plan.relaxed_percent == 0 {
+        // The commit of a ready transaction is relaxed.
+        if self.session.plan.relaxed_percent == 0 && !self.session.plan.prepares {
             self.session.model.seen(timestamp);
         }
     }
