@@ -309,8 +309,7 @@ impl Client {
     }
 
     fn saw(&self, timestamp: u64) {
-        // The commit of a ready transaction is relaxed.
-        if self.session.plan.relaxed_percent == 0 && !self.session.plan.prepares {
+        if self.session.plan.relaxed_percent == 0 {
             self.session.model.seen(timestamp);
         }
     }

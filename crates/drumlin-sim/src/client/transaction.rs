@@ -422,15 +422,17 @@ impl Client {
         let (durability, way) = (self.durability(), self.random.below(100));
         let pause = Duration::from_micros(self.random.below(500));
         let (api, db, timer, by_id) = (self.api, self.session.db.clone(), self.timer.clone(), id.clone());
+        // The commit of a ready transaction is relaxed, so readers may see it before it is durable.
+        let is_ready = (25..60).contains(&way) && self.session.plan.relaxed_percent > 0;
         let (operation, is_full) = match way {
             0..25 => (Operation::AbortPrepared(id), true),
-            25..60 => (Operation::CommitPrepared(id), false),
+            _ if is_ready => (Operation::CommitPrepared(id), false),
             _ => (Operation::CommitPrepared(id), durability == Durability::Full),
         };
         let end = async move {
             match way {
                 0..25 => by_api!(api, db.abort_prepared(&by_id), db.abort_prepared_async(&by_id)),
-                25..60 => {
+                _ if is_ready => {
                     let ready = by_api!(api, db.ready_prepared(&by_id), db.ready_prepared_async(&by_id))?;
                     by_api!(api, sim::sleep(pause), timer.sleep(pause));
                     ready.commit().map(drop)
