@@ -461,7 +461,8 @@ impl Model {
         versions.map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
-    /// Checks the result of a plain read. Returns the oldest commit that the read may have seen.
+    /// Checks the result of a read outside of transactions and snapshots. Returns the oldest commit whose state the
+    /// read may have seen.
     ///
     /// # Errors
     /// The reason, if the result is wrong.

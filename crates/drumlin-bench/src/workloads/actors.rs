@@ -49,7 +49,7 @@ impl<'w> Shared<'w> {
             keys: Vec::new(),
             numbers: Vec::new(),
             rows: Vec::new(),
-            // Start at a number that no other turn, phase or thread reaches.
+            // Give each turn, phase and thread a key range of its own, so that no two insert the same key.
             insert_next: self.workload.data.rows + (((self.turn << 8) + phase + 1) << 32) + ((thread as u64) << 24),
             inserted: 0,
             version: seed,

@@ -16,7 +16,7 @@ use crate::store::Change;
 /// the new name. Names have no versions: a snapshot that was taken before the step finds its keyspaces through handles,
 /// or under their new names.
 ///
-/// The use of renaming is to build a new version of a keyspace beside the old one, and to put it in its place at once:
+/// Use it to build a new version of a keyspace under a temporary name, and then replace the old one in one step:
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;

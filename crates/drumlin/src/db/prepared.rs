@@ -285,9 +285,9 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// Those of [`commit_prepared`](Database::commit_prepared); [`Error::MemoryInUse`] also if ready transactions would
-    /// pin more than an eighth of the pages in memory, or replace too many rows together, or if 16 stay ready for 10
-    /// seconds.
+    /// The errors of [`commit_prepared`](Database::commit_prepared). [`Error::MemoryInUse`] also if ready transactions
+    /// would pin more than an eighth of the pages in memory, or replace too many rows together, or if 16 stay ready for
+    /// 10 seconds.
     pub fn ready_prepared(&self, id: impl AsRef<[u8]>) -> Result<ReadyTransaction> {
         ready(self.ready_prepared_in(WaitMode::Blocking, id.as_ref()))
     }

@@ -1074,7 +1074,7 @@ fn used_pages(pages: &PageSpace) -> usize {
 }
 
 /// Dropping a keyspace waits neither for its pages to be freed nor for a running checkpoint, and commits continue
-/// beside both. The checkpoint writes the pages that it still needs, so a kill at any time loses nothing.
+/// during both. The checkpoint writes the pages that it still needs, so a kill at any time loses nothing.
 #[test]
 fn a_drop_waits_for_nobody() {
     const ROWS: u32 = 2000;

@@ -14,7 +14,7 @@ enum Latched<'p> {
     OnDisk(PageEntry),
     /// It is free, or belongs to a bulk load.
     Other,
-    /// Its entry changed meanwhile.
+    /// Its page-table entry has changed, so look again.
     Changed,
 }
 
@@ -109,7 +109,7 @@ impl Pool {
         );
     }
 
-    /// Frees the pages of a dropped keyspace, a few at a time, beside commits and checkpoints. O(pages).
+    /// Frees the pages of a dropped keyspace, a few at a time, so that commits and checkpoints can continue. O(pages).
     pub(crate) fn free_dropped(&self, pages: &PageSpace) -> Result<()> {
         assert!(pages.is_dropped(), "the pages of a keyspace in use are discarded");
         /// The number of pages that are freed while a checkpoint has to wait to begin: for less than 100 us.

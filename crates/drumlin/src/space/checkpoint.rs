@@ -147,8 +147,8 @@ impl PageTableStore {
         let incarnations = &mut self.superblock.incarnations;
         assert!(incarnations.last().is_none_or(|&(last, _)| last < incarnation));
         incarnations.push((incarnation, first));
-        // A start is obsolete if the next start hides it, or if both lie at or below the checkpoint. In either case, no
-        // record depends on it.
+        // Remove an opening from the list if the next one begins at the same timestamp or before it, or if the
+        // checkpoint covers everything up to the next one. In either case, no record depends on it.
         let mut index = 0;
         while index + 1 < incarnations.len() {
             let (_, next_first) = incarnations[index + 1];

@@ -95,7 +95,7 @@ impl Keyspaces {
         }
     }
 
-    /// Returns the ids of the next `count` new keyspaces, or `None` if so many are not left.
+    /// Returns the ids of the next `count` new keyspaces, or `None` if fewer are left.
     pub(super) fn next(&self, count: u32) -> Option<impl Iterator<Item = KeyspaceId>> {
         let next = self.next.load(Ordering::Relaxed);
         next.checked_add(count).map(|end| (next..end).map(KeyspaceId))
@@ -199,7 +199,7 @@ impl Keyspaces {
     }
 
     /// Frees the memory and the disk space of dropped keyspaces. If another thread is doing so, waits for it. The disk
-    /// space can be reused after the next checkpoint. O(pages), in small steps beside which commits and checkpoints
+    /// space can be reused after the next checkpoint. O(pages), in small steps, so that commits and checkpoints can
     /// continue.
     ///
     /// If the process is killed before that, nothing is lost: recovery repeats the drop, unless a checkpoint covers it,

@@ -176,7 +176,7 @@ impl Store {
         if bytes_max > record_bytes_max + prepared::OPERATIONS_OFFSET {
             return Err(Error::record_too_large(writes.row_count(), bytes_max as u64, record_bytes_max as u64));
         }
-        // The operations are encoded first, and then copied behind the head.
+        // The operations are encoded first, and then copied to their place after the head.
         if !held.memory.cover(locks_bytes + 2 * bytes_max as u64) {
             return Err(Error::transactions_in_memory(held.memory.limit_bytes()));
         }

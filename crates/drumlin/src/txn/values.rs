@@ -16,8 +16,8 @@
 //! the commit, protects the extents from being freed.
 //!
 //! A prepared transaction stores its large values as rows of the hidden keyspace ([`KeyspaceId::PREPARED`]), whose page
-//! table owns the extents meanwhile. The commit moves the entries from that page table to the one of the value's own
-//! keyspace. The extents stay where they are, and name the value's own keyspace all the time.
+//! table owns the extents until the transaction ends. The commit moves the entries from that page table to the one of
+//! the value's own keyspace. The extents stay where they are, and name the value's own keyspace from the beginning.
 
 use std::borrow::Cow;
 use std::future::poll_fn;

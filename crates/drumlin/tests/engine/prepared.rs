@@ -142,8 +142,8 @@ fn nothing_is_visible_before_the_commit() {
     }
 }
 
-/// A writer that waits for a row of a prepared transaction goes on when that one ends, and no deadlock is reported for
-/// transactions that wait for one that waits for nothing.
+/// A writer that waits for a row of a prepared transaction continues when that transaction ends. Waiting for it is
+/// never reported as a deadlock, because a prepared transaction waits for no lock.
 #[test]
 fn writers_wait_for_the_decision() {
     let (db, k) = database();
