@@ -287,10 +287,6 @@ impl From<Error> for Failure {
             Error::KeyspaceExists { name } => Failure::other(format!("there is a keyspace {name:?} already"))
                 .hint("choose another name, or `drumlin rename --swap` to exchange the names of both"),
             Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
-            Error::KeyspaceNotEmpty { keyspace, reason } => {
-                Failure::other(format!("nothing was loaded into keyspace {keyspace:?}: {reason}"))
-                    .hint("run the command again: it adds to the rows of the keyspace")
-            }
             Error::Conflict { reason } => Failure::other(format!("conflict: {reason}")).hint("run the command again"),
             Error::LockTimeout { .. } => Failure::other(without_remedy(&error)).hint("run the command again"),
             _ => Failure::other(error.to_string()),

@@ -232,6 +232,11 @@ impl Script {
         for number in 0..5 {
             self.put(&db, "loaded", 60 * number, 100, number % 2 == 0);
         }
+        // This load goes into a keyspace with rows, so it becomes a run above its tree. Commits fold parts of it.
+        self.load(&db, "loaded", &Vec::from_iter(150..420), LENGTHS, false);
+        for number in 0..5 {
+            self.put(&db, "loaded", 80 * number, 100, number % 2 == 1);
+        }
         self.create(&db, "again", 1024);
         self.load(&db, "again", &Vec::from_iter(0..40), LENGTHS, true);
         self.create(&db, "sorted", 512);
@@ -519,7 +524,7 @@ impl Script {
         self.commit(Operation::Rows(rows), true, move || tx.commit());
     }
 
-    /// Loads rows in bulk into an empty keyspace, after an earlier load of the same keyspace was dropped. The lengths
+    /// Loads rows in bulk into a keyspace, after an earlier load of the same keyspace was dropped. The lengths
     /// of the values repeat every eight rows. If `amid` is set, makes checkpoints and compacts the file during the
     /// load.
     fn load(&mut self, db: &Database, name: &str, numbers: &[u64], lengths: [usize; 8], amid: bool) {

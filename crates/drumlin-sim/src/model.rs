@@ -74,6 +74,8 @@ pub type SpaceNumber = usize;
 struct Version {
     timestamp: u64,
     content: Option<Content>,
+    /// `true` if a bulk load has put this version.
+    is_loaded: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -123,6 +125,8 @@ pub enum Alter {
 #[derive(Clone, Debug)]
 pub enum Operation {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
+    /// The rows of a bulk load, which takes no row locks.
+    Load(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
     Create(String),
     Drop(SpaceNumber),
     /// Prepares a transaction under an id with these rows.
@@ -139,7 +143,7 @@ impl Operation {
     #[must_use]
     pub fn puts(&self) -> bool {
         match self {
-            Operation::Rows(rows) => rows.iter().any(|(_, _, content)| content.is_some()),
+            Operation::Rows(rows) | Operation::Load(rows) => rows.iter().any(|(_, _, content)| content.is_some()),
             Operation::Prepare(..) | Operation::CommitPrepared(_) | Operation::AbortPrepared(_) => true,
             Operation::Create(_) | Operation::Drop(_) | Operation::Alter(_) => false,
         }
@@ -261,6 +265,7 @@ impl Model {
         state.commits += 1;
         let acknowledged = state.acknowledged;
         state.known.insert(timestamp, acknowledged);
+        let is_loaded = matches!(operation, Operation::Load(_));
         let rows = match operation {
             Operation::Create(name) => {
                 state.spaces.push(Space::new(name, timestamp));
@@ -289,14 +294,14 @@ impl Model {
                 for (space, key, _) in &rows {
                     let newest = state.spaces[*space].rows.get(key).and_then(|versions| versions.last());
                     assert!(
-                        newest.is_none_or(|newest| newest.timestamp < at),
+                        newest.is_none_or(|newest| newest.timestamp < at || newest.is_loaded),
                         "row {} was changed by {newest:?}, after it was prepared at {at}",
                         key.escape_ascii()
                     );
                 }
                 rows
             }
-            Operation::Rows(rows) => rows,
+            Operation::Rows(rows) | Operation::Load(rows) => rows,
         };
         for (space, key, content) in rows {
             let space = &mut state.spaces[space];
@@ -308,7 +313,7 @@ impl Model {
             );
             let versions = space.rows.entry(key).or_default();
             // Commits of different rows may be recorded out of order. Commits of the same row can't, because they hold
-            // its lock.
+            // its lock, and a bulk load comes alone.
             if let Some(newest) = versions.last() {
                 let newest = newest.timestamp;
                 assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
@@ -316,7 +321,7 @@ impl Model {
             let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
             // Removing a row that does not exist changes nothing.
             if was_there || content.is_some() {
-                versions.push(Version { timestamp, content });
+                versions.push(Version { timestamp, content, is_loaded });
             }
         }
     }
@@ -437,6 +442,13 @@ impl Model {
     pub fn newest_change(&self, space: SpaceNumber, key: &[u8]) -> u64 {
         let state = self.lock();
         state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
+    }
+
+    /// Returns `true` if a bulk load has put the newest version of a row. It may have come although the row was locked.
+    #[must_use]
+    pub fn is_loaded(&self, space: SpaceNumber, key: &[u8]) -> bool {
+        let state = self.lock();
+        state.spaces[space].rows.get(key).and_then(|versions| versions.last()).is_some_and(|version| version.is_loaded)
     }
 
     /// Returns a commit that changed the row after the commit `after` and before the commit `before`.

@@ -9,6 +9,10 @@
 pub(crate) const MARKS: &[&str] = &[
     "a batch of the log crossed into the next segment",
     "a bulk load was attached",
+    "a bulk load was attached as a run",
+    "a commit was overtaken by a bulk load",
+    "a run was folded into a leaf",
+    "a run was folded whole",
     "a bulk load went on while another thread wrote or read for it",
     "a bulk load took page numbers that were in use before",
     "a bulk load was given up",

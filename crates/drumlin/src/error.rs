@@ -257,20 +257,6 @@ pub enum Error {
         /// The name of the keyspace.
         name: String,
     },
-    /// A [bulk load](crate::BulkLoad) needs an empty keyspace that is not in use. Nothing was loaded. The possible
-    /// reasons are:
-    ///
-    /// - the keyspace had rows when the load began;
-    /// - it received rows during the load;
-    /// - other calls were changing it while its empty pages were merged;
-    /// - a snapshot still sees rows that were removed from it;
-    /// - a transaction has locked one of its rows.
-    KeyspaceNotEmpty {
-        /// The name of the keyspace.
-        keyspace: String,
-        /// The reason why nothing can be loaded into the keyspace.
-        reason: &'static str,
-    },
     /// A transaction is prepared under this id already, or is being prepared.
     AlreadyPrepared {
         /// The id.
@@ -411,11 +397,6 @@ impl std::fmt::Display for Error {
             Error::KeyspaceDropped { name } => {
                 write!(f, "keyspace {} was dropped. Get a new handle from the database", quoted(name))
             }
-            Error::KeyspaceNotEmpty { keyspace, reason } => write!(
-                f,
-                "keyspace {} can't take a bulk load: {reason}. Nothing was loaded. Load once the keyspace is empty and not in use (Keyspace::clear removes its rows), or insert the rows by transactions",
-                quoted(keyspace)
-            ),
             Error::AlreadyPrepared { id } => write!(
                 f,
                 "a transaction is prepared under the id {:?} already. Use another id, or commit or abort that one first",

@@ -249,10 +249,15 @@ impl Client {
         Ok(())
     }
 
-    /// Loads rows in bulk into a keyspace that is created and dropped at random. Either the load is one commit, or it
-    /// fails because the keyspace has rows or is in use.
+    /// Loads rows in bulk, in one commit, into a keyspace that is created and dropped at random or into one that other
+    /// clients write.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
-        let name = PASSING[self.random.below(3) as usize];
+        // Loads into a keyspace with rows become runs above its tree.
+        let name = match self.random.below(10) {
+            0..3 => DURABLE[0].0,
+            3..5 => DURABLE[1].0,
+            _ => PASSING[self.random.below(3) as usize],
+        };
         let (db, model) = (self.session.db.clone(), self.session.model.clone());
         let (_, alterations) = model.space_now(name);
         // The keyspace may already exist, and may be dropped before the load begins; the load then creates it.
@@ -265,7 +270,7 @@ impl Client {
         let (taken, created, taken_again, load) = self.elsewhere(begin).await;
         self.settle(taken, created, true, Call::Plain, None)?;
         // The load may fail after it has created its keyspace, or because another client has dropped the keyspace.
-        if let Err(Error::MemoryInUse { .. } | Error::KeyspaceNotEmpty { .. } | Error::KeyspaceDropped { .. }) = &load {
+        if let Err(Error::MemoryInUse { .. } | Error::KeyspaceDropped { .. }) = &load {
             if taken_again > 0 {
                 self.session.model.answer(taken_again, true);
                 return Ok(());
@@ -303,7 +308,7 @@ impl Client {
             }
         }
         let operation =
-            Operation::Rows(rows.iter().map(|(key, content)| (space, key.clone(), Some(*content))).collect());
+            Operation::Load(rows.iter().map(|(key, content)| (space, key.clone(), Some(*content))).collect());
         let model = self.session.model.clone();
         let finish = move || {
             let inserted = rows.iter().try_for_each(|(key, content)| load.insert(key, content.bytes()));
@@ -313,7 +318,7 @@ impl Client {
             recorded(&model, move |_| operation, || inserted.and_then(|()| load.finish().map(drop)))
         };
         let (taken, result) = self.elsewhere(finish).await;
-        if taken == 0 && matches!(result, Err(Error::KeyspaceDropped { .. } | Error::KeyspaceNotEmpty { .. })) {
+        if taken == 0 && matches!(result, Err(Error::KeyspaceDropped { .. })) {
             return Ok(());
         }
         self.settle(taken, result, true, Call::Transaction, Some(space))?;

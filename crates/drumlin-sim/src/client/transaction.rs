@@ -204,18 +204,21 @@ impl Client {
         };
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
         let returned = done?;
-        let wanted = self.newest(running, target);
-        let is_changed = match returned {
+        let wanted = self.locked(running, target);
+        let (is_changed, was_there) = match returned {
             Ok(()) => {
-                assert!(Content::are_same(guess, wanted), "a transaction swapped {wanted:?}, not {guess:?}");
-                true
+                let is_right = wanted.is_none_or(|wanted| Content::are_same(guess, wanted));
+                assert!(is_right, "a transaction swapped {wanted:?}, not {guess:?}");
+                (true, guess.is_some())
             }
             Err(found) => {
-                self.check_value(space, key, running.snapshot, wanted, found.as_deref(), "before a change");
-                !is_swap
+                if let Some(wanted) = wanted {
+                    self.check_value(space, key, running.snapshot, wanted, found.as_deref(), "before a change");
+                }
+                (!is_swap, found.is_some())
             }
         };
-        if is_changed && (content.is_some() || wanted.is_some()) {
+        if is_changed && (content.is_some() || was_there) {
             running.own.insert((space, key.clone()), content);
         }
         Ok(())
@@ -225,6 +228,21 @@ impl Client {
     /// transaction holds the lock on the row.
     fn newest(&self, running: &Running, target: &RowTarget) -> Option<Content> {
         running.own(target).unwrap_or_else(|| self.session.model.newest(target.space, &target.key))
+    }
+
+    /// Returns the version of a row that a transaction has locked, which no other client can change. Returns `None` if
+    /// it is not known whether the transaction has seen it before or after a bulk load, which takes no row locks. Such
+    /// a transaction conflicts with the load when it commits.
+    fn locked(&self, running: &Running, target: &RowTarget) -> Option<Option<Content>> {
+        let (model, space, key) = (&self.session.model, target.space, &target.key);
+        if let Some(own) = running.own(target) {
+            return Some(own);
+        }
+        match model.is_loaded(space, key) {
+            true if running.is_exact() => Some(model.at(space, key, running.snapshot)),
+            true => None,
+            false => Some(model.newest(space, key)),
+        }
     }
 
     async fn tx_get(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
@@ -302,13 +320,18 @@ impl Client {
         let found = found?;
         self.session.counts.add(Count::Reads);
         // No other client can change the row while it is locked.
-        let wanted = running.own(target).unwrap_or_else(|| self.session.model.newest(space, key));
+        let wanted = self.locked(running, target);
         let (snapshot, newest) = (running.snapshot, self.session.model.newest_change(space, key));
         assert!(
-            !running.is_exact() || newest <= snapshot || self.session.model.is_dropped(space),
+            !running.is_exact()
+                || newest <= snapshot
+                || self.session.model.is_loaded(space, key)
+                || self.session.model.is_dropped(space),
             "get_for_update at snapshot {snapshot} of a row that {newest} changed"
         );
-        self.check_value(space, key, snapshot, wanted, found.as_deref(), "get_for_update");
+        if let Some(wanted) = wanted {
+            self.check_value(space, key, snapshot, wanted, found.as_deref(), "get_for_update");
+        }
         Ok(())
     }
 

@@ -89,6 +89,10 @@ impl CountedTree {
         let epoch_guard = self.pool.space.epoch_latch.exclusive();
         // A dropped keyspace would never release its counts.
         self.check_dropped().ok()?;
+        // The rows of runs are not beneath the pages of the tree, and folding them does not record them.
+        if !self.pages.runs.is_empty() {
+            return None;
+        }
         let begin = if keeps_reductions { Counts::begin_reductions } else { Counts::begin };
         begin(&self.counts, &epoch_guard, published(), budget, self.pages.table.number_end())
     }

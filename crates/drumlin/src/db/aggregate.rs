@@ -203,7 +203,8 @@ impl<R: Reducer> Reducing<'_, R> {
             Err(Stop::Needs(_)) => return Ok(false),
             Err(Stop::Error(error)) => return Err(error),
         };
-        if Leaf::new(&read).newest() > seen || tree.pages.load_gate.is_loaded_since(seen) {
+        let leaf = Leaf::new(&read);
+        if leaf.newest() > seen || tree.has_runs_above(&leaf) || tree.pages.load_gate.is_loaded_since(seen) {
             return Ok(false);
         }
         page.clear();

@@ -1,4 +1,4 @@
-//! Bulk loads: filling an empty keyspace atomically.
+//! Bulk loads: adding many rows to a keyspace atomically.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -28,10 +28,17 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 /// Readers and writers of the keyspace continue during the load. Snapshots that were opened before the commit do not
 /// see the rows.
 ///
-/// The keyspace must be empty when the load begins and when it is finished, and must not be in use: a load into a
-/// keyspace with rows fails with [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty), as described at
-/// [`finish`](BulkLoad::finish). Add rows to such a keyspace with transactions. A keyspace whose rows have all been
-/// removed counts as empty.
+/// The keyspace may have rows, and may be in use. The load is an upsert: a loaded row replaces an existing row with the
+/// same key. The load locks no rows and waits for no transaction. A transaction that began before the load's commit and
+/// has changed a row that the load also has, or is serializable and has read one, fails with
+/// [`Conflict`](crate::Error::Conflict) when it commits. So does a call that reads a row and changes it, like
+/// [`update`](crate::Keyspace::update), if the load's commit came in between.
+///
+/// If the keyspace is empty for all readers and none of its rows is locked, the tree becomes the keyspace's tree.
+/// Otherwise the tree becomes a *run* above it. Reads consult both, and a background thread moves the run's rows into
+/// the keyspace's pages. The thread waits while a snapshot from before the load is open. Until it is done,
+/// [`count`](crate::Keyspace::count) reads the rows of its range. A keyspace has up to four runs;
+/// [`finish`](BulkLoad::finish) moves the rows of the oldest one itself if there would be more.
 ///
 /// A load takes memory from the pages' part of the budget: two write buffers (256 KiB each; with a small budget or
 /// during other loads, as little as 64 KiB or two pages each), six pages, and 160 KiB or ten pages for sorting. Like
@@ -245,15 +252,12 @@ impl BulkLoad {
     /// afterwards. O(pages); commits wait about a millisecond for each gigabyte that was loaded.
     ///
     /// # Errors
-    /// [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the keyspace received rows during the load, had rows
-    /// that an open snapshot still sees, or has a row locked by a transaction. Remove the cause and repeat the load, or
-    /// insert the rows with transactions.
-    ///
     /// [`DiskFull`](crate::Error::DiskFull); [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed);
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
-    /// names the load's pages, 20 bytes for each 1,024 of them. After any of these errors, the keyspace has none of the
-    /// load's rows.
+    /// names the load's pages, 20 bytes for each 1,024 of them; [`Conflict`](crate::Error::Conflict) if the keyspace has
+    /// rows and a [ready](crate::Database::ready_prepared) commit has not ended after five seconds. After any of these
+    /// errors, the keyspace has none of the load's rows.
     ///
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell whether the load was
     /// committed.
@@ -262,9 +266,11 @@ impl BulkLoad {
         let handle = Arc::clone(&self.keyspace.handle);
         let loader = self.loader.take().ok_or_else(ended)?;
         let (store, free_segments_before) = (handle.store()?, loader.free_segments_before());
-        let finished = loader.finish(&store.engine);
+        let finished = loader.finish(&store.engine, &store.ready);
         if finished.is_err() {
             store.give_back_load(free_segments_before);
+        } else {
+            store.fold_runs();
         }
         finished.map(|rows| LoadReport { rows })
     }
@@ -311,9 +317,9 @@ fn ended() -> Error {
 }
 
 impl Database {
-    /// Begins a load of many rows into an empty keyspace. Creates the keyspace, with the default page size, if it does
-    /// not exist. See [`BulkLoad`]. Any number of loads can run concurrently. If two of them load into the same
-    /// keyspace, the one that finishes first succeeds, and the other fails.
+    /// Begins a load of many rows into a keyspace, which may have rows. Creates the keyspace, with the default page
+    /// size, if it does not exist. See [`BulkLoad`]. Any number of loads can run concurrently. If two of them load a
+    /// row with the same key, the row of the load that finishes last remains.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;
@@ -325,17 +331,13 @@ impl Database {
     /// ```
     ///
     /// # Errors
-    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceNotEmpty`](crate::Error::KeyspaceNotEmpty) if the
-    /// keyspace has rows; [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another thread drops it during this
-    /// call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken half of the pages' part of the memory
-    /// budget.
+    /// The errors of [`keyspace`](Database::keyspace); [`KeyspaceDropped`](crate::Error::KeyspaceDropped) if another
+    /// thread drops the keyspace during this call; [`MemoryInUse`](crate::Error::MemoryInUse) if other loads have taken
+    /// half of the pages' part of the memory budget.
     pub fn bulk_load(&self, name: &str) -> Result<BulkLoad> {
         let keyspace = self.keyspace(name)?;
         let store = self.store()?;
         store.check_writable()?;
-        if !keyspace.is_empty()? {
-            return Err(Error::KeyspaceNotEmpty { keyspace: name.to_owned(), reason: "it has rows" });
-        }
         let loader = store.begin_load(&keyspace.open)?;
         Ok(BulkLoad { keyspace, loader: Some(Box::new(loader)), pending: PendingRows::default() })
     }

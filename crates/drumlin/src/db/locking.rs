@@ -315,7 +315,11 @@ impl Transaction {
                     attempt += 1;
                     self.reader.handle.pause(mode, attempt).await;
                 }
-                locked => return locked,
+                locked => {
+                    // A batch has read nothing, so it does not matter which commits came before its locks.
+                    self.locks.since = None;
+                    return locked;
+                }
             }
         }
     }

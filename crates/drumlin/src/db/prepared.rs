@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::handle::Handle;
 use super::rows::ReadView;
-use super::transaction::{RECORD_BYTES_ON_TASK_MAX, ROWS_ON_TASK_MAX, Transaction};
+use super::transaction::{RECORD_BYTES_ON_TASK_MAX, ROWS_ON_TASK_MAX, Transaction, rows_seen};
 use super::{Database, Reader};
 use crate::coverage;
 use crate::error::{Error, Result};
@@ -164,7 +164,8 @@ impl Transaction {
         }
         locks.end_pending();
         let writes = &own.as_ref().expect("a transaction has writes").set;
-        let logged = store.prepare(mode, for_task, id, writes, HeldLocks { locks, memory }).await?;
+        let seen = rows_seen(&horizon, &locks);
+        let logged = store.prepare(mode, for_task, id, writes, seen, HeldLocks { locks, memory }).await?;
         Ok((handle, logged))
     }
 }

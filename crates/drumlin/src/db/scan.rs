@@ -24,7 +24,8 @@ use crate::pool::{Provider, Stop};
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{Boxed, Rooted, WaitMode, turn};
 use crate::tree::node::{EMPTY_LEAF, Leaf};
-use crate::tree::{Direction, Target, Unreadable};
+use crate::tree::{Direction, Piece, Target, Unreadable};
+use crate::txn::old_rows::OldRows;
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::spilled::FetchedRows;
@@ -244,6 +245,20 @@ impl Scan {
             self.tree.pool.frames.prefetch(next);
         }
         let leaf = self.leaf_seen(&read);
+        if self.tree.has_runs_above(&leaf)
+            && let Some(piece) = self.tree.piece(&leaf, target, direction, snapshot)?
+        {
+            let copier = Copier { bounds: self.bounds_within(&piece), ..self.copier(direction, want) };
+            let rows_of = piece.page.leaf(&read);
+            let copied = copier.copy(&rows_of, read.page(), memory, kept_bytes, OldRows::default(), rows);
+            let copied = copied.map_err(Stop::Error)?;
+            let Piece { lower, upper, .. } = piece;
+            let fence = match direction {
+                Direction::Forward => upper.map(Bound::Included),
+                Direction::Backward => lower.map(Bound::Excluded),
+            };
+            return Ok(Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() }));
+        }
         let (is_newer, published) = (leaf.newest() > snapshot, spilled.published());
         let (lower, upper) = (leaf.lower_fence(), leaf.upper_fence());
         if is_newer && spilled.may_have(snapshot) {
@@ -266,6 +281,25 @@ impl Scan {
         } else {
             Step::Again
         })
+    }
+
+    /// Returns the bounds of the keys of a piece that have not been fetched yet.
+    fn bounds_within<'b>(&'b self, piece: &'b Piece<'_>) -> (Bound<&'b [u8]>, Bound<&'b [u8]>) {
+        let lower = match (as_slice(&self.lower), &piece.lower) {
+            (Bound::Included(lower) | Bound::Excluded(lower), Some(fence)) if lower < &fence[..] => {
+                Bound::Included(&fence[..])
+            }
+            (Bound::Unbounded, Some(fence)) => Bound::Included(&fence[..]),
+            (lower, _) => lower,
+        };
+        let upper = match (as_slice(&self.upper), &piece.upper) {
+            (Bound::Included(upper) | Bound::Excluded(upper), Some(fence)) if &fence[..] <= upper => {
+                Bound::Excluded(&fence[..])
+            }
+            (Bound::Unbounded, Some(fence)) => Bound::Excluded(&fence[..]),
+            (upper, _) => upper,
+        };
+        (lower, upper)
     }
 
     /// Completes a copy that failed at the first attempt: faults in pages, fetches spilled versions, and retries.

@@ -22,7 +22,7 @@ use crate::store::{LOCK_TIMEOUT, OpenKeyspace, Store};
 use crate::sync::Mutex;
 use crate::task::{Rooted, WaitMode, ready};
 use crate::txn::TransactionId;
-use crate::txn::commit::{Durability, Row};
+use crate::txn::commit::{Durability, Row, RowsSeen};
 use crate::txn::interrupt::Interrupt;
 use crate::txn::locks::SHARER_BYTES;
 use crate::txn::read_set::{ReadSet, Reads};
@@ -592,7 +592,8 @@ impl Transaction {
             let spilled = &store.engine.spilled;
             Reads { set, snapshot, spilled, published: spilled.published() }
         });
-        let applied = store.apply(mode, for_task, &rows, reads, options.durability, locks).await;
+        let seen = rows_seen(&horizon, &locks);
+        let applied = store.apply(mode, for_task, &rows, reads, seen, options.durability, locks).await;
         let logged = store.contention.noting(applied)?;
         Ok((handle, logged))
     }
@@ -608,6 +609,17 @@ impl Transaction {
 
     /// Discards the transaction and its changes. Dropping it has the same effect.
     pub fn abort(self) {}
+}
+
+/// Returns the versions of its rows on which a transaction depends.
+pub(super) fn rows_seen<'h>(horizon: &'h Horizon, locks: &RowLocks) -> RowsSeen<'h> {
+    match (horizon.snapshot(), locks.since) {
+        // Some rows may have been locked and read before this snapshot was taken.
+        (Some(snapshot), Some(since)) if since < snapshot.timestamp => RowsSeen::Newest(since),
+        (Some(snapshot), _) => RowsSeen::Snapshot(snapshot),
+        (None, Some(since)) => RowsSeen::Newest(since),
+        (None, None) => RowsSeen::Nothing,
+    }
 }
 
 impl Deref for Transaction {

@@ -7,13 +7,14 @@
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   leaves on disk (8)   rows in them (8)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free
+//! list of keyspaces:  id (4)   page size (4)   leaves on disk (8)   rows in them (8)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
+//! run:                root (4)   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free
 //! list of summaries:  address (8)
 //! list of chunks of the table of segments:  address (8)   use (8)
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots could still see; freed at the next opening
 //! ```
 
-use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, ValueId};
+use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, Timestamp, ValueId};
 
 /// The number of catalogue bytes in each part except the last.
 pub(crate) const PART_BYTES: usize = 48 << 10;
@@ -22,9 +23,12 @@ pub(crate) const PART_BYTES: usize = 48 << 10;
 pub(crate) const HEAD_BYTES: u64 = 28;
 pub(crate) const ORPHAN_BYTES: u64 = 12;
 
+/// The size of a run's entry without its key, in bytes.
+pub(crate) const RUN_BYTES: u64 = 14;
+
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.
 pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
-    30 + name_bytes as u64
+    34 + name_bytes as u64
 }
 
 /// A checkpoint's catalogue. See the module.
@@ -50,6 +54,16 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) name: String,
     /// One address for each chunk.
     pub(crate) chunks: Vec<ExtentAddress>,
+    /// The runs above the keyspace's tree, in ascending order of timestamps.
+    pub(crate) runs: Vec<RunEntry>,
+}
+
+/// A run above a tree. `space/runs.rs` explains the fields.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RunEntry {
+    pub(crate) root: PageId,
+    pub(crate) timestamp: Timestamp,
+    pub(crate) freed_to: Vec<u8>,
 }
 
 /// A large value to which no row refers, described by its pages.
@@ -77,6 +91,13 @@ impl Catalogue {
             out.extend((keyspace.chunks.len() as u32).to_le_bytes());
             for address in &keyspace.chunks {
                 out.extend(address.to_bits().to_le_bytes());
+            }
+            out.extend((keyspace.runs.len() as u32).to_le_bytes());
+            for RunEntry { root, timestamp, freed_to } in &keyspace.runs {
+                out.extend(root.0.to_le_bytes());
+                out.extend(timestamp.0.to_le_bytes());
+                out.extend((freed_to.len() as u16).to_le_bytes());
+                out.extend(freed_to);
             }
         }
         out.extend((self.summaries.len() as u32).to_le_bytes());
@@ -111,7 +132,12 @@ impl Catalogue {
                 let bits = reader.u64()?;
                 if bits == 0 { Some(ExtentAddress::NONE) } else { ExtentAddress::from_bits(bits) }
             })?;
-            Some(KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, name, chunks })
+            let runs = reader.list(|reader| {
+                let (root, timestamp) = (PageId(reader.u32()?), Timestamp(reader.u64()?));
+                let key_bytes = usize::from(u16::from_le_bytes(reader.take(2)?.try_into().ok()?));
+                Some(RunEntry { root, timestamp, freed_to: reader.take(key_bytes)?.to_vec() })
+            })?;
+            Some(KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, name, chunks, runs })
         })?;
         let summaries = reader.list(|reader| ExtentAddress::from_bits(reader.u64()?))?;
         let segments = reader.list(|reader| ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?))?;
@@ -176,6 +202,7 @@ mod tests {
                 leaf_rows: 9,
                 name: "käse".into(),
                 chunks: vec![address, ExtentAddress::NONE],
+                runs: vec![RunEntry { root: PageId(9), timestamp: Timestamp(77), freed_to: b"key".to_vec() }],
             }],
             summaries: vec![ExtentAddress::new(8192, 640, SegmentUse(1))],
             segments: vec![ExtentRef { address, segment_use: SegmentUse(1) }, ExtentRef::NONE],
@@ -183,7 +210,7 @@ mod tests {
         };
         let bytes = catalogue.encode();
         let (addresses, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
-        let known_bytes = HEAD_BYTES + keyspace_bytes("käse".len()) + ORPHAN_BYTES;
+        let known_bytes = HEAD_BYTES + keyspace_bytes("käse".len()) + RUN_BYTES + 3 + ORPHAN_BYTES;
         assert_eq!(bytes.len() as u64, known_bytes + (addresses + extents) as u64);
         assert_eq!(Catalogue::decode(&bytes), Some(catalogue));
         for end in 0..bytes.len() {

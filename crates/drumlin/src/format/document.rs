@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use super::catalogue::{Catalogue, KeyspaceEntry, Orphan};
+use super::catalogue::{Catalogue, KeyspaceEntry, Orphan, RunEntry};
 use super::extent::Kind;
-use super::record::{Attachment, Operation, SegmentRun};
+use super::record::{AttachedRoot, Attachment, Operation, SegmentRun};
 use super::{
-    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId, advice,
-    extent, log, node, record, summary,
+    BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
+    ValueId, advice, extent, log, node, record, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -240,7 +240,7 @@ fn operations_are_as_documented() {
             "6 attach",
             Operation::Attach(Attachment {
                 rows: 1000,
-                root: extent,
+                root: AttachedRoot::Tree(extent),
                 images: vec![(7, extent)],
                 segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: SegmentUse(1) }; 3],
             }),
@@ -250,6 +250,16 @@ fn operations_are_as_documented() {
         ("8 put stored", Operation::PutStored { key: b"abc", number: 77 }, vec![8, 9, 3, 77]),
         ("9 lock", Operation::Lock { key: b"abc", is_shared: true }, vec![9, 9, 3, 1]),
         ("10 rename", Operation::Rename { name: "name" }, vec![10, 9, 4]),
+        (
+            "11 attach run",
+            Operation::Attach(Attachment {
+                rows: 1000,
+                root: AttachedRoot::Run(PageId(77)),
+                images: vec![(7, extent)],
+                segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: SegmentUse(1) }; 3],
+            }),
+            vec![11, 9, 1000, 77, 1, 3],
+        ),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();
@@ -263,8 +273,15 @@ fn operations_are_as_documented() {
 fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
     let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
-    let (id, name, chunks) = (KeyspaceId(7), "name".into(), vec![address]);
-    let entry = KeyspaceEntry { id, page_bytes: 4096, leaf_count: 640, leaf_rows: 99, name, chunks };
+    let entry = KeyspaceEntry {
+        id: KeyspaceId(7),
+        page_bytes: 4096,
+        leaf_count: 640,
+        leaf_rows: 99,
+        name: "name".into(),
+        chunks: vec![address],
+        runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec() }],
+    };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
         next_keyspace: 8,
@@ -281,10 +298,13 @@ fn the_catalogue_is_as_documented() {
     compare_sample("A keyspace", &bytes[16..], &[7, 4096, 640, 99, 4]);
     assert_eq!(bytes[42..46], *b"name");
     assert_eq!(bytes[46..58], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
-    assert_eq!(bytes[62..70], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[74..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[94..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 106);
+    assert_eq!(bytes[58..62], 1u32.to_le_bytes());
+    compare_sample("A run above a tree", &bytes[62..], &[6, 55, 3]);
+    assert_eq!(bytes[76..79], *b"key");
+    assert_eq!(bytes[83..91], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[95..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[115..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 127);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

@@ -16,6 +16,7 @@
 //! 8 put stored   key length (2)  number (4)  key
 //! 9 lock         key length (2)  mode (1): 1 shared, 2 exclusive  key
 //! 10 rename      name length (2)  name
+//! 11 attach run  rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
@@ -23,7 +24,7 @@
 //! nothing else. Its operations take effect together: two keyspaces may take each other's names.
 
 use super::node::is_value_length;
-use super::{ExtentRef, KeyspaceId, SegmentId, SegmentUse, ValueId};
+use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId};
 
 const PUT: u8 = 1;
 const PUT_LARGE: u8 = 2;
@@ -35,6 +36,7 @@ const COMMIT_PREPARED: u8 = 7;
 const PUT_STORED: u8 = 8;
 const LOCK: u8 = 9;
 const RENAME: u8 = 10;
+const ATTACH_RUN: u8 = 11;
 
 /// The modes of a lock.
 const LOCK_SHARED: u8 = 1;
@@ -81,16 +83,34 @@ pub(crate) enum Operation<'a> {
     },
 }
 
-/// The pages of a bulk load, which become the pages of a keyspace without rows.
+/// The pages of a bulk load, which become the pages of a keyspace without rows, or a run above its tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Attachment {
     pub(crate) rows: u64,
-    pub(crate) root: ExtentRef,
-    /// The chunks of the keyspace's page table that contain the addresses of all pages except the root, in ascending
-    /// order: the number and the image of each chunk.
+    pub(crate) root: AttachedRoot,
+    /// The chunks of the keyspace's page table that contain the addresses of all pages except a root that is page 1, in
+    /// ascending order: the number and the image of each chunk.
     pub(crate) images: Vec<(u32, ExtentRef)>,
     /// The segments that contain all of these extents, in ascending order.
     pub(crate) segments: Vec<SegmentRun>,
+}
+
+/// The root of an attached tree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AttachedRoot {
+    /// The root of the keyspace, which has no rows.
+    Tree(ExtentRef),
+    /// The root of a run.
+    Run(PageId),
+}
+
+impl AttachedRoot {
+    fn bytes(&self) -> usize {
+        match self {
+            AttachedRoot::Tree(_) => ExtentRef::BYTES,
+            AttachedRoot::Run(_) => 4,
+        }
+    }
 }
 
 /// Consecutive segments with consecutive uses.
@@ -136,7 +156,7 @@ pub(crate) const REMOVE_BYTES: usize = 5 + 2;
 pub(crate) const PUT_STORED_BYTES: usize = 5 + 2 + 4;
 pub(crate) const LOCK_BYTES: usize = 5 + 2 + 1;
 const COMMIT_PREPARED_BYTES: usize = 5 + 2;
-const ATTACH_BYTES: usize = 5 + 8 + ExtentRef::BYTES + 4 + 4;
+const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
 
@@ -184,9 +204,12 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(name.as_bytes());
         }
         Operation::Attach(Attachment { rows, root, images, segments }) => {
-            begin(ATTACH);
+            begin(if matches!(root, AttachedRoot::Tree(_)) { ATTACH } else { ATTACH_RUN });
             out.extend(rows.to_le_bytes());
-            out.extend(root.to_bytes());
+            match root {
+                AttachedRoot::Tree(root) => out.extend(root.to_bytes()),
+                AttachedRoot::Run(page) => out.extend(page.0.to_le_bytes()),
+            }
             out.extend((images.len() as u32).to_le_bytes());
             out.extend((segments.len() as u32).to_le_bytes());
             for (chunk, image) in images {
@@ -222,7 +245,8 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::PutLarge { key, extents, .. } => PUT_LARGE_BYTES + key.len() + extents.len() * ExtentRef::BYTES,
         Operation::Remove { key } => REMOVE_BYTES + key.len(),
         Operation::Attach(attached) => {
-            ATTACH_BYTES + attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES
+            let lists = attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES;
+            ATTACH_BYTES + attached.root.bytes() + lists
         }
         Operation::CommitPrepared { id } => COMMIT_PREPARED_BYTES + id.len(),
         Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
@@ -275,9 +299,12 @@ fn take_extent(rest: &mut &[u8]) -> Option<ExtentRef> {
     ExtentRef::from_bytes(take(rest, ExtentRef::BYTES)?).filter(|extent| *extent != ExtentRef::NONE)
 }
 
-fn take_attachment(rest: &mut &[u8]) -> Option<Attachment> {
+fn take_attachment(rest: &mut &[u8], kind: u8) -> Option<Attachment> {
     let rows = take_u64(rest)?;
-    let root = take_extent(rest)?;
+    let root = match kind {
+        ATTACH => AttachedRoot::Tree(take_extent(rest)?),
+        _ => AttachedRoot::Run(PageId(take_u32(rest)?)),
+    };
     let (image_count, run_count) = (take_u32(rest)? as usize, take_u32(rest)? as usize);
     let mut images = take(rest, image_count.checked_mul(IMAGE_BYTES)?)?;
     let mut runs = take(rest, run_count.checked_mul(RUN_BYTES)?)?;
@@ -327,7 +354,7 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             Operation::Create { page_bytes, name: take_name(rest)? }
         }
         DROP => Operation::Drop,
-        ATTACH => Operation::Attach(take_attachment(rest)?),
+        ATTACH | ATTACH_RUN => Operation::Attach(take_attachment(rest, kind)?),
         COMMIT_PREPARED => {
             let id_bytes = take_u16(rest)?;
             Operation::CommitPrepared { id: take(rest, id_bytes)? }
@@ -369,7 +396,7 @@ mod tests {
         let segments = [(3, 7), (4, 8), (5, 9), (6, 11), (9, 12)];
         Attachment {
             rows: 1000,
-            root: extents()[0],
+            root: AttachedRoot::Tree(extents()[0]),
             images: vec![(1, extents()[1]), (7, extents()[0])],
             segments: Attachment::runs(segments.map(|(segment, number)| (SegmentId(segment), SegmentUse(number)))),
         }
@@ -401,6 +428,7 @@ mod tests {
             Operation::Lock { key: b"read", is_shared: true },
             Operation::Lock { key: b"", is_shared: false },
             Operation::Rename { name: "kuchen" },
+            Operation::Attach(Attachment { root: AttachedRoot::Run(PageId(77)), ..attachment() }),
         ];
         let mut body = Vec::new();
         for operation in &operations {

@@ -1,4 +1,6 @@
-//! Attaches a bulk load: its pages become the pages of a keyspace that has no rows.
+//! Attaches a bulk load: its pages become the pages of a keyspace that has no rows, or a run above the keyspace's tree.
+//!
+//! `space/runs.rs` has the rules for runs. The rest of this text is about loads that replace the root.
 //!
 //! # Why this is correct
 //! - *All or nothing.* One log record attaches the load. It is written once the load's extents are on the device, and
@@ -11,43 +13,94 @@
 //!   that began earlier writes a row of the keyspace, or has read one, it ends in a conflict.
 //! - *No writer is overtaken.* A writer locks its row before reading it, and reads it through the root. The load
 //!   latches the root's frame before it checks whether a row of the keyspace is locked. So if a writer reads before the
-//!   load latches the root, the load sees the writer's lock and is refused. If the writer reads later, it sees the
+//!   load latches the root, the load sees the writer's lock and becomes a run. If the writer reads later, it sees the
 //!   load, which has been published by then.
 //! - *No writer skips a check that it needs.* The load announces itself before it checks for locks.
 //!   `space/load_gate.rs` describes the whole protocol and why it is safe.
 
-use super::pages::LoadTables;
+use super::pages::{LoadRoot, LoadTables};
 use crate::counts::CountedTree;
 use crate::counts::loaded::LoadedCounts;
-use crate::error::{Error, Result};
-use crate::format::{ExtentAddress, PageId, Timestamp};
+use crate::error::Result;
+use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
 use crate::pool::FrameWrite;
+use crate::space::runs::RUNS_MAX;
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::tree::node::Leaf;
 use crate::tree::{Emptied, Target};
 use crate::txn::engine::{Engine, Replaying};
+use crate::txn::fold::Folding;
 
-/// Reasons for refusing a load after it has begun. They are reported in [`Error::KeyspaceNotEmpty`].
-const HAS_GOT_ROWS: &str = "it received rows during the load";
-const IS_BUSY: &str = "other calls were changing it while its empty pages were merged";
-const IS_SEEN: &str = "a snapshot still sees rows that were removed from it";
-const IS_LOCKED: &str = "a transaction has locked a row of it";
+/// The outcome of an attempt to attach a load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Attached {
+    /// The load is attached.
+    Whole,
+    /// The load can't replace the root of its keyspace, because the keyspace is not empty for every reader and writer.
+    NotEmpty,
+    /// The keyspace has as many runs as it may have.
+    ManyRuns,
+}
 
 impl Engine {
-    /// Attaches a complete load whose pages are on the device. Fails without changing anything if a reader can still
-    /// see a row of the keyspace, or if a row of the keyspace is locked. The keyspace's root must be a leaf. Commits
-    /// wait while this runs: O(pages of the load). If the load has counts, the keyspace maintains counts from then on.
-    pub(crate) fn attach(
+    /// Attaches a load that is complete and on the medium, or changes nothing. Commits wait while this runs: O(pages of
+    /// the load). If the load comes with counts and replaces the root, the keyspace keeps counts from then on.
+    pub(super) fn attach(
         &self,
         tree: &CountedTree,
         tables: &LoadTables,
         counts: Option<LoadedCounts>,
+        take_timestamp: impl FnMut() -> Result<Timestamp>,
+    ) -> Result<Attached> {
+        match tables.root {
+            LoadRoot::Tree(root) => self.attach_as_tree(tree, tables, root, counts, take_timestamp),
+            LoadRoot::Run(root) => self.attach_as_run(tree, tables, root, take_timestamp),
+        }
+    }
+
+    /// Attaches a load as a run above the keyspace's tree.
+    fn attach_as_run(
+        &self,
+        tree: &CountedTree,
+        tables: &LoadTables,
+        root: PageId,
         mut take_timestamp: impl FnMut() -> Result<Timestamp>,
-    ) -> Result<()> {
+    ) -> Result<Attached> {
+        let pages = &tree.pages;
+        let epoch_guard = self.space.epoch_latch.exclusive();
+        tree.check_dropped()?;
+        if pages.runs.list().len() >= RUNS_MAX {
+            return Ok(Attached::ManyRuns);
+        }
+        assert!(root != PageId::ROOT, "a run has the root of the tree");
+        // The rows of a run are not beneath the pages that the counts describe.
+        tree.counts.discard();
+        let timestamp = take_timestamp()?;
+        assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
+        // Nothing below this point can fail.
+        let _ = self.show_pages(&epoch_guard, pages, tables);
+        self.space.attach_run(pages, root, timestamp);
+        self.set_newest_run(timestamp);
+        // Must follow all of the above: a reader that sees this timestamp looks for the run.
+        self.clock.mark_applied(timestamp);
+        assert!(pages.runs.newest() == timestamp, "a run was published that no reader finds");
+        crate::coverage::mark!("a bulk load was attached as a run");
+        Ok(Attached::Whole)
+    }
+
+    /// Replaces the root of a keyspace without rows by that of a load.
+    fn attach_as_tree(
+        &self,
+        tree: &CountedTree,
+        tables: &LoadTables,
+        load_root: ExtentAddress,
+        counts: Option<LoadedCounts>,
+        mut take_timestamp: impl FnMut() -> Result<Timestamp>,
+    ) -> Result<Attached> {
         let (pages, id) = (&tree.pages, tree.pages.id);
-        assert!(!tables.root.is_none(), "a load without a root is attached");
+        assert!(!load_root.is_none(), "a load without a root is attached");
         // Loop, because the root may be evicted after it is read and before it is latched.
         loop {
             let is_empty_root = tree.pool.waiting(|_| {
@@ -55,10 +108,13 @@ impl Engine {
                 Ok::<_, crate::pool::Stop>(leaf.page() == PageId::ROOT && Leaf::new(&leaf).is_empty())
             })?;
             if !is_empty_root {
-                return Err(refused(tree, HAS_GOT_ROWS));
+                return Ok(Attached::NotEmpty);
             }
             let epoch_guard = self.space.epoch_latch.exclusive();
             tree.check_dropped()?;
+            if !pages.runs.is_empty() {
+                return Ok(Attached::NotEmpty);
+            }
             // Do this before latching the root: threads that count rows hold the counts while they wait for that latch.
             tree.counts.discard();
             let PageEntry::Leaf(frame) = pages.table.load(PageId::ROOT) else { continue };
@@ -67,96 +123,116 @@ impl Engine {
                 continue;
             }
             let announcement = pages.load_gate.announce();
-            if !Leaf::new(&root).is_empty() {
-                return Err(refused(tree, HAS_GOT_ROWS));
-            }
-            if self.versions.has_any(id) || self.spilled.has_any(id) {
-                return Err(refused(tree, IS_SEEN));
-            }
-            if self.locks.has_any(id) {
-                return Err(refused(tree, IS_LOCKED));
+            if !Leaf::new(&root).is_empty() || !self.is_unseen_and_unlocked(id) {
+                return Ok(Attached::NotEmpty);
             }
             self.pool.append_due_image(&epoch_guard, &root)?;
             let timestamp = take_timestamp()?;
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
             // Nothing below this point can fail.
             announcement.set_loaded_at(timestamp);
-            self.show_pages(&epoch_guard, pages, tables);
+            let _ = self.show_pages(&epoch_guard, pages, tables);
             // Do this before replacing the root: a thread that reads the new root, and then the published timestamp,
             // must see that the load is published.
             self.clock.mark_applied(timestamp);
             assert!(self.clock.published() >= timestamp, "the load at {timestamp} can be read before it is published");
-            self.replace_root(&epoch_guard, pages, Some(root), tables);
+            self.replace_root(&epoch_guard, pages, Some(root), load_root);
             // No commit can have changed a row of the load yet, because commits need the epoch latch.
             if let Some(counts) = counts {
                 tree.counts.begin_loaded(&epoch_guard, counts, timestamp);
             }
-            return Ok(());
+            return Ok(Attached::Whole);
         }
     }
 
-    /// Merges the empty leaves that removals have left in the keyspace, so that a load can be attached. Fails if the
-    /// keyspace has a row. O(leaves).
-    pub(super) fn merge_before_load(&self, tree: &CountedTree) -> Result<()> {
+    /// Returns `true` if no reader sees a row that the keyspace once had, and no row of it is locked.
+    fn is_unseen_and_unlocked(&self, id: KeyspaceId) -> bool {
+        !self.versions.has_any(id) && !self.spilled.has_any(id) && !self.locks.has_any(id)
+    }
+
+    /// Returns `true` if a load can probably replace the keyspace's root. First merges the empty leaves left in the
+    /// keyspace by removals. O(leaves), if all of them are empty.
+    pub(super) fn may_replace_root(&self, tree: &CountedTree) -> Result<bool> {
+        if !tree.pages.runs.is_empty() {
+            return Ok(false);
+        }
         // A merge changes two nodes, replaces a third, and frees a page.
         let (changes, bytes) = (4, 4 * tree.pages.page_bytes as u64);
         let emptied = tree.merge_empty_leaves(|| {
             ready(self.secure_changes(WaitMode::Blocking, changes));
             ready(self.reserve_space(WaitMode::Blocking, Purpose::Remove, bytes))
         })?;
-        match emptied {
-            Emptied::Whole => Ok(()),
-            Emptied::HasRows => Err(refused(tree, HAS_GOT_ROWS)),
-            Emptied::Busy => Err(refused(tree, IS_BUSY)),
+        if emptied != Emptied::Whole {
+            return Ok(false);
         }
+        // Removed rows are kept as versions while a reader may need them. Drop those that can be dropped.
+        ready(self.show_durable(WaitMode::Blocking, self.clock.published()))?;
+        self.free_unneeded_values();
+        Ok(self.is_unseen_and_unlocked(tree.pages.id))
+    }
+
+    /// Folds runs of the keyspace until it may have one more.
+    pub(super) fn make_room_for_run(&self, tree: &CountedTree) -> Result<()> {
+        while tree.pages.runs.list().len() >= RUNS_MAX {
+            self.fold_next(tree, Folding::Now)?;
+        }
+        Ok(())
     }
 }
 
-fn refused(tree: &CountedTree, reason: &'static str) -> Error {
-    Error::KeyspaceNotEmpty { keyspace: tree.pages.name().to_string(), reason }
-}
-
 impl Engine<Replaying> {
-    /// Attaches a load by replaying its log record. Calls `read` to read the chunks of its page table. Drops the
-    /// keyspace's previous pages, which contained no rows. Returns `false` if the tables can't belong to a load.
+    /// Attaches a load by replaying its log record. The pages have been entered into the page table. A load that
+    /// replaces the root drops the keyspace's previous pages, which contained no rows. Estimates take all of its pages
+    /// for leaves, because few of them are inner nodes.
     pub(crate) fn replay_attach(
         &self,
         pages: &PageSpace,
         tables: &LoadTables,
-        read: impl Fn(usize, ExtentAddress) -> Result<Vec<ExtentAddress>>,
-    ) -> Result<bool> {
+        rows: u64,
+        timestamp: Timestamp,
+    ) -> Result<()> {
         let epoch_guard = self.space.epoch_latch.exclusive();
-        self.pool.clear(&epoch_guard, pages)?;
-        for &(chunk, address) in &tables.images {
-            if !pages.table.restore_unattached(chunk, &read(chunk, address)?) {
-                return Ok(false);
+        match tables.root {
+            LoadRoot::Tree(root) => {
+                self.space.clear_runs(pages);
+                self.pool.clear(&epoch_guard, pages)?;
+                let page_count = self.show_pages(&epoch_guard, pages, tables);
+                pages.leaves_on_disk.set(1 + page_count, rows);
+                self.replace_root(&epoch_guard, pages, None, root);
+            }
+            LoadRoot::Run(root) => {
+                let page_count = self.show_pages(&epoch_guard, pages, tables);
+                pages.leaves_on_disk.add(page_count as i64, rows as i64);
+                self.space.attach_run(pages, root, timestamp);
             }
         }
-        self.show_pages(&epoch_guard, pages, tables);
-        self.replace_root(&epoch_guard, pages, None, tables);
-        Ok(true)
+        Ok(())
     }
 }
 
 impl<L> Engine<L> {
     /// Turns the load's pages into pages of the keyspace. The keyspace's root does not lead to them yet. Frees the page
-    /// numbers that the load reserved but did not use.
-    fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) {
+    /// numbers that the load reserved but did not use. Returns the number of pages.
+    fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) -> u64 {
         let is_ascending = |left: &(usize, ExtentAddress), right: &(usize, ExtentAddress)| left.0 < right.0;
         debug_assert!(tables.images.is_sorted_by(is_ascending), "a chunk of a load is attached twice");
+        let mut page_count = 0;
         for &(chunk, address) in &tables.images {
             for page in (chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES).map(|number| PageId(number as u32)) {
                 match pages.table.load(page) {
-                    PageEntry::Unattached(address) => pages.table.store(page, PageEntry::OnDisk(address)),
+                    PageEntry::Unattached(address) => {
+                        pages.table.store(page, PageEntry::OnDisk(address));
+                        page_count += 1;
+                    }
                     PageEntry::Reserved => drop(pages.table.free(page)),
-                    // During replay, the unused entries are already free.
-                    entry => assert!(entry == PageEntry::Free, "page {page} of a load became {entry:?}"),
+                    entry => unreachable!("page {page} of a load became {entry:?}"),
                 }
             }
             if !address.is_none() {
                 self.space.record_image(epoch_guard, ChunkImage { keyspace: pages.id, chunk, address });
             }
         }
+        page_count
     }
 
     /// Replaces the keyspace's root, which is empty or already freed, with the load's root.
@@ -165,14 +241,14 @@ impl<L> Engine<L> {
         epoch_guard: &EpochGuard<'_>,
         pages: &PageSpace,
         root: Option<FrameWrite<'_>>,
-        tables: &LoadTables,
+        load_root: ExtentAddress,
     ) {
         if let Some(root) = root {
             self.pool.free_page(epoch_guard, pages, root);
         }
         pages.table.allocate_root();
-        self.space.record(epoch_guard.epoch(), pages.id, PageId::ROOT, tables.root);
-        pages.table.store(PageId::ROOT, PageEntry::OnDisk(tables.root));
+        self.space.record(epoch_guard.epoch(), pages.id, PageId::ROOT, load_root);
+        pages.table.store(PageId::ROOT, PageEntry::OnDisk(load_root));
         crate::coverage::mark!("a bulk load was attached");
     }
 }
@@ -183,7 +259,6 @@ mod models {
     use loom::thread;
 
     use super::*;
-    use crate::format::KeyspaceId;
     use crate::memory::Budget;
     use crate::txn::clock::Clock;
 

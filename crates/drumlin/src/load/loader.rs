@@ -3,9 +3,8 @@
 //! While keys arrive in ascending order, rows are packed into leaves immediately ([`PackedTree`]), and full leaves are
 //! written immediately ([`LoadPages`]). When a key arrives out of order, the loader switches to an external merge sort
 //! ([`Sorting`]): rows are sorted in memory, spilled as runs (each of them a packed tree), and merged at the end. After
-//! the last row, the load is made durable and attached ([`Engine::attach`]). The load fails and its pages are freed if
-//! the keyspace has rows by then, if a snapshot still sees removed rows, or if a transaction has locked one of its
-//! keys.
+//! the last row, the load is made durable and attached ([`Engine::attach`]): in place of the keyspace's root if
+//! the keyspace is empty for all readers and writers, and otherwise as a run above its tree.
 //!
 //! [`Engine::attach`]: crate::txn::engine::Engine::attach
 
@@ -13,20 +12,22 @@ use std::cell::Cell;
 use std::io::Read;
 use std::sync::Arc;
 
+use super::attach::Attached;
 use super::merging;
 use super::packed_tree::PackedTree;
 use super::packing::TakenRow;
-use super::pages::LoadPages;
+use super::pages::{LoadPages, LoadRoot, Placement};
 use super::rows::LoadedRows;
 use super::sorting::{SortBuffer, Waiting};
 use crate::counts::loaded::LoadedCounts;
 use crate::error::{Error, Result};
 use crate::format::node::{LARGE_REF_BYTES, LargeRef, VALUE_LENGTH_BYTES};
-use crate::format::record::{self, Attachment, Operation};
+use crate::format::record::{self, AttachedRoot, Attachment, Operation};
 use crate::memory::{Account, Budget, Grant};
 use crate::seglog::Body;
 use crate::space::Purpose;
 use crate::task::{WaitMode, ready};
+use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
@@ -38,7 +39,7 @@ const WRITE_BUFFERS: u64 = 2;
 const BUFFER_BYTES_MIN: usize = 64 << 10;
 
 /// Memory that a load needs in addition to its write buffers, in pages: the pending rows of each level, the page that
-/// is being packed, and its encoded extent.
+/// is being packed, and its encoded extent. The root takes the place of the pending rows.
 const LOAD_PAGES: u64 = 6;
 
 /// Memory for each run of a merge, in pages. If there is not enough memory for all runs, they are first merged in
@@ -252,7 +253,7 @@ impl Loader {
     }
 
     /// Completes the tree and attaches it. Returns the number of rows. On failure, no trace of the load remains.
-    pub(crate) fn finish(mut self, engine: &Engine) -> Result<u64> {
+    pub(crate) fn finish(mut self, engine: &Engine, ready_commits: &ReadyCommits) -> Result<u64> {
         self.open.tree.check_dropped()?;
         if self.sorting.is_some() {
             self.finish_sorting(engine)?;
@@ -260,8 +261,9 @@ impl Loader {
         let Loader { open, tree, .. } = self;
         let rows = tree.rows();
         if rows > 0 {
-            let (pages, counts) = tree.into_load()?;
-            attach_durably(engine, &open, pages, counts, rows)?;
+            let placement = if engine.may_replace_root(&open.tree)? { Placement::Tree } else { Placement::Run };
+            let (pages, counts) = tree.into_load(placement)?;
+            attach_durably(engine, ready_commits, &open, (pages, counts), rows)?;
         }
         Ok(rows)
     }
@@ -304,41 +306,55 @@ impl LoadMemory {
 /// attached and only the log failed afterwards.
 fn attach_durably(
     engine: &Engine,
+    ready_commits: &ReadyCommits,
     open: &OpenKeyspace,
-    pages: LoadPages,
-    counts: Option<LoadedCounts>,
+    (mut pages, mut counts): (LoadPages, Option<LoadedCounts>),
     rows: u64,
 ) -> Result<()> {
     let tree = &open.tree;
-    let body = Body::naming_extents(attachment(engine, open, &pages, rows));
-    let body_bytes_max = engine.log().body_bytes_max();
-    if body.bytes().len() > body_bytes_max {
-        let bytes = body.bytes().len() as u64;
-        return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
+    loop {
+        let body = Body::naming_extents(attachment(engine, open, &pages, rows));
+        let body_bytes_max = engine.log().body_bytes_max();
+        if body.bytes().len() > body_bytes_max {
+            let bytes = body.bytes().len() as u64;
+            return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
+        }
+        // Sync before appending the record. The record may be written as soon as it is appended, and its write should
+        // not have to wait for all of the data.
+        engine.space.sync()?;
+        if matches!(pages.tables().root, LoadRoot::Run(_)) {
+            engine.make_room_for_run(tree)?;
+        }
+        let changes = 2;
+        ready(engine.secure_changes(WaitMode::Blocking, changes));
+        let chunk_list_bytes = (pages.tables().images.len() * size_of::<u64>()) as u64;
+        let bytes = 2 * tree.pages.page_bytes as u64 + chunk_list_bytes;
+        let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
+        let _none_ready = match pages.tables().root {
+            LoadRoot::Tree(_) => None,
+            LoadRoot::Run(_) => Some(ready(ready_commits.none(WaitMode::Blocking, engine.backend.as_ref()))?),
+        };
+        let timestamp = Cell::new(None);
+        let attached = engine.log_ddl(&body, |take_timestamp| {
+            engine.attach(tree, pages.tables(), counts.take(), || {
+                take_timestamp().inspect(|taken| timestamp.set(Some(*taken)))
+            })
+        });
+        let is_attached = timestamp.get().is_some();
+        if is_attached {
+            // Release them even if the log failed after this timestamp was taken: these pages belong to the keyspace
+            // now.
+            pages.release();
+        }
+        match attached? {
+            (Attached::Whole, _) => {
+                assert!(is_attached, "a load is attached without a timestamp");
+                return Ok(());
+            }
+            (Attached::NotEmpty, _) => pages.finish_as_run()?,
+            (Attached::ManyRuns, _) => {}
+        }
     }
-    engine.merge_before_load(tree)?;
-    // Sync before appending the record. The record may be written as soon as it is appended, and its write should not
-    // have to wait for all of the data.
-    engine.space.sync()?;
-    // Removed rows are retained as versions while a reader may need them, and the keyspace does not count as empty
-    // until those versions are gone. Drop the ones that are no longer needed.
-    ready(engine.show_durable(WaitMode::Blocking, engine.clock.published()))?;
-    engine.free_unneeded_values();
-    let changes = 2;
-    ready(engine.secure_changes(WaitMode::Blocking, changes));
-    let chunk_list_bytes = (pages.tables().images.len() * size_of::<u64>()) as u64;
-    let bytes = 2 * tree.pages.page_bytes as u64 + chunk_list_bytes;
-    let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
-    let timestamp = Cell::new(None);
-    let attached = engine.log_ddl(&body, |take_timestamp| {
-        engine.attach(tree, pages.tables(), counts, || take_timestamp().inspect(|taken| timestamp.set(Some(*taken))))
-    });
-    assert!(attached.is_err() || timestamp.get().is_some(), "a load is attached without a timestamp");
-    if timestamp.get().is_some() {
-        // Release the pages even if the log failed after this timestamp was taken: they now belong to the keyspace.
-        pages.release();
-    }
-    attached.map(drop)
 }
 
 /// Returns the body of the record that attaches a load.
@@ -347,7 +363,10 @@ fn attachment(engine: &Engine, open: &OpenKeyspace, pages: &LoadPages, rows: u64
     let images = tables.images.iter().filter(|(_, address)| !address.is_none());
     let attachment = Attachment {
         rows,
-        root: segments.name(tables.root),
+        root: match tables.root {
+            LoadRoot::Tree(address) => AttachedRoot::Tree(segments.name(address)),
+            LoadRoot::Run(page) => AttachedRoot::Run(page),
+        },
         images: images.map(|(chunk, address)| (*chunk as u32, segments.name(*address))).collect(),
         segments: Attachment::runs(pages.segments()),
     };

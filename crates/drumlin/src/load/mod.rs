@@ -12,4 +12,4 @@ mod rows;
 mod sorting;
 
 pub(crate) use loader::{LoadMemory, Loader, write_large};
-pub(crate) use pages::LoadTables;
+pub(crate) use pages::{LoadRoot, LoadTables};

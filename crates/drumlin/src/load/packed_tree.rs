@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::packing::{CountedPages, Packer, TakenRow};
-use super::pages::LoadPages;
+use super::pages::{LoadPages, Placement};
 use super::rows::LoadedRows;
 use crate::counts::count_range::LEAVES_WITHOUT;
 use crate::counts::loaded::LoadedCounts;
@@ -149,12 +149,12 @@ impl PackedTree {
         Ok(LoadedRows::new(self.open, self.pages))
     }
 
-    /// Completes the tree, and writes the page tables that are needed to attach it. If the tree is large enough for row
-    /// counts, also returns its counts.
-    pub(super) fn into_load(mut self) -> Result<(LoadPages, Option<LoadedCounts>)> {
+    /// Completes the tree, and writes the page tables that attaching it requires. Also returns its counts if the tree
+    /// is large enough to keep them.
+    pub(super) fn into_load(mut self, placement: Placement) -> Result<(LoadPages, Option<LoadedCounts>)> {
         assert!(self.rows > 0, "a load of no rows is attached");
         self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut self.counts })?;
-        self.pages.finish()?;
+        self.pages.finish(placement)?;
         let counts = self.counts.filter(|counts| counts.page_count() > LEAVES_WITHOUT);
         Ok((self.pages, counts))
     }

@@ -27,7 +27,7 @@ use crate::tree::node::{PackedRow, child_rest, common_bytes, pack, separator_bet
 pub(crate) trait NodeSink {
     /// Stores a node other than the root that has `rows` rows beneath it. Returns its page.
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId>;
-    /// Stores the root, which is page 1.
+    /// Stores the root. Its page is not known yet.
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()>;
 }
 
@@ -53,7 +53,10 @@ impl NodeSink for CountedPages<'_> {
     }
 
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()> {
-        append_node(self.pages, PageId::ROOT, level, rows, page)?;
+        self.pages.set_root(if level == 0 { Kind::Leaf } else { Kind::Inner }, page);
+        if level == 0 {
+            self.pages.count_leaf(rows);
+        }
         self.count(PageId::ROOT, rows);
         Ok(())
     }

@@ -36,7 +36,23 @@ pub(crate) struct LoadTables {
     /// The load's chunks of the keyspace's page table, ascending, with the addresses of their images. A chunk without
     /// pages has no image.
     pub(crate) images: Vec<(usize, ExtentAddress)>,
-    pub(crate) root: ExtentAddress,
+    pub(crate) root: LoadRoot,
+}
+
+/// The root of a complete load.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LoadRoot {
+    /// The load replaces the root of its keyspace.
+    Tree(ExtentAddress),
+    /// The load is a run above its keyspace's tree.
+    Run(PageId),
+}
+
+/// The part that a load becomes in its keyspace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Placement {
+    Tree,
+    Run,
 }
 
 /// The pages that a bulk load writes. See the module.
@@ -51,6 +67,9 @@ pub(crate) struct LoadPages {
     numbers: Range<usize>,
     /// `Some` once the tables have been written.
     tables: Option<LoadTables>,
+    /// The root node, until it is written.
+    root_node: Option<(Kind, Vec<u8>)>,
+    /// The address of the root, if it was written as page 1.
     root: ExtentAddress,
     encoder: Encoder,
     /// The write of the last buffer that was handed over.
@@ -94,6 +113,7 @@ impl LoadPages {
             chunks: Vec::new(),
             numbers: 0..0,
             tables: None,
+            root_node: None,
             root: ExtentAddress::NONE,
             encoder: Encoder::default(),
             write: None,
@@ -140,7 +160,8 @@ impl LoadPages {
         }
         space.check_table_growth(table.growth_bytes_max(page_count))?;
         self.pool.fit_frames(chunk_count as u64 * CHUNK_BYTES)?;
-        let first = table.allocate_chunks(chunk_count);
+        // A chunk that had pages at the checkpoint from which recovery would begin may hold them during the replay.
+        let first = table.allocate_chunks(chunk_count, space.segments.settled());
         assert!(!self.chunks.contains(&first), "chunk {first} is given out twice");
         let start = first * TABLE_PAGES;
         // If no other load has taken chunks since, the remaining numbers and the new ones form one range.
@@ -150,16 +171,38 @@ impl LoadPages {
         Ok(())
     }
 
-    /// Appends a page, either under a number that the load has taken or as the root.
+    /// Appends a page under a number that the load has taken.
     pub(crate) fn append(&mut self, number: PageId, name: PageKey, kind: Kind, page: &[u8]) -> Result<()> {
         let address = self.append_extent(name, kind, page)?;
-        if number == PageId::ROOT {
-            assert!(self.root.is_none(), "a load has two roots");
-            self.root = address;
-        } else {
-            self.pages.table.store(number, PageEntry::Unattached(address));
-        }
+        self.pages.table.store(number, PageEntry::Unattached(address));
         Ok(())
+    }
+
+    /// Keeps the root node until it is known what the load becomes.
+    pub(crate) fn set_root(&mut self, kind: Kind, page: &[u8]) {
+        let before = self.root_node.replace((kind, page.to_vec()));
+        assert!(before.is_none(), "a load has two roots");
+    }
+
+    /// Appends the root as page 1.
+    fn append_root(&mut self) -> Result<()> {
+        assert!(self.root.is_none(), "a load has two roots");
+        let name = PageKey { keyspace: self.pages.id, page: PageId::ROOT };
+        let (kind, page) = self.root_node.take().expect("the load is complete");
+        let appended = self.append_extent(name, kind, &page);
+        self.root_node = Some((kind, page));
+        self.root = appended?;
+        Ok(())
+    }
+
+    /// Appends the root under a number of its own.
+    fn append_run_root(&mut self) -> Result<PageId> {
+        let page = self.take_numbers(1)?;
+        assert!(page != PageId::ROOT, "a run has the root's number");
+        let (kind, node) = self.root_node.take().expect("the load is complete");
+        let appended = self.append(page, PageKey { keyspace: self.pages.id, page }, kind, &node);
+        self.root_node = Some((kind, node));
+        appended.map(|()| page)
     }
 
     /// Takes over extents that were written elsewhere, as pages with consecutive numbers from `first`. The load must
@@ -246,14 +289,22 @@ impl LoadPages {
 
     /// Completes a sorted run by writing out the buffer. Its pages can be read afterwards, but will never be attached.
     pub(crate) fn finish_run(&mut self) -> Result<()> {
-        assert!(!self.root.is_none() && self.tables.is_none(), "a sorted run is completed twice, or without a root");
+        assert!(self.root.is_none() && self.tables.is_none(), "a sorted run is completed twice");
+        self.append_root()?;
         self.seal(Buffered::Write)
     }
 
-    /// Completes a load by writing the chunks of the page table, and then everything in the buffer; O(pages). After
-    /// that, nothing can be appended.
-    pub(crate) fn finish(&mut self) -> Result<()> {
-        assert!(!self.root.is_none() && self.tables.is_none(), "a load is completed twice, or without a root");
+    /// Completes a load by writing the chunks of the page table, and then everything in the buffer; O(pages). Nothing
+    /// can be appended afterwards.
+    pub(crate) fn finish(&mut self, placement: Placement) -> Result<()> {
+        assert!(self.tables.is_none(), "a load is completed twice");
+        let root = match placement {
+            Placement::Tree => {
+                self.append_root()?;
+                LoadRoot::Tree(self.root)
+            }
+            Placement::Run => LoadRoot::Run(self.append_run_root()?),
+        };
         let mut images = Vec::with_capacity(self.chunks.len());
         for chunk in self.chunks.clone() {
             let mut page = vec![0; HEADER_BYTES];
@@ -271,8 +322,19 @@ impl LoadPages {
         }
         self.seal(Buffered::Write)?;
         images.sort_unstable_by_key(|(chunk, _)| *chunk);
-        self.tables = Some(LoadTables { images, root: self.root });
+        self.tables = Some(LoadTables { images, root });
         Ok(())
+    }
+
+    /// Completes a load once more, as a run: it was to replace the root of its keyspace, which has got rows meanwhile.
+    pub(crate) fn finish_as_run(&mut self) -> Result<()> {
+        let tables = self.tables.take().expect("the load is complete");
+        assert!(matches!(tables.root, LoadRoot::Tree(_)), "a load is made a run twice");
+        self.wait_for_write()?;
+        let written = tables.images.into_iter().map(|(_, address)| address);
+        let outdated = written.chain([std::mem::replace(&mut self.root, ExtentAddress::NONE)]);
+        outdated.filter(|address| !address.is_none()).for_each(|address| self.pool.space.segments.discard(address));
+        self.finish(Placement::Run)
     }
 
     /// Returns the tables of a [complete](Self::finish) load.
@@ -311,14 +373,15 @@ impl LoadPages {
         let segments = &self.pool.space.segments;
         let tables = self.tables();
         debug_assert!(tables.images.is_sorted_by(|left, right| left.0 < right.0), "two images of one chunk");
+        // The root of a run is among the pages.
         let others = tables.images.iter().map(|(_, address)| *address).chain([self.root]);
         let addresses = self.written().chain(others);
         let of = |address| (segments.segment_of(address), segments.name(address).segment_use);
         addresses.filter(|address| !address.is_none()).map(of).collect()
     }
 
-    /// Leaves the pages to the keyspace to which they have been attached.
-    pub(crate) fn release(mut self) {
+    /// Leaves the pages to the keyspace that they were attached to.
+    pub(crate) fn release(&mut self) {
         assert!(self.tables.is_some(), "a load is attached before it is complete");
         self.pages.leaves_on_disk.add(self.leaf_count as i64, self.leaf_rows as i64);
         self.is_attached = true;

@@ -13,6 +13,8 @@ use crate::space::PageSpace;
 pub(crate) enum Needs {
     /// A page that is not in memory.
     Page(Arc<PageSpace>, PageId),
+    /// A page of a run that is not in memory. The operation's next attempt begins at the root of the tree.
+    RunPage(Arc<PageSpace>, PageId),
     /// A frame for a new page of this many bytes.
     Frame(usize),
     /// Room among the images on their way to the disk.

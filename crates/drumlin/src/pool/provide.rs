@@ -34,7 +34,7 @@ impl<'p> Provider<'p> {
     pub(crate) fn provide<'a>(&'a mut self, needs: &'a Needs) -> Boxed<'a, Result<Option<PageId>>> {
         Box::pin(async move {
             match needs {
-                Needs::Page(pages, page) => {
+                Needs::Page(pages, page) | Needs::RunPage(pages, page) => {
                     let wanted = Wanted { is_of_scan: self.is_of_scan, ..Wanted::node(pages, *page) };
                     let result = match self.mode {
                         WaitMode::Blocking => self.pool.fault(pages, wanted),
@@ -43,7 +43,7 @@ impl<'p> Provider<'p> {
                     match result {
                         Err(_) if self.failed != Some(*page) => self.failed = Some(*page),
                         Err(error) => return Err(error),
-                        Ok(()) => return Ok(Some(*page)),
+                        Ok(()) => return Ok(matches!(needs, Needs::Page(..)).then_some(*page)),
                     }
                 }
                 Needs::Frame(page_bytes) => self.frame(*page_bytes).await.map(drop)?,

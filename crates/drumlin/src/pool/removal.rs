@@ -29,7 +29,7 @@ impl Pool {
         let address = write.header().address();
         pages.leaves_on_disk.replace(write.header().set_rows_on_disk(None), None);
         self.space.record_free(epoch_guard, pages, page);
-        let entry = pages.table.free(page);
+        let entry = pages.table.free_in(epoch_guard.epoch(), page);
         if !address.is_none() {
             self.space.segments.release(address, epoch_guard.epoch());
         }
@@ -54,7 +54,7 @@ impl Pool {
         }
         self.space.record_free(epoch_guard, pages, page);
         self.space.segments.release(address, epoch_guard.epoch());
-        let claimed = pages.table.free(page);
+        let claimed = pages.table.free_in(epoch_guard.epoch(), page);
         assert!(claimed == PageEntry::Reserved, "page {page} became {claimed:?} while it was claimed to be freed");
         self.announce_arrival(pages, page);
         true

@@ -616,6 +616,7 @@ mod tests {
             leaf_rows: 0,
             name: format!("{id:0255}"),
             chunks: Vec::new(),
+            runs: Vec::new(),
         };
         Catalogue {
             next_keyspace: 1 + keyspace_count,

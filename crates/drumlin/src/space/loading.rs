@@ -7,11 +7,12 @@ use std::sync::Arc;
 use super::checkpoint::{PageTableStore, append_changes};
 use super::extents::{chunk_entries, numbers, open_extent, read_extent, read_payload};
 use super::neighbours::NeighbourReader;
+use super::runs::Run;
 use super::segments::SegmentTableChunk;
 use super::table::CHUNK_PAGES;
 use super::{ChunkImage, PageSpace, PageTable, Space};
 use crate::error::{Error, OnCorruption, Result, sound};
-use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
+use crate::format::catalogue::{self, Catalogue, KeyspaceEntry, RunEntry};
 use crate::format::extent::{HEADER_BYTES, Kind, SEGMENT_TABLE_ENTRIES};
 use crate::format::summary::{self, TableChange};
 use crate::format::{Epoch, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, ValueId, extent};
@@ -65,7 +66,7 @@ impl PageTableStore {
         space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
         let mut reader = NeighbourReader::new(space);
         for keyspace in &catalogue.keyspaces {
-            let KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, chunks, name } = keyspace;
+            let KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, chunks, name, runs } = keyspace;
             if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
@@ -79,6 +80,8 @@ impl PageTableStore {
                 pages.table.restore_chunk(chunk, &entries);
             }
             self.chunks.insert(*id, chunks.clone());
+            let run = |RunEntry { root, timestamp, freed_to }: RunEntry| Run { root, timestamp, freed_to };
+            space.restore_runs(&pages, runs.iter().cloned().map(run).collect());
             space.add_page_space(pages);
         }
         Ok(LoadedTables { page_tables: self, catalogue })

@@ -31,6 +31,7 @@ mod page_space;
 mod policy;
 pub(crate) mod reservation;
 mod reservation_sums;
+pub(crate) mod runs;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
 pub(crate) mod table;
@@ -46,7 +47,7 @@ use std::sync::atomic::Ordering;
 use crate::error::{Error, Result};
 use crate::format::catalogue;
 use crate::format::extent::{ExtentError, Header, Kind, PageKey};
-use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, extent};
+use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentUse, Timestamp, extent};
 use crate::io::Persist;
 use crate::memory::{ENCODER_BYTES_MAX, ENCODER_COUNT};
 use crate::sync::Mutex;
@@ -57,8 +58,14 @@ pub(crate) use epoch::EpochGuard;
 pub(crate) use page_space::PageSpace;
 pub(crate) use policy::{Margin, Purpose, Reclaims};
 pub(crate) use reservation::SpaceReservation;
+use runs::Run;
 pub(crate) use table::{FrameIndex, PageEntry, PageTable};
 pub(crate) use table_log::ChunkImage;
+
+/// Returns the maximum size of a run's entry in the catalogue.
+fn entry_bytes(pages: &PageSpace) -> u64 {
+    catalogue::RUN_BYTES + crate::format::node::key_bytes_max(pages.page_bytes) as u64
+}
 
 impl Space {
     // ── the epoch ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,7 +128,8 @@ impl Space {
         pages.set_dropped(epoch_guard);
         assert!(pages.is_dropped_by(epoch_guard.epoch()), "a drop is left out of its checkpoint");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
-        let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len());
+        let run_bytes = pages.runs.list().len() as u64 * entry_bytes(pages);
+        let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len()) + run_bytes;
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
     }
@@ -153,6 +161,37 @@ impl Space {
     fn check_budget(&self, needed: Option<u64>) -> Result<()> {
         let given_bytes = self.budget.total_bytes();
         needed.map_or(Ok(()), |minimum_bytes| Err(Error::BudgetTooSmall { given_bytes, minimum_bytes }))
+    }
+
+    // ── runs above trees ───────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Adds a run above a keyspace's tree. See [`Runs`]. The caller holds the exclusive epoch latch, and publishes the
+    /// timestamp afterwards.
+    pub(crate) fn attach_run(&self, pages: &PageSpace, root: PageId, timestamp: Timestamp) {
+        self.restore_runs(pages, vec![Run { root, timestamp, freed_to: Vec::new() }]);
+        pages.runs.note_attached(timestamp);
+    }
+
+    /// Adds runs that a checkpoint recorded.
+    pub(super) fn restore_runs(&self, pages: &PageSpace, runs: Vec<Run>) {
+        self.keyspace_bytes.fetch_add(runs.len() as u64 * entry_bytes(pages), Ordering::Relaxed);
+        pages.runs.restore(runs);
+    }
+
+    /// Notes that the rows of a run below `freed_to` are folded, before the pages that hold only such rows are freed.
+    /// `None` stands for all rows, and removes the run. The caller holds the epoch latch, shared at least, until these
+    /// pages are free.
+    pub(crate) fn free_run_to(&self, pages: &PageSpace, timestamp: Timestamp, freed_to: Option<Vec<u8>>) {
+        if freed_to.is_none() {
+            self.keyspace_bytes.fetch_sub(entry_bytes(pages), Ordering::Relaxed);
+        }
+        pages.runs.free_to(timestamp, freed_to);
+    }
+
+    /// Removes all runs of a keyspace whose pages are about to be freed. The caller holds the exclusive epoch latch.
+    pub(crate) fn clear_runs(&self, pages: &PageSpace) {
+        let count = pages.runs.clear();
+        self.keyspace_bytes.fetch_sub(count as u64 * entry_bytes(pages), Ordering::Relaxed);
     }
 
     // ── extents ────────────────────────────────────────────────────────────────────────────────────────────────────

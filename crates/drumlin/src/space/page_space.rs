@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use super::epoch::EpochGuard;
 use super::load_gate::LoadGate;
+use super::runs::Runs;
 use super::table::PageTable;
 use crate::error::quoted;
 use crate::format::node::is_page_bytes;
@@ -71,6 +72,8 @@ pub(crate) struct PageSpace {
     /// The bulk loads that are attached to the keyspace.
     pub(crate) load_gate: LoadGate,
     pub(crate) leaves_on_disk: LeavesOnDisk,
+    /// The runs above the keyspace's tree.
+    pub(crate) runs: Runs,
 }
 
 impl PageSpace {
@@ -87,6 +90,7 @@ impl PageSpace {
             has_lost_pages,
             load_gate,
             leaves_on_disk: LeavesOnDisk::default(),
+            runs: Runs::new(),
         }
     }
 

@@ -405,6 +405,11 @@ impl Segments {
         state.subtract(segment, address.length());
     }
 
+    /// Returns the epoch of the newest durable checkpoint since the opening.
+    pub(crate) fn settled(&self) -> Epoch {
+        self.state.lock().settled
+    }
+
     /// Frees the space that was released up to `epoch`, whose checkpoint is durable. Returns the number of segments
     /// freed.
     pub(crate) fn settle(&self, epoch: Epoch) -> u64 {

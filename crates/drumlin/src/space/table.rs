@@ -37,7 +37,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::sync::Mutex;
 
-use crate::format::{ExtentAddress, PageId};
+use crate::format::{Epoch, ExtentAddress, PageId};
 use crate::memory::{Account, Budget};
 
 /// Identifies a frame in the buffer pool. The top three bits are the frame's size class.
@@ -163,6 +163,8 @@ pub(crate) struct PageTable {
 struct Allocation {
     /// The number of free pages in each existing chunk.
     free_counts: Vec<u16>,
+    /// The epoch in which a page of each chunk was last freed that a checkpoint may have recorded.
+    freed_in: Vec<Epoch>,
     /// The number of free pages in all chunks.
     free_count: u64,
     /// The page after the last allocated run. The next search starts here.
@@ -354,6 +356,7 @@ impl PageTable {
                 // Page 0 does not exist.
                 let free = if chunk == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
                 allocation.free_counts.push(free as u16);
+                allocation.freed_in.push(Epoch(0));
                 allocation.free_count += free as u64;
             }
             let chunk_free_count = &mut allocation.free_counts[index / CHUNK_PAGES];
@@ -368,13 +371,15 @@ impl PageTable {
         PageId(first as u32)
     }
 
-    /// Allocates all pages of `count` consecutive chunks, which are new or have no page in use, with the entry
-    /// `Reserved`. Returns the first of these chunks. Used by bulk loads. O(chunks).
-    pub(crate) fn allocate_chunks(&self, count: usize) -> usize {
+    /// Allocates all pages of `count` consecutive chunks that are new, or have had no page in use since the checkpoint
+    /// of epoch `settled`, and marks them as reserved. Returns the first of these chunks. For bulk loads. O(chunks).
+    pub(crate) fn allocate_chunks(&self, count: usize, settled: Epoch) -> usize {
         let mut allocation = self.allocation.lock();
         let chunk_count = allocation.free_counts.len();
         assert!(count > 0 && chunk_count > 0, "{count} chunks are added to a table of {chunk_count}");
-        let is_unused = |chunk: &usize| usize::from(allocation.free_counts[*chunk]) == CHUNK_PAGES;
+        let is_unused = |chunk: &usize| {
+            usize::from(allocation.free_counts[*chunk]) == CHUNK_PAGES && allocation.freed_in[*chunk] <= settled
+        };
         let mut run = 0;
         // Skip the first chunk, which holds the root.
         let found = (1..chunk_count).find(|chunk| {
@@ -396,9 +401,9 @@ impl PageTable {
         first
     }
 
-    /// Enters the pages of a chunk that a bulk load has written. Replaying the log will attach the load to a keyspace
-    /// without pages. Returns `false` if the chunk can't exist, or was entered before. Called only while the database
-    /// is being opened.
+    /// Enters the pages of a chunk that was written by a bulk load, which the log attaches, and reserves the numbers
+    /// that the load did not use. Returns `false` if the chunk can't exist, or has pages. Only called while the
+    /// database is being opened.
     #[must_use]
     pub(crate) fn restore_unattached(&self, chunk: usize, addresses: &[ExtentAddress]) -> bool {
         let mut allocation = self.allocation.lock();
@@ -407,8 +412,9 @@ impl PageTable {
         }
         self.grow_to(&mut allocation, chunk);
         let cells = self.chunk(chunk).expect("just made");
-        for (cell, address) in cells.iter().zip(addresses).filter(|(_, address)| !address.is_none()) {
-            if cell.swap(PageEntry::Unattached(*address).to_bits(), Ordering::AcqRel) != 0 {
+        for (cell, address) in cells.iter().zip(addresses) {
+            let entry = if address.is_none() { PageEntry::Reserved } else { PageEntry::Unattached(*address) };
+            if cell.swap(entry.to_bits(), Ordering::AcqRel) != 0 {
                 return false;
             }
             allocation.free_counts[chunk] -= 1;
@@ -435,6 +441,7 @@ impl PageTable {
             // Page 0 does not exist.
             let free = if next == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
             allocation.free_counts.push(free as u16);
+            allocation.freed_in.push(Epoch(0));
             allocation.free_count += free as u64;
         }
     }
@@ -477,6 +484,12 @@ impl PageTable {
             }
         }
         None
+    }
+
+    /// Frees a page that a checkpoint may have recorded, in this epoch. Like [`free`](Self::free).
+    pub(crate) fn free_in(&self, epoch: Epoch, page: PageId) -> PageEntry {
+        self.allocation.lock().freed_in[page.0 as usize / CHUNK_PAGES] = epoch;
+        self.free(page)
     }
 
     /// Frees a page. Returns its previous entry. The caller must release the page's extent and frame.

@@ -234,7 +234,7 @@ impl Reading<'_> {
 
     fn begin_series(&mut self, head: PartHead) -> Option<Series> {
         let open = self.unread.remove(&head.keyspace)?;
-        if head.base > self.up_to {
+        if head.base > self.up_to || !open.tree.pages.runs.is_empty() {
             return None;
         }
         let counts = RestoredCounts::new(head.base, self.horizon, self.budget, open.tree.pages.table.number_end())?;

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::counts::{CountedTree, Counts};
 use crate::error::Result;
-use crate::format::catalogue::KeyspaceEntry;
+use crate::format::catalogue::{KeyspaceEntry, RunEntry};
 use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::hash::HashSet;
 use crate::pool::NewFrame;
+use crate::space::runs::Run;
 use crate::space::{EpochGuard, PageSpace};
 #[cfg(test)]
 use crate::sync::MutexGuard;
@@ -148,6 +149,7 @@ impl Keyspaces {
             leaf_rows: 0,
             name: open.name().to_string(),
             chunks: Vec::new(),
+            runs: open.tree.pages.runs.list().iter().map(run_entry).collect(),
         };
         let entries = self.by_name.read().keyspaces.values().map(entry).collect();
         (entries, self.next.load(Ordering::Relaxed))
@@ -257,6 +259,11 @@ impl Keyspaces {
                 names.insert(name) && owner.is_none_or(|owner| left.contains(&owner.tree.pages.id))
             })
     }
+}
+
+fn run_entry(run: &Run) -> RunEntry {
+    let Run { root, timestamp, freed_to } = run.clone();
+    RunEntry { root, timestamp, freed_to }
 }
 
 /// Reacts to structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts of

@@ -9,12 +9,16 @@ use super::reclaim::{AFTER_CHECKPOINT, Goal};
 use super::requests::Maintenance;
 use super::state::Store;
 use crate::error::{Error, Result};
+use crate::txn::fold::Folding;
 
 /// After this time without requests, the database counts as idle.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The interval at which the spilling thread checks whether the snapshot that delays commits has ended.
 const DELAY: Duration = Duration::from_millis(5);
+
+/// The time after which the folding thread looks again whether a run may be folded that may not be yet.
+const FOLD_PAUSE: Duration = Duration::from_millis(20);
 
 impl Store {
     /// Starts the background threads. If one fails to start, the threads started before it run until
@@ -38,7 +42,55 @@ impl Store {
         if self.warm_start.begin() {
             self.start_warm();
         }
+        self.fold_runs();
         Ok(())
+    }
+
+    /// Makes the background thread fold the runs of all keyspaces, and starts it if it was not needed before. Does
+    /// nothing if there are no runs.
+    pub(crate) fn fold_runs(self: &Arc<Self>) {
+        if self.keyspaces.all().iter().all(|open| open.tree.pages.runs.is_empty()) {
+            return;
+        }
+        let mut request = self.maintenance.fold.lock();
+        request.is_wanted = true;
+        self.maintenance.fold_changed.notify_all();
+        if request.is_running || request.stop {
+            return;
+        }
+        let (store, maintenance) = (Arc::downgrade(self), Arc::clone(&self.maintenance));
+        let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_folds(&store, &maintenance)));
+        match self.engine.backend.spawn("drumlin-runs", body) {
+            Ok(thread) => {
+                request.is_running = true;
+                self.threads.lock().push(thread);
+            }
+            // Reads consult the runs until commits have folded them.
+            Err(error) => log::warn!("starting the thread that folds runs of {}: {error}", self.path.display()),
+        }
+    }
+
+    /// Folds parts of runs until no run is left, or none may be folded yet. Returns `true` if runs are left.
+    fn fold_some(&self, maintenance: &Maintenance) -> Result<bool> {
+        let mut are_left = false;
+        for open in self.keyspaces.all() {
+            while !open.tree.pages.runs.is_empty() {
+                if maintenance.fold.lock().stop {
+                    return Ok(true);
+                }
+                self.engine.check_failure()?;
+                match self.engine.fold_next(&open.tree, Folding::OnceSeen) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        are_left |= !open.tree.pages.runs.is_empty();
+                        break;
+                    }
+                    Err(Error::KeyspaceDropped { .. }) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(are_left)
     }
 
     /// Starts the thread that reads the list of resident pages. If that fails, there is no warm start.
@@ -64,6 +116,8 @@ impl Store {
         self.maintenance.changed.notify_all();
         self.maintenance.spill.lock().stop = true;
         self.maintenance.spill_changed.notify_all();
+        self.maintenance.fold.lock().stop = true;
+        self.maintenance.fold_changed.notify_all();
         self.warm_start.stop();
         self.engine.tasks.stop();
         self.engine.pool.stop_background();
@@ -115,6 +169,32 @@ fn run_spills(store: &Weak<Store>, maintenance: &Maintenance) {
         };
         let Some(store) = store.upgrade() else { return };
         delayed = (!store.engine.fit_versions(bytes_max)).then_some(bytes_max);
+    }
+}
+
+/// The body of the thread that folds runs.
+fn run_folds(store: &Weak<Store>, maintenance: &Maintenance) {
+    let mut are_left = false;
+    loop {
+        {
+            let mut request = maintenance.fold.lock();
+            while !request.stop && !request.is_wanted && !are_left {
+                maintenance.fold_changed.wait(&mut request);
+            }
+            if are_left && !request.stop && !request.is_wanted {
+                // A snapshot still needs the database as it was before a run, or the disk is full.
+                maintenance.fold_changed.wait_for(&mut request, FOLD_PAUSE);
+            }
+            if request.stop {
+                return;
+            }
+            request.is_wanted = false;
+        }
+        let Some(store) = store.upgrade() else { return };
+        are_left = store.fold_some(maintenance).unwrap_or_else(|error| {
+            log::debug!("folding the runs of {}: {error}", store.path.display());
+            store.engine.check_failure().is_ok()
+        });
     }
 }
 

@@ -57,7 +57,7 @@ use crate::memory::{Account, Grant, heap_bytes};
 use crate::seglog::Appended;
 use crate::task::WaitMode;
 use crate::txn::TransactionId;
-use crate::txn::commit::{Admitted, Durability, Row};
+use crate::txn::commit::{Admitted, Durability, Row, RowsSeen};
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
@@ -263,7 +263,9 @@ impl Store {
         let rows = [row];
         let mut begun = None;
         if let Ok(lock) = RowLock::try_new(&self.engine.locks, owner, row.tree.pages.id, row.key) {
-            if let Some(applied) = self.engine.commit_at_once(&rows, lock_bytes(row.key), durability)? {
+            if let Some(applied) =
+                self.engine.commit_at_once(&rows, lock_bytes(row.key), RowsSeen::Nothing, durability)?
+            {
                 self.end_locks(lock);
                 return self.engine.settle(mode, &rows, applied, durability).await.map(drop);
             }
@@ -273,7 +275,7 @@ impl Store {
             Some(begun) => begun,
             None => self.begin_waiting(mode, owner, &rows).await?,
         };
-        let (applied, admitted) = self.engine.apply(mode, &rows, None, admitted).await?;
+        let (applied, admitted) = self.engine.apply(mode, &rows, None, RowsSeen::Nothing, admitted).await?;
         self.end_locks(lock);
         drop(admitted);
         self.engine.settle(mode, &rows, applied, durability).await.map(drop)
@@ -307,33 +309,35 @@ impl Store {
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
-        reads: Option<Reads<'_>>,
+        seen: RowsSeen<'_>,
         durability: Durability,
         locks: L,
     ) -> Result<Timestamp> {
-        let logged = self.apply(mode, mode.is_task(), rows, reads, durability, locks).await?;
+        let logged = self.apply(mode, mode.is_task(), rows, None, seen, durability, locks).await?;
         self.engine.await_written(mode, &logged, durability).await
     }
 
     /// Performs the first part of a [commit](Self::commit): everything up to the request for its log write. The caller
     /// then waits for that write. `for_task` means that a task will wait for it, even if this call itself blocks.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one commit")]
     pub(crate) async fn apply<L>(
         &self,
         mode: WaitMode<'_>,
         for_task: bool,
         rows: &[Row<'_>],
         reads: Option<Reads<'_>>,
+        seen: RowsSeen<'_>,
         durability: Durability,
         locks: L,
     ) -> Result<Appended> {
         if reads.is_none()
-            && let Some(applied) = self.engine.commit_at_once(rows, 0, durability)?
+            && let Some(applied) = self.engine.commit_at_once(rows, 0, seen, durability)?
         {
             self.end_locks(locks);
             return Ok(self.engine.request_write(for_task, rows, applied, durability));
         }
         let admitted = self.engine.admit(mode, rows, reads, 0).await;
-        let (applied, admitted) = self.engine.apply(mode, rows, reads, admitted).await?;
+        let (applied, admitted) = self.engine.apply(mode, rows, reads, seen, admitted).await?;
         self.end_locks(locks);
         drop(admitted);
         Ok(self.engine.request_write(for_task, rows, applied, durability))

@@ -24,7 +24,7 @@ use crate::tree::Target;
 use crate::tree::node::Leaf;
 use crate::txn::LOCK_TIMEOUT;
 use crate::txn::commit::ready::{Gate, Signal};
-use crate::txn::commit::{Applied, Durability, Recorded, Row};
+use crate::txn::commit::{Applied, Durability, Recorded, Row, RowsSeen};
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::locks::{Granted, LockMode, LockRequest};
@@ -144,6 +144,7 @@ impl Store {
         for_task: bool,
         id: &[u8],
         writes: &WriteSet,
+        seen: RowsSeen<'_>,
         mut held: HeldLocks,
     ) -> Result<Appended> {
         let engine = &self.engine;
@@ -166,6 +167,10 @@ impl Store {
                 return Err(Error::KeyspaceDropped { name: name.unwrap_or_else(|| self.keyspace_name(keyspace)) });
             }
         }
+        // A run that is attached from here on is replaced by the transaction's rows, once that is committed.
+        let changed: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
+        engine.check_runs(mode, &changed, None, seen).await?;
+        drop(changed);
         let locks_bytes = held.locks.memory_bytes() as u64;
         let limit_bytes = engine.budget.transaction_memory_max();
         if self.prepared.memory_bytes() + locks_bytes > limit_bytes {
@@ -219,13 +224,14 @@ impl Store {
         mode: WaitMode<'a>,
         rows: &'a [Row<'a>],
         durability: Durability,
-        recorded: Recorded<'a>,
+        recorded: Recorded<'a, 'a>,
     ) -> Result<Applied<'a>> {
-        if let Some(applied) = self.engine.commit_at_once_as(rows, 0, durability, recorded)? {
+        if let Some(applied) = self.engine.commit_at_once_as(rows, 0, RowsSeen::Nothing, durability, recorded)? {
             return Ok(applied);
         }
         let admitted = self.engine.admit(mode, rows, None, 0).await;
-        let (applied, _admitted) = self.engine.apply_as(mode, rows, None, admitted, recorded, None).await?;
+        let (applied, _admitted) =
+            self.engine.apply_as(mode, rows, None, RowsSeen::Nothing, admitted, recorded).await?;
         Ok(applied)
     }
 
@@ -241,7 +247,7 @@ impl Store {
         let taken = self.prepared.take(id)?;
         let stored = self.stored_changes(mode, &taken).await?;
         let rows = stored.rows();
-        let applied = self.apply_hidden(mode, &rows, durability, Recorded::Prepared(id)).await?;
+        let applied = self.apply_hidden(mode, &rows, durability, Recorded::Prepared { id, gate: None }).await?;
         taken.end();
         self.end_locks(());
         Ok(self.engine.request_write(for_task, &rows, applied, durability))
@@ -259,8 +265,10 @@ impl Store {
         let gate = Gate::new(permit, signal);
         let stored = self.stored_changes(mode, &taken).await?;
         let rows = stored.rows();
-        let (admitted, recorded) = (self.engine.admit(mode, &rows, None, 0).await, Recorded::Prepared(id));
-        let (applied, _admitted) = self.engine.apply_as(mode, &rows, None, admitted, recorded, Some(&gate)).await?;
+        let recorded = Recorded::Prepared { id, gate: Some(&gate) };
+        let admitted = self.engine.admit(mode, &rows, None, 0).await;
+        let (applied, _admitted) =
+            self.engine.apply_as(mode, &rows, None, RowsSeen::Nothing, admitted, recorded).await?;
         taken.end();
         self.end_locks(());
         Ok(self.engine.end_ready(&rows, applied))

@@ -57,7 +57,7 @@ use crate::space::checkpoint::PageTableStore;
 use crate::space::loading::LoadedTables;
 use crate::space::segments::Segments;
 use crate::space::superblocks::{self, Superblocks};
-use crate::space::{BACKGROUND_SHARE, PageEntry, Space};
+use crate::space::{BACKGROUND_SHARE, ChunkImage, PageEntry, Space};
 use crate::sync::Mutex;
 use crate::txn::Reclaim;
 use crate::txn::commit::ready::ReadyCommits;
@@ -274,6 +274,7 @@ impl<'o> LogScanned<'o> {
             superblocks,
             page_tables,
             orphans: catalogue.orphans,
+            loads: Vec::new(),
             engine,
             keyspaces,
             maintenance,
@@ -295,6 +296,8 @@ struct Recovering<'o> {
     superblocks: Arc<Superblocks>,
     page_tables: PageTableStore,
     orphans: Vec<Orphan>,
+    /// The chunks of page tables that the log attaches to keyspaces which the checkpoint does not have.
+    loads: Vec<ChunkImage>,
     engine: Arc<Engine<Replaying>>,
     keyspaces: Keyspaces,
     maintenance: Arc<Maintenance>,
@@ -358,9 +361,9 @@ impl Recovering<'_> {
 
 impl<'o> EngineBuilt<'o> {
     fn mark_log_extents(self) -> Result<ExtentsMarked<'o>> {
-        let EngineBuilt(recovering) = self;
+        let EngineBuilt(mut recovering) = self;
         if let Some(scan) = &recovering.scan {
-            recovering.replay_of(scan).mark_extents()?;
+            recovering.loads = recovering.replay_of(scan).mark_extents()?;
         }
         Ok(ExtentsMarked(recovering))
     }
@@ -419,7 +422,7 @@ impl<'o> IncarnationRaised<'o> {
             && !recovering.is_read_only()
         {
             recovering.free_orphans()?;
-            recovering.replay_of(scan).apply_records()?;
+            recovering.replay_of(scan).apply_records(&recovering.loads)?;
         }
         Ok(Replayed(recovering))
     }

@@ -9,10 +9,10 @@ use super::keyspaces::{Alteration, Keyspaces, NewKeyspace};
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
 use crate::format::prepared::{self, Head};
-use crate::format::record::{self, Attachment, Operation};
+use crate::format::record::{self, AttachedRoot, Attachment, Operation};
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
 use crate::hash::HashMap;
-use crate::load::LoadTables;
+use crate::load::{LoadRoot, LoadTables};
 use crate::memory::Account;
 use crate::pool::Stop;
 use crate::seglog::Scan;
@@ -114,11 +114,13 @@ fn batch_bytes(engine: &Engine<Replaying>) -> usize {
 }
 
 impl Replay<'_> {
-    /// Marks the extents that log records refer to as used, before anything is written. Reads the log only if a record
-    /// has extents.
-    pub(super) fn mark_extents(&self) -> Result<()> {
+    /// Marks the extents that log records refer to as used, before anything is written, and takes the page numbers of
+    /// bulk loads, so that replaying the commits before a load does not give them to other pages. Returns the loads
+    /// into keyspaces that do not exist yet. Reads the log only if a record has extents.
+    pub(super) fn mark_extents(&self) -> Result<Vec<ChunkImage>> {
+        let mut images = Vec::new();
         if !self.scan.names_extents() {
-            return Ok(());
+            return Ok(images);
         }
         let segments = &self.engine.space.segments;
         for record in self.scan.records()? {
@@ -130,19 +132,29 @@ impl Replay<'_> {
                         are_marked.then_some(()).ok_or_else(|| self.malformed(record.timestamp))?;
                     }
                     Some((keyspace, Operation::Attach(attachment))) => {
-                        self.mark_load(keyspace, &attachment, record.timestamp)?;
+                        self.mark_load(keyspace, &attachment, record.timestamp, &mut images)?;
                     }
                     _ => {}
                 }
             }
         }
-        Ok(())
+        Ok(images)
     }
 
-    /// Marks the extents of a bulk load as used.
-    fn mark_load(&self, keyspace: KeyspaceId, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
+    /// Marks the extents of a bulk load as used, and takes its page numbers. If the keyspace does not exist yet, adds
+    /// the chunks of its page table to `later`.
+    fn mark_load(
+        &self,
+        keyspace: KeyspaceId,
+        attachment: &Attachment,
+        timestamp: Timestamp,
+        later: &mut Vec<ChunkImage>,
+    ) -> Result<()> {
         let space = &self.engine.space;
-        if !space.segments.restore_named(attachment.root) {
+        let open = self.open(keyspace);
+        if let AttachedRoot::Tree(root) = attachment.root
+            && !space.segments.restore_named(root)
+        {
             return Err(self.malformed(timestamp));
         }
         for &(chunk, extent) in &attachment.images {
@@ -157,11 +169,28 @@ impl Replay<'_> {
                 })
             };
             let addresses = read_image(space, image)?;
-            if !addresses.into_iter().filter(|address| !address.is_none()).all(is_marked) {
+            if !addresses.iter().copied().filter(|address| !address.is_none()).all(is_marked) {
                 return Err(self.malformed(timestamp));
+            }
+            match &open {
+                Some(open) => self.take_numbers(&open.tree.pages, image.chunk, &addresses, timestamp)?,
+                None => later.push(image),
             }
         }
         Ok(())
+    }
+
+    /// Enters the pages of a bulk load into the page table of its keyspace.
+    fn take_numbers(
+        &self,
+        pages: &PageSpace,
+        chunk: usize,
+        addresses: &[ExtentAddress],
+        timestamp: Timestamp,
+    ) -> Result<()> {
+        self.engine.pool.fit_frames(CHUNK_BYTES)?;
+        let are_taken = pages.table.restore_unattached(chunk, addresses);
+        are_taken.then_some(()).ok_or_else(|| self.malformed(timestamp))
     }
 
     fn malformed(&self, timestamp: Timestamp) -> Error {
@@ -169,9 +198,11 @@ impl Replay<'_> {
         Error::corrupted(&self.log_path, what, "it verifies but makes no sense")
     }
 
-    pub(super) fn apply_records(&self) -> Result<()> {
-        // Allocate the memory for the whole log at the beginning, up to the limit: reallocating a growing vector costs
-        // more than replaying its contents.
+    /// Applies the records. `loads` are the loads into keyspaces that do not exist yet, as
+    /// [`mark_extents`](Self::mark_extents) has returned them.
+    pub(super) fn apply_records(&self, loads: &[ChunkImage]) -> Result<()> {
+        // Allocate the memory for the whole log at the beginning, up to the limit: a vector that grows is reallocated
+        // at each size, which costs more than replaying its contents.
         let bytes_max = self.scan.record_bytes().min(batch_bytes(self.engine) as u64) as usize;
         let mut batch = ReplayBatch { bytes: Vec::with_capacity(bytes_max), ..ReplayBatch::default() };
         let mut newest = Timestamp(0);
@@ -188,7 +219,7 @@ impl Replay<'_> {
                 let (key, change) = match operation {
                     Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => {
                         self.apply_batch(&mut batch, newest)?;
-                        self.alter(&record.body, record.timestamp)?;
+                        self.alter(&record.body, loads, record.timestamp)?;
                         // The whole record has been applied.
                         break;
                     }
@@ -345,20 +376,15 @@ impl Replay<'_> {
         Ok(taken)
     }
 
-    /// Attaches a bulk load under the page numbers that it was written with. Since the checkpoint, replay may have
-    /// assigned these ids to other pages. Those pages are no longer needed, because the keyspace has no rows.
+    /// Attaches a bulk load under the page numbers that it was written with.
     fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
-        let engine = self.engine;
-        engine.pool.fit_frames(attachment.images.len() as u64 * CHUNK_BYTES)?;
         let image = |&(chunk, extent): &(u32, ExtentRef)| (chunk as usize, extent.address);
-        let images: Vec<_> = attachment.images.iter().map(image).collect();
-        let tables = LoadTables { images, root: attachment.root.address };
-        let is_attached = engine.replay_attach(pages, &tables, |chunk, address| {
-            read_image(&engine.space, ChunkImage { keyspace: pages.id, chunk, address })
-        })?;
-        // The leaves are not counted, but few of the pages are inner nodes.
-        pages.leaves_on_disk.set(pages.table.page_count(), attachment.rows);
-        if is_attached { Ok(()) } else { Err(self.malformed(timestamp)) }
+        let images = attachment.images.iter().map(image).collect();
+        let root = match attachment.root {
+            AttachedRoot::Tree(root) => LoadRoot::Tree(root.address),
+            AttachedRoot::Run(page) => LoadRoot::Run(page),
+        };
+        self.engine.replay_attach(pages, &LoadTables { images, root }, attachment.rows, timestamp)
     }
 
     fn open(&self, keyspace: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
@@ -366,7 +392,7 @@ impl Replay<'_> {
     }
 
     /// Applies a record that creates, renames and drops keyspaces.
-    fn alter(&self, body: &[u8], timestamp: Timestamp) -> Result<()> {
+    fn alter(&self, body: &[u8], loads: &[ChunkImage], timestamp: Timestamp) -> Result<()> {
         let (engine, malformed) = (self.engine, || self.malformed(timestamp));
         let mut alteration = Alteration::default();
         for operation in record::decode(body) {
@@ -401,6 +427,13 @@ impl Replay<'_> {
             let mut dropped = alteration.dropped.iter();
             dropped.try_for_each(|open| engine.pool.prepare_root(&epoch_guard, &open.tree.pages))?;
             self.keyspaces.alter(engine, &alteration, frames, &epoch_guard, timestamp);
+        }
+        for new in &alteration.created {
+            let open = self.open(new.id).expect("it was just created");
+            for image in loads.iter().filter(|image| image.keyspace == new.id) {
+                let addresses = read_image(&engine.space, *image)?;
+                self.take_numbers(&open.tree.pages, image.chunk, &addresses, timestamp)?;
+            }
         }
         self.keyspaces.free_dropped(engine)
     }

@@ -14,6 +14,8 @@ pub(crate) struct Maintenance {
     pub(crate) changed: Condvar,
     pub(super) spill: Mutex<SpillRequest>,
     pub(super) spill_changed: Condvar,
+    pub(super) fold: Mutex<FoldRequest>,
+    pub(super) fold_changed: Condvar,
     /// Makes background work urgent while commits wait for it.
     share: Arc<Share>,
 }
@@ -23,6 +25,16 @@ pub(crate) struct Maintenance {
 pub(super) struct SpillRequest {
     /// The bytes that old versions may occupy in memory after the spill.
     pub(super) wanted: Option<u64>,
+    pub(super) stop: bool,
+}
+
+/// A request to the thread that folds runs.
+#[derive(Debug, Default)]
+pub(super) struct FoldRequest {
+    /// `true` if a run has been attached since the thread last looked.
+    pub(super) is_wanted: bool,
+    /// `true` once the thread has been started.
+    pub(super) is_running: bool,
     pub(super) stop: bool,
 }
 

@@ -11,12 +11,12 @@ use super::lock_wait::{LockWait, LockWaitHook};
 use super::state::Store;
 use crate::counts::CountedTree;
 use crate::error::{Error, LockHolder, Result};
-use crate::format::KeyspaceId;
+use crate::format::{KeyspaceId, Timestamp};
 use crate::memory::{Account, Grant};
 use crate::task::{Boxed, WaitMode};
 use crate::txn::LOCK_TIMEOUT;
 use crate::txn::TransactionId;
-use crate::txn::commit::{Durability, Row};
+use crate::txn::commit::{Durability, Row, RowsSeen};
 use crate::txn::engine::{OwnedValue, ReadAt};
 use crate::txn::interrupt::Interrupt;
 use crate::txn::locks::{Granted, HeldBy, LockError, LockMode, LockRequest, Unpark, WAITING_BYTES, lock_bytes};
@@ -187,7 +187,8 @@ impl Store {
         }
         let lock = RowLock::try_new(&engine.locks, self.next_transaction(), tree.pages.id, key);
         let lock = lock.map_err(|HeldBy(_)| NotFree::Row)?;
-        Ok(LockedRow { store: self, tree, lock, _memory: memory.take().expect("it was reserved") })
+        let since = engine.clock.published();
+        Ok(LockedRow { store: self, tree, lock, since, _memory: memory.take().expect("it was reserved") })
     }
 
     /// Locks a row outside of transactions, for a change that depends on its newest value.
@@ -198,7 +199,7 @@ impl Store {
         key: &'a [u8],
     ) -> Result<LockedRow<'a>> {
         let (lock, memory) = self.lock_waiting(mode, self.next_transaction(), tree, key).await?;
-        Ok(LockedRow { store: self, tree, lock, _memory: memory })
+        Ok(LockedRow { store: self, tree, lock, since: self.engine.clock.published(), _memory: memory })
     }
 }
 
@@ -207,6 +208,8 @@ pub(crate) struct LockedRow<'a> {
     store: &'a Store,
     tree: &'a CountedTree,
     lock: RowLock<'a>,
+    /// A timestamp before the row is read.
+    since: Timestamp,
     /// The memory of the lock.
     _memory: Grant,
 }
@@ -240,14 +243,14 @@ impl LockedRow<'_> {
 
     /// Commits a change of the row.
     pub(crate) async fn commit(self, mode: WaitMode<'_>, change: Change<'_>, durability: Durability) -> Result<()> {
-        let LockedRow { store, tree, lock, _memory } = self;
+        let LockedRow { store, tree, lock, since, _memory } = self;
         let rows = [Row { tree, key: lock.key, change }];
-        store.commit(mode, &rows, None, durability, lock).await.map(drop)
+        store.commit(mode, &rows, RowsSeen::Newest(since), durability, lock).await.map(drop)
     }
 
     /// Leaves the row unchanged. Waits until the value that the caller saw is as durable as a change would have been.
     pub(crate) async fn leave(self, mode: WaitMode<'_>, durability: Durability) -> Result<()> {
-        let LockedRow { store, tree, lock, _memory } = self;
+        let LockedRow { store, tree, lock, _memory, .. } = self;
         let engine = &store.engine;
         let visible = engine.clock.visible();
         // Relaxed commits are visible before they are durable, and one of them may have changed this row.

@@ -57,7 +57,7 @@ pub(crate) struct Store {
     pub(crate) engine: Arc<Engine>,
     pub(crate) keyspaces: Keyspaces,
     pub(crate) prepared: PreparedTransactions,
-    pub(super) ready: ReadyCommits,
+    pub(crate) ready: ReadyCommits,
     /// Held while keyspaces are created and dropped.
     pub(super) defining: Mutex<()>,
     /// Held while space is reclaimed. Locked before `page_tables`.

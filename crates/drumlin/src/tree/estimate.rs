@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::Tree;
 use super::node::{Inner, Leaf};
+use super::runs::of_run;
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::pool::{ImmutablePages, Needs, Stop};
@@ -99,23 +100,31 @@ impl LevelNodes<'_> {
 
 impl Tree {
     /// Returns the estimated number of rows whose keys are at least `lower` and below `upper`. If all leaves of a short
-    /// range are in memory, the number is exact, except for concurrent changes. O(log n).
+    /// range are in memory, the number is exact, except for concurrent changes. Rows of runs count in addition to those
+    /// of the tree. O(log n).
     ///
     /// Lacks inner nodes that are not in memory, and the root, which may be a leaf.
     pub(crate) fn estimate(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<u64, Stop> {
         debug_assert!(upper.is_none_or(|upper| lower < upper), "the rows of an empty range are estimated");
-        self.restarting(|| self.try_estimate(lower, upper)).map(|rows| rows.round() as u64)
+        let mut rows = self.restarting(|| self.try_estimate(PageId::ROOT, lower, upper))?;
+        for run in self.pages.runs.list().iter() {
+            let lower = lower.max(&run.freed_to);
+            if upper.is_none_or(|upper| lower < upper) {
+                rows += self.restarting(|| self.try_estimate(run.root, lower, upper)).map_err(of_run)?;
+            }
+        }
+        Ok(rows.round() as u64)
     }
 
-    fn try_estimate(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<Option<f64>, Stop> {
+    fn try_estimate(&self, root: PageId, lower: &[u8], upper: Option<&[u8]>) -> Result<Option<f64>, Stop> {
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
-        if let PageEntry::Leaf(frame) = self.pages.table.load(PageId::ROOT) {
-            let root = self.pool.frames.peek(frame, self.page_key(PageId::ROOT));
-            let root = root.filter(|_| self.pages.table.shows(PageId::ROOT, PageEntry::Leaf(frame)));
-            return Ok(root.map(|root| rows_within(&Leaf::new(&root), lower, upper)));
+        if let PageEntry::Leaf(frame) = self.pages.table.load(root) {
+            let leaf = self.pool.frames.peek(frame, self.page_key(root));
+            let leaf = leaf.filter(|_| self.pages.table.shows(root, PageEntry::Leaf(frame)));
+            return Ok(leaf.map(|leaf| rows_within(&Leaf::new(&leaf), lower, upper)));
         }
-        let Some(root) = self.inner_node(&nodes, PageId::ROOT)? else { return Ok(None) };
+        let Some(root) = self.inner_node(&nodes, root)? else { return Ok(None) };
         let mut level = LevelNodes { first: root, last: None, between: 0.0, samples: Vec::new() };
         loop {
             let children = level.children(lower, upper);

@@ -14,8 +14,10 @@
 
 mod estimate;
 pub(crate) mod node;
+mod runs;
 mod structure;
 
+pub(crate) use runs::{FoldPlan, FoldStep, Piece, RunEnd};
 pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, fits};
 
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::pool::{FrameRead, FrameWrite, ImmutablePages, Needs, NewFrame, Pool, Provider, ReclaimGuard, Stop, Wanted};
+use crate::space::runs::Run;
 use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace};
 use crate::task::{Boxed, WaitMode};
 use node::{Inner, LeafMut, Node};
@@ -496,14 +499,33 @@ impl Tree {
         upcoming
     }
 
-    /// Finds the first unreadable node on the path to the key's leaf. Returns `None` if the whole path can be read.
-    /// Expected O(log n).
+    /// Finds the first unreadable node on the path to the key's leaf, in the tree or in a run above it. Returns `None`
+    /// if all of these paths can be read. Expected O(log n).
     pub(crate) fn unreadable<'a>(&'a self, mode: WaitMode<'a>, key: &'a [u8]) -> Boxed<'a, Result<Option<Unreadable>>> {
+        Box::pin(async move {
+            let unfreed = |run: &&Run| &run.freed_to[..] <= key;
+            let runs: Vec<PageId> = self.pages.runs.list().iter().filter(unfreed).map(|run| run.root).collect();
+            for root in [PageId::ROOT].into_iter().chain(runs) {
+                if let Some(unreadable) = self.unreadable_from(mode, root, key).await? {
+                    return Ok(Some(unreadable));
+                }
+            }
+            Ok(None)
+        })
+    }
+
+    /// Like [`unreadable`](Self::unreadable), for the path from one root.
+    fn unreadable_from<'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        root: PageId,
+        key: &'a [u8],
+    ) -> Boxed<'a, Result<Option<Unreadable>>> {
         Box::pin(async move {
             let mut provider = Provider::new(mode, &self.pool);
             for restart in 0..UNREADABLE_RESTARTS_MAX {
-                let (mut lower, mut upper, mut last) = (None, None, PageId::ROOT);
-                let path = self.descend(Target::At(key), |_, _, inner, child| {
+                let (mut lower, mut upper, mut last) = (None, None, root);
+                let path = self.descend_from(root, Target::At(key), |_, _, inner, child| {
                     (lower, upper) = child_fences(inner, child);
                     last = inner.child(child);
                 });

@@ -79,7 +79,83 @@ enum Progress {
     Again,
 }
 
+/// The reason for splitting a leaf.
+#[derive(Clone, Copy)]
+enum SplitFor<'r> {
+    /// The leaf has no room for rows that it covers. The rows ascend.
+    Rows(&'r [Incoming<'r>]),
+    /// A leaf has to begin at this key.
+    Boundary(&'r [u8]),
+}
+
+impl SplitFor<'_> {
+    /// Returns a key that the leaf covers.
+    fn key(&self) -> &[u8] {
+        match self {
+            SplitFor::Rows(rows) => rows[0].key,
+            SplitFor::Boundary(key) => key,
+        }
+    }
+
+    /// Returns the separator of the next split, or `None` if none is needed.
+    fn plan(&self, leaf: &Leaf<'_>) -> Option<Vec<u8>> {
+        match *self {
+            SplitFor::Rows(rows) => plan_split(leaf, rows),
+            SplitFor::Boundary(key) if leaf.lower_fence().unwrap_or_default() == key => None,
+            SplitFor::Boundary(key) if sides_fit(leaf, key) => Some(key.to_vec()),
+            // One half has no room for such a long fence in addition to its rows. Divide the rows first.
+            SplitFor::Boundary(key) => {
+                let value_bytes = crate::format::node::inline_bytes_max(leaf.page_bytes(), key.len());
+                Some(split_around(leaf, key, value_bytes))
+            }
+        }
+    }
+
+    /// Returns the progress that a split into these two leaves made.
+    fn progress(&self, left: &Leaf<'_>, right: &Leaf<'_>) -> Progress {
+        match *self {
+            SplitFor::Rows(rows) => progress_after_split(left, right, rows),
+            SplitFor::Boundary(key) if right.lower_fence() == Some(key) => Progress::Done(None),
+            SplitFor::Boundary(_) => Progress::Again,
+        }
+    }
+}
+
 impl Tree {
+    /// Splits a leaf so that one begins at this key, unless one does already. Waits for pages and frames.
+    pub(crate) fn split_at<'a>(&'a self, mode: WaitMode<'a>, key: &'a [u8]) -> Boxed<'a, Result<()>> {
+        Box::pin(async move {
+            let mut frames = Vec::with_capacity(FRAMES_NEEDED);
+            let mut provider = Provider::new(mode, &self.pool);
+            loop {
+                match self.try_split(SplitFor::Boundary(key), &mut frames) {
+                    Ok(Progress::Done(_)) => return Ok(()),
+                    Ok(Progress::Again) => self.check_dropped()?,
+                    Err(stop) => self.provide_split(&mut provider, stop, &mut frames).await?,
+                }
+            }
+        })
+    }
+
+    /// Provides what a split has lacked.
+    async fn provide_split<'p>(
+        &'p self,
+        provider: &mut Provider<'p>,
+        stop: Stop,
+        frames: &mut Vec<NewFrame<'p>>,
+    ) -> Result<()> {
+        match stop {
+            Stop::Error(error) => return Err(error),
+            Stop::Needs(Needs::Frame(page_bytes)) => {
+                while frames.len() < FRAMES_NEEDED {
+                    frames.push(provider.frame(page_bytes).await?);
+                }
+            }
+            Stop::Needs(needs) => drop(provider.provide(&needs).await?),
+        }
+        Ok(())
+    }
+
     /// Splits leaves until each has room for all of the rows that it covers. The rows must ascend. Waits for pages and
     /// frames.
     pub(crate) fn split_for<'a>(&'a self, mode: WaitMode<'a>, mut rows: &'a [Incoming<'a>]) -> Boxed<'a, Result<()>> {
@@ -88,7 +164,7 @@ impl Tree {
             let mut frames = Vec::with_capacity(FRAMES_NEEDED);
             let mut provider = Provider::new(mode, &self.pool);
             loop {
-                match self.try_split(rows, &mut frames) {
+                match self.try_split(SplitFor::Rows(rows), &mut frames) {
                     Ok(Progress::Done(None)) => return Ok(()),
                     Ok(Progress::Done(Some(upper))) => {
                         assert!(rows[0].key < &upper[..], "a leaf has room that does not cover the row");
@@ -99,23 +175,17 @@ impl Tree {
                     }
                     // If the keyspace has been dropped, its nodes are gone, and retrying would never end.
                     Ok(Progress::Again) => self.check_dropped()?,
-                    Err(Stop::Error(error)) => return Err(error),
-                    Err(Stop::Needs(Needs::Frame(page_bytes))) => {
-                        while frames.len() < FRAMES_NEEDED {
-                            frames.push(provider.frame(page_bytes).await?);
-                        }
-                    }
-                    Err(Stop::Needs(needs)) => drop(provider.provide(&needs).await?),
+                    Err(stop) => self.provide_split(&mut provider, stop, &mut frames).await?,
                 }
             }
         })
     }
 
-    fn try_split<'p>(&'p self, rows: &[Incoming<'_>], frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
+    fn try_split<'p>(&'p self, cause: SplitFor<'_>, frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
         if frames.len() < FRAMES_NEEDED {
             return Err(Needs::Frame(self.pages.page_bytes).into());
         }
-        let key = rows[0].key;
+        let key = cause.key();
         let epoch_guard = self.pool.space.epoch_latch.shared();
         let mut path: Vec<(PageId, bool)> = Vec::new();
         let found = self.descend(Target::At(key), |page, _, inner, _| {
@@ -131,8 +201,8 @@ impl Tree {
             };
         }
         match path.last() {
-            None => self.split_root_leaf(&epoch_guard, rows, frames),
-            Some(&(parent, _)) => self.split_leaf(&epoch_guard, parent, leaf_page, rows, frames),
+            None => self.split_root_leaf(&epoch_guard, cause, frames),
+            Some(&(parent, _)) => self.split_leaf(&epoch_guard, parent, leaf_page, cause, frames),
         }
     }
 
@@ -200,10 +270,10 @@ impl Tree {
         epoch_guard: &EpochGuard<'_>,
         parent_page: PageId,
         leaf_page: PageId,
-        rows: &[Incoming<'_>],
+        cause: SplitFor<'_>,
         frames: &mut Vec<NewFrame<'p>>,
     ) -> Result<Progress, Stop> {
-        let key = rows[0].key;
+        let key = cause.key();
         let Some(parent) = self.latch_inner(parent_page) else { return Ok(Progress::Again) };
         let inner = Inner::new(&parent);
         if !inner.covers(key) || inner.child(inner.child_for(key)) != leaf_page {
@@ -214,7 +284,7 @@ impl Tree {
         if !Node::new(&leaf).covers(key) {
             return Ok(Progress::Again);
         }
-        let Some(separator) = plan_split(&Leaf::new(&leaf), rows) else {
+        let Some(separator) = cause.plan(&Leaf::new(&leaf)) else {
             return Ok(Progress::Done(Leaf::new(&leaf).upper_fence().map(<[u8]>::to_vec)));
         };
         if !inner.fits_separator(separator.len()) {
@@ -232,7 +302,7 @@ impl Tree {
         self.pool.mark_dirty(epoch_guard, &leaf);
         LeafMut::new(leaf.leaf_mut(&self.pages.table)).split_to(at, &separator, &mut right);
         debug_assert_eq!(check_node(&leaf, Kind::Leaf), Ok(()), "the left half of a leaf is not sound");
-        let progress = progress_after_split(&Leaf::new(&leaf), &Leaf::new(&right), rows);
+        let progress = cause.progress(&Leaf::new(&leaf), &Leaf::new(&right));
         let right_page = self.publish(epoch_guard, right, Kind::Leaf);
         self.observer.rows_moved(&self.pages, leaf_page, right_page, Some(&separator));
 
@@ -247,11 +317,11 @@ impl Tree {
     fn split_root_leaf<'p>(
         &'p self,
         epoch_guard: &EpochGuard<'_>,
-        rows: &[Incoming<'_>],
+        cause: SplitFor<'_>,
         frames: &mut Vec<NewFrame<'p>>,
     ) -> Result<Progress, Stop> {
         let Some(root) = self.latch_leaf(PageId::ROOT) else { return Ok(Progress::Again) };
-        let Some(separator) = plan_split(&Leaf::new(&root), rows) else { return Ok(Progress::Done(None)) };
+        let Some(separator) = cause.plan(&Leaf::new(&root)) else { return Ok(Progress::Done(None)) };
         let fences = (Node::new(&root).lower_fence(), Node::new(&root).upper_fence());
         assert!(fences == (None, None), "a root bounds the keys: {fences:?}");
         self.pool.prepare_change(epoch_guard, &root)?;
@@ -453,6 +523,10 @@ impl Tree {
             let Some(mut left) = self.latch_leaf(left_page) else { return Ok(false) };
             let Some(right) = self.latch_leaf(right_page) else { return Ok(false) };
             if !is_wanted(&left, &right, Leaf::new(&left).merged_bytes(&Leaf::new(&right))) {
+                return Ok(false);
+            }
+            // The merged leaf can't say that a run is folded into a half of it.
+            if [&left, &right].into_iter().any(|leaf| self.has_runs_above(&Leaf::new(leaf))) {
                 return Ok(false);
             }
             self.pool.prepare_change(&epoch_guard, &parent)?;

@@ -12,6 +12,7 @@ use crate::sync::{CachePadded, thread_index};
 pub(crate) mod clock;
 pub(crate) mod commit;
 pub(crate) mod engine;
+pub(crate) mod fold;
 pub(crate) mod interrupt;
 pub(crate) mod keyspace;
 pub(crate) mod locks;

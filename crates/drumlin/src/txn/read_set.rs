@@ -14,7 +14,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::format::{KeyspaceId, PageId};
+use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{Account, Budget, Grant, heap_bytes};
 use crate::space::PageSpace;
 use crate::sync::Mutex;
@@ -270,6 +270,24 @@ impl ReadSet {
             are_keys.then(|| (spans.0.len() * tree.pages.page_bytes) as u64)
         }))
         .sum()
+    }
+
+    /// Returns an error if a run that was attached after the snapshot, and whose rows are not all folded, has a key
+    /// that the transaction has read. Folded rows have left undo records.
+    pub(crate) async fn check_runs(&self, mode: WaitMode<'_>, snapshot: Timestamp) -> Result<()> {
+        for (tree, spans) in self.trees.iter().filter(|(tree, _)| tree.pages.runs.newest() > snapshot) {
+            for (first, end) in &spans.0 {
+                let end = match end {
+                    End::OneKey => Some([first, &[0][..]].concat()),
+                    End::Below(end) => Some(end.to_vec()),
+                    End::Open => None,
+                };
+                if tree.pool.awaiting(mode, |_| tree.have_runs_key(snapshot, first, end.as_deref())).await? {
+                    return Err(Error::Conflict { reason: "a bulk load has changed rows that this transaction read" });
+                }
+            }
+        }
+        Ok(())
     }
 
     fn covers(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {

@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use crate::format::KeyspaceId;
+use crate::format::{KeyspaceId, Timestamp};
 use crate::memory::{grown_capacity, reserve};
 use crate::txn::TransactionId;
 use crate::txn::engine::Engine;
@@ -68,6 +68,8 @@ pub(crate) struct RowLocks {
     /// The locks that a batch will acquire when it is committed. `None` in a transaction, which acquires a lock at each
     /// write.
     pub(crate) planned: Option<Planned>,
+    /// A timestamp from before the first row was locked and read.
+    pub(crate) since: Option<Timestamp>,
 }
 
 /// A row whose lock has been requested.
@@ -99,7 +101,7 @@ impl RowLocks {
     pub(crate) fn new(engine: &Arc<Engine>, owner: TransactionId) -> RowLocks {
         let engine = Arc::clone(engine);
         let (key_bytes, keys) = (Vec::new(), Vec::new());
-        RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None }
+        RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None, since: None }
     }
 
     /// Returns the memory that the locks would use with one more lock on `key`, including what the transaction needs if
@@ -121,6 +123,9 @@ impl RowLocks {
 
     /// Records that the transaction holds the lock of a row.
     pub(crate) fn add(&mut self, keyspace: KeyspaceId, key: &[u8], mode: LockMode) {
+        if self.since.is_none() {
+            self.since = Some(self.engine.clock.published());
+        }
         let end = self.keys.last().map_or(0, |(_, end)| *end);
         debug_assert_eq!(end, self.key_bytes.len(), "the key of a lock is not after the one before");
         reserve(&mut self.key_bytes, key.len());

@@ -81,12 +81,12 @@ fn an_older_format_is_refused() {
     let mut bytes = std::fs::read(&data).unwrap();
     for slot in [0, 8 * 4096] {
         assert_eq!(bytes[slot + 8], 3, "the format version");
-        bytes[slot + 8] = 1;
+        bytes[slot + 8] = 2;
     }
     std::fs::write(&data, &bytes).unwrap();
     for error in [small().open(folder.path()).unwrap_err(), small().examine(folder.path()).unwrap_err()] {
         assert!(
-            matches!(&error, Error::OlderFormat { found: 1, supported: 3, path } if *path == folder.path()),
+            matches!(&error, Error::OlderFormat { found: 2, supported: 3, path } if *path == folder.path()),
             "{error:?}"
         );
         assert!(error.to_string().contains("drumlin dump") && error.to_string().contains("drumlin load"), "{error}");

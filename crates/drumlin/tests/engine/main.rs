@@ -36,6 +36,7 @@ mod old_versions;
 mod power;
 mod prepared;
 mod read_only;
+mod runs;
 mod space;
 #[path = "../support/mod.rs"]
 mod support;

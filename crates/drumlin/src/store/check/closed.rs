@@ -11,7 +11,7 @@ use super::pages::Verifier;
 use super::report::{CheckProgress, CheckReport};
 use crate::error::{Error, Result};
 use crate::format::extent::{Header, Kind, PageKey, TABLE_PAGES};
-use crate::format::record::{self, Attachment, Operation};
+use crate::format::record::{self, AttachedRoot, Attachment, Operation};
 use crate::format::superblock::Superblock;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, Timestamp};
 use crate::io::{FolderRef, Lock, OpenOptions, Process, SyncMethod};
@@ -285,7 +285,9 @@ impl LogCheck<'_> {
         all: &mut Vec<NamedExtent>,
     ) {
         let key = |page: u32| PageKey { keyspace, page: PageId(page) };
-        self.enter(attachment.root, key(PageId::ROOT.0), ExtentRole::Page, timestamp, all);
+        if let AttachedRoot::Tree(root) = attachment.root {
+            self.enter(root, key(PageId::ROOT.0), ExtentRole::Page, timestamp, all);
+        }
         for &(chunk, extent) in &attachment.images {
             if !self.enter(extent, key(chunk), ExtentRole::Table, timestamp, all) {
                 continue;

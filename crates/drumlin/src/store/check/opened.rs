@@ -8,7 +8,7 @@ use super::report::{CheckProgress, CheckReport};
 use crate::counts::KeptCounts;
 use crate::counts::count_range::CountCursor;
 use crate::error::{Error, Result};
-use crate::format::KeyspaceId;
+use crate::format::{KeyspaceId, Timestamp};
 use crate::store::read_ahead::ReadAhead;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
@@ -99,6 +99,13 @@ impl Store {
                 let page = open.tree.read_leaf(Target::At(&lower))?;
                 let leaf = Leaf::new(&page);
                 keys_of_pages.look_at(report, &page);
+                if open.tree.has_runs_above(&leaf)
+                    && let Some(piece) =
+                        open.tree.piece(&leaf, Target::At(&lower), Direction::Forward, Timestamp(u64::MAX))?
+                {
+                    let rows = piece.row_count(&page);
+                    return Ok((page.page(), rows as u64, piece.upper));
+                }
                 Ok((page.page(), leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
             });
             match found {

@@ -222,7 +222,12 @@ impl Engine {
     /// Reserves memory for the versions that a commit of `row_count` rows will leave. If there is too little memory,
     /// drops versions that no snapshot needs, requests a spill of the remaining ones, and waits for commits that are
     /// not durable yet.
-    pub(super) async fn secure_versions(&self, mode: WaitMode<'_>, row_count: usize, bytes: usize) -> Result<Grant> {
+    pub(in crate::txn) async fn secure_versions(
+        &self,
+        mode: WaitMode<'_>,
+        row_count: usize,
+        bytes: usize,
+    ) -> Result<Grant> {
         let budget = &self.budget;
         let (bytes, limit_bytes) = (bytes as u64, budget.limit_bytes(Account::Versions));
         if bytes > limit_bytes {

@@ -7,7 +7,7 @@
 
 use super::latch::{CommitRows, Latched};
 use super::prepare::{MediumValue, MediumValues, PinnedLeaf, Prepared, Row};
-use super::sink::{CommitSink, Unready};
+use super::sink::{CommitSink, RowsSeen, Unready};
 use crate::counts::RowChange;
 use crate::error::Result;
 use crate::format::node::LargeRef;
@@ -78,12 +78,13 @@ impl<L> Engine<L> {
         mode: WaitMode<'_>,
         prepared: Prepared<'_, '_>,
         mut medium: MediumValues<'_>,
+        seen: RowsSeen<'_>,
         mut sink: S,
     ) -> Result<S::Committed> {
         let Prepared { rows, reads, incoming, pinned, .. } = prepared;
         assert!(medium.values.len() <= rows.len(), "a medium value has no row");
         assert_eq!(incoming.len(), rows.len());
-        let work = CommitRows { rows, incoming: &incoming, reads };
+        let mut work = CommitRows { rows, incoming: &incoming, reads, since: seen.since() };
         let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
         let mut provider = Provider::new(mode, &self.pool);
         loop {
@@ -105,6 +106,8 @@ impl<L> Engine<L> {
                     pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
                 }
                 Err(Unready::LeafFull(range)) => rows[range.start].tree.split_for(mode, &incoming[range]).await?,
+                Err(Unready::Unfolded(row)) => drop(self.fold_above_late(mode, &rows[row], S::FOLD_PURPOSE).await?),
+                Err(Unready::Overtaken) => work.since = Some(self.check_runs(mode, rows, reads, seen).await?),
                 Err(Unready::LogSpace | Unready::Memory) => unreachable!("a commit lacks what it has reserved"),
             }
         }

@@ -31,9 +31,10 @@ use super::admission::ROW_WORK_BYTES;
 use super::apply::change_row;
 use super::latch::CommitRows;
 use super::prepare::{Row, incoming_of, row_version_bytes_max};
-use super::sink::{CommitSink, LiveLog, LogSpace, Unready};
+use super::sink::{CommitSink, LiveLog, LogSpace, RowsSeen, Unready};
 use super::{Applied, Durability, Recorded, prepared_body};
 use crate::error::Result;
+use crate::format::Timestamp;
 use crate::memory::Account;
 use crate::seglog::Appended;
 use crate::tree::Incoming;
@@ -108,9 +109,10 @@ impl Engine {
         &self,
         rows: &[Row<'_>],
         extra_bytes: usize,
+        seen: RowsSeen<'_>,
         durability: Durability,
     ) -> Result<Option<Applied<'_>>> {
-        self.commit_at_once_as(rows, extra_bytes, durability, Recorded::Rows)
+        self.commit_at_once_as(rows, extra_bytes, seen, durability, Recorded::Rows)
     }
 
     /// Like [`commit_at_once`](Self::commit_at_once), with the given record.
@@ -119,8 +121,9 @@ impl Engine {
         &self,
         rows: &[Row<'_>],
         extra_bytes: usize,
+        seen: RowsSeen<'_>,
         durability: Durability,
-        recorded: Recorded<'_>,
+        recorded: Recorded<'_, '_>,
     ) -> Result<Option<Applied<'_>>> {
         assert!(!rows.is_empty());
         self.check_failure()?;
@@ -143,21 +146,31 @@ impl Engine {
         let spare = take_spare(&SPARE_RECORD, body_bytes_max);
         let body = match recorded {
             Recorded::Rows => self.encode(rows, spare)?,
-            Recorded::Prepared(id) => prepared_body(id, spare),
+            Recorded::Prepared { id, gate } => {
+                assert!(gate.is_none(), "a ready commit waits for its signal");
+                prepared_body(id, spare)
+            }
         };
-        let ends_prepared = matches!(recorded, Recorded::Prepared(_));
+        let ends_prepared = matches!(recorded, Recorded::Prepared { .. });
         let log = self.log();
         let stream = crate::sync::thread_index() % log.stream_count();
         let applied = {
             let space = LogSpace::Free { log, stream };
             let mut sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
-            self.try_apply_rows(rows, version_bytes_max, durability, &mut sink)
+            self.try_apply_rows(rows, version_bytes_max, seen.since(), durability, &mut sink)
         };
         give_spare(&SPARE_RECORD, body.into_bytes());
         let logged = match applied {
             Ok(logged) => logged,
             Err(Unready::Error(error)) => return Err(error),
-            Err(Unready::Needs(_) | Unready::LeafFull(_) | Unready::LogSpace | Unready::Memory) => {
+            Err(
+                Unready::Needs(_)
+                | Unready::LeafFull(_)
+                | Unready::Unfolded(_)
+                | Unready::Overtaken
+                | Unready::LogSpace
+                | Unready::Memory,
+            ) => {
                 crate::coverage::mark!("a commit could not be made at once");
                 return Ok(None);
             }
@@ -175,23 +188,25 @@ impl Engine {
         &self,
         rows: &[Row<'_>],
         version_bytes_max: usize,
+        since: Option<Timestamp>,
         durability: Durability,
         sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
         if let [row] = rows {
-            return self.try_apply_one(row, durability, sink);
+            return self.try_apply_one(row, since, durability, sink);
         }
         // This memory is held only until the versions are added, which then account for the memory that they use.
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
-        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None }, &[], &[], sink)
+        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None, since }, &[], &[], sink)
     }
 
     /// Applies a single row. This needs no list of leaves, and memory only for the version that the row replaces.
     fn try_apply_one(
         &self,
         row: &Row<'_>,
+        since: Option<Timestamp>,
         durability: Durability,
         sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
@@ -201,8 +216,14 @@ impl Engine {
         let incoming = incoming_of(row);
         let pages = &row.tree.pages;
         let epoch_guard = self.space.epoch_latch.shared();
+        if self.is_overtaken(since) {
+            return Err(Unready::Overtaken);
+        }
         let mut write = row.tree.write_leaf(row.key, &|_| false)?;
         let leaf = Leaf::new(&write);
+        if row.tree.has_runs_above(&leaf) {
+            return Err(Unready::Unfolded(0));
+        }
         if !crate::tree::fits(&leaf, std::slice::from_ref(&incoming)) {
             return Err(Unready::LeafFull(0..1));
         }

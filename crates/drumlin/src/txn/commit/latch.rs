@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::prepare::{LEAVES_AT_ONCE_MIN, PinnedLeaf, Row, rows_end};
 use super::sink::Unready;
 use crate::error::Result;
-use crate::format::PageId;
+use crate::format::{PageId, Timestamp};
 use crate::pool::{FrameRead, FrameWrite, ReclaimGuard, Stop};
 use crate::space::{EpochGuard, FrameIndex};
 use crate::tree::node::Leaf;
@@ -20,6 +20,8 @@ pub(super) struct CommitRows<'a> {
     /// The rows in the form that the tree accepts.
     pub(super) incoming: &'a [Incoming<'a>],
     pub(super) reads: Option<Reads<'a>>,
+    /// No run attached up to this timestamp has changed a row that the commit must find unchanged.
+    pub(super) since: Option<Timestamp>,
 }
 
 /// The next leaf of a commit in latching order.
@@ -133,6 +135,9 @@ impl<L> Engine<L> {
             reads: Vec::new(),
             writes: Vec::with_capacity(work.rows.len().min(LEAVES_AT_ONCE_MIN)),
         };
+        if self.is_overtaken(work.since) {
+            return Err(Unready::Overtaken);
+        }
         let mut leaves = LeavesInOrder::new(work, pinned);
         while let Some(NextLeaf { tree, key, is_read }) = leaves.next() {
             let is_held_here = |frame| latched.has(frame);
@@ -156,6 +161,9 @@ impl<L> Engine<L> {
             let leaf = Leaf::new(&write);
             let rows = leaves.pass(&self.versions, tree, write.page(), &leaf).map_err(Unready::Error)?;
             if !rows.is_empty() {
+                if tree.has_runs_above(&leaf) {
+                    return Err(Unready::Unfolded(rows.start));
+                }
                 if !crate::tree::fits(&leaf, &work.incoming[rows.clone()]) {
                     return Err(Unready::LeafFull(rows));
                 }

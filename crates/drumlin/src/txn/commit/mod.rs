@@ -4,14 +4,15 @@
 //! 1. *Admit* (`admission.rs`), called separately: the commit reserves memory for its record and for the pages that it
 //!    will pin, both in one step. Commits are served in the order of their requests, and hold only row locks while they
 //!    wait.
-//! 2. *Prepare* (`prepare.rs`): the commit waits for everything that is not ready. It encodes the record, reserves disk
-//!    space for the pages that it will make dirty, appends medium values, and reserves log space. If it has several
-//!    rows, it reads and pins their leaves, and splits leaves that have no room for the rows. It reserves memory for
-//!    the versions last; `admission.rs` gives the reason for this order.
+//! 2. *Prepare* (`prepare.rs`): the commit waits for everything that is not ready. It folds runs into the leaves that
+//!    it will change (`txn/fold.rs`), encodes the record, reserves disk space for the pages that it will make dirty,
+//!    appends medium values, and reserves log space. If it has several rows, it reads and pins their leaves, and splits
+//!    leaves that have no room for the rows. It reserves memory for the versions last; `admission.rs` gives the reason
+//!    for this order.
 //! 3. *Latch* (`latch.rs`), under the epoch latch: the commit latches its leaves in key order. On the way, it validates
-//!    the leaves that a serializable transaction has read. If a leaf is missing or too full, the commit releases all
-//!    latches, makes that leaf ready, and latches its leaves from the start. The leaf of a single row is always read
-//!    and split this way.
+//!    the leaves that a serializable transaction has read. If a leaf is missing or too full, or a run is not folded
+//!    into it, the commit releases all latches, makes that leaf ready, and latches its leaves from the start. The leaf
+//!    of a single row is always read and split this way.
 //! 4. *Apply* (`apply.rs`): the log assigns the timestamp and the record's position (`sink.rs`), unless it is sealed or
 //!    has failed. After that, nothing waits, fails or can be cancelled: the commit changes the rows, retains their old
 //!    versions, is marked as applied, and releases its latches.
@@ -32,6 +33,7 @@ mod sink;
 
 pub(crate) use prepare::Row;
 use ready::Gate;
+pub(crate) use sink::RowsSeen;
 use sink::{LiveLog, LogSpace};
 
 use crate::error::{Error, Result};
@@ -76,11 +78,12 @@ pub(crate) struct Admitted {
 
 /// The content of a commit's record.
 #[derive(Clone, Copy)]
-pub(crate) enum Recorded<'a> {
+pub(crate) enum Recorded<'a, 'g> {
     /// The rows that the commit changes.
     Rows,
-    /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions.
-    Prepared(&'a [u8]),
+    /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions. With a
+    /// gate, the commit waits for its signal before it is applied.
+    Prepared { id: &'a [u8], gate: Option<&'a Gate<'g>> },
 }
 
 /// Returns the body of the record that commits a prepared transaction. `body` must be empty.
@@ -126,29 +129,34 @@ impl Engine {
         mode: WaitMode<'a>,
         rows: &'a [Row<'a>],
         reads: Option<Reads<'a>>,
+        seen: RowsSeen<'a>,
         admitted: Admitted,
     ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
-        self.apply_as(mode, rows, reads, admitted, Recorded::Rows, None)
+        self.apply_as(mode, rows, reads, seen, admitted, Recorded::Rows)
     }
 
-    /// Like [`apply`](Self::apply), with the given record. With a gate, the commit waits for its signal before it is
-    /// applied.
+    /// Like [`apply`](Self::apply), with the given record.
     pub(crate) fn apply_as<'a, 'g: 'a>(
         &'a self,
         mode: WaitMode<'a>,
         rows: &'a [Row<'a>],
         reads: Option<Reads<'a>>,
+        seen: RowsSeen<'a>,
         admitted: Admitted,
-        recorded: Recorded<'a>,
-        gate: Option<&'a Gate<'g>>,
+        recorded: Recorded<'a, 'g>,
     ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
         Box::pin(async move {
             assert!(!rows.is_empty());
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
+            let gate = match recorded {
+                Recorded::Rows => None,
+                Recorded::Prepared { gate, .. } => gate,
+            };
             self.check_failure()?;
+            self.fold_above_rows(mode, rows).await?;
             let body = match recorded {
                 Recorded::Rows => self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?,
-                Recorded::Prepared(id) => prepared_body(id, Vec::new()),
+                Recorded::Prepared { id, .. } => prepared_body(id, Vec::new()),
             };
             let body_bytes = body.bytes().len();
             let reserved_pages = self.reserve_pages(mode, rows).await?;
@@ -167,10 +175,10 @@ impl Engine {
                 // The caller that gives the signal polls once. Pages that are missing now are read within that poll.
                 mode = WaitMode::Blocking;
             }
-            let ends_prepared = matches!(recorded, Recorded::Prepared(_));
+            let ends_prepared = matches!(recorded, Recorded::Prepared { .. });
             let space = LogSpace::Reserved(reservation);
             let sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
-            let logged = self.apply_when_ready(mode, prepared, medium, sink).await?;
+            let logged = self.apply_when_ready(mode, prepared, medium, seen, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);
             drop(body);

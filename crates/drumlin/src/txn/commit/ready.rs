@@ -25,6 +25,10 @@ use crate::task::WaitMode;
 /// The time for which a call waits until other commits are no longer ready.
 const PERMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// The time for which a call waits until no commit is ready. It is shorter than [`PERMIT_WAIT_MAX`]: a coordinator whose
+/// first commit is ready may be waiting for the permit of its second one.
+const EXCLUSIVE_WAIT_MAX: Duration = Duration::from_secs(5);
+
 /// The share of the memory for pinned leaves (one in this many) that ready commits may pin in addition.
 const PINNED_SHARE: u64 = 4;
 /// The share of the memory for versions (one in this many) that ready commits may leave in addition.
@@ -36,6 +40,8 @@ const CHANGES_SHARE: u64 = 4;
 #[derive(Debug, Default)]
 struct Taken {
     count: usize,
+    /// The number of calls that wait until no commit is ready, or make use of that.
+    exclusive_count: usize,
     changes_bytes: u64,
     pinned_bytes: u64,
     version_bytes: u64,
@@ -47,7 +53,12 @@ pub(crate) struct ReadyCommits {
     taken: Mutex<Taken>,
     /// The calls that wait for a permit.
     waiting: WaitQueue,
+    /// The calls that wait until no commit is ready.
+    exclusive: WaitQueue,
 }
+
+/// While this exists, no commit is ready or becomes ready.
+pub(crate) struct NoneReady<'r>(&'r ReadyCommits);
 
 /// The permit of one commit to be ready.
 pub(crate) struct ReadyPermit<'r> {
@@ -64,12 +75,37 @@ impl ReadyCommits {
         let deadline = backend.now().saturating_add(PERMIT_WAIT_MAX);
         let attempt = || {
             let mut taken = self.taken.lock();
-            (taken.count < READY_COMMITS_MAX).then(|| taken.count += 1)
+            (taken.exclusive_count == 0 && taken.count < READY_COMMITS_MAX).then(|| taken.count += 1)
         };
         match mode.until_deadline(backend, deadline, |waker| turn.poll(waker, attempt)).await {
             Some(()) => Ok(ReadyPermit { all: self, changes_bytes: 0, pinned_bytes: 0, version_bytes: 0 }),
             None => Err(Error::ready_in_memory("prepared transactions that are ready", READY_COMMITS_MAX as u64)),
         }
+    }
+
+    /// Waits until no commit is ready. A run may be attached then: above the rows of a ready commit it would have to be
+    /// folded before the commit is applied, which may fail. Commits that want to become ready wait until it is attached. The
+    /// caller must hold nothing but row locks.
+    pub(crate) async fn none(&self, mode: WaitMode<'_>, backend: &dyn Backend) -> Result<NoneReady<'_>> {
+        self.taken.lock().exclusive_count += 1;
+        let none_ready = NoneReady(self);
+        let turn = self.exclusive.join();
+        let deadline = backend.now().saturating_add(EXCLUSIVE_WAIT_MAX);
+        let attempt = || (self.taken.lock().count == 0).then_some(());
+        match mode.until_deadline(backend, deadline, |waker| turn.poll(waker, attempt)).await {
+            Some(()) => Ok(none_ready),
+            None => Err(Error::Conflict { reason: "a prepared transaction stayed ready to be committed" }),
+        }
+    }
+}
+
+impl Drop for NoneReady<'_> {
+    fn drop(&mut self) {
+        let mut taken = self.0.taken.lock();
+        assert!(taken.exclusive_count > 0, "more calls end than began to exclude ready commits");
+        taken.exclusive_count -= 1;
+        drop(taken);
+        self.0.waiting.announce();
     }
 }
 
@@ -119,6 +155,7 @@ impl Drop for ReadyPermit<'_> {
             "no commit is ready, and {taken:?} is held"
         );
         drop(taken);
+        self.all.exclusive.announce();
         self.all.waiting.announce();
     }
 }

@@ -1,10 +1,10 @@
 //! Applies commits that are already in the log, during recovery. Several threads apply disjoint sets of rows.
 
 use super::prepare::Row;
-use super::sink::{CommitSink, Unready};
+use super::sink::{CommitSink, RowsSeen, Unready};
 use crate::error::Result;
 use crate::format::{KeyspaceId, Timestamp};
-use crate::space::EpochGuard;
+use crate::space::{EpochGuard, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::tree::node::RowValue;
 use crate::txn::engine::{Engine, Replaying};
@@ -22,6 +22,8 @@ impl CommitSink for ReplayedCommit {
     type Committed = ();
 
     const IN_ORDER: bool = false;
+
+    const FOLD_PURPOSE: Purpose = Purpose::Replay;
 
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, ()), Unready> {
         Ok((self.timestamp, ()))
@@ -51,10 +53,11 @@ impl Engine<Replaying> {
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
         assert!(timestamp <= self.clock.published(), "commit {timestamp} is replayed, which the log does not have");
         ready(async {
+            self.fold_above_replayed(rows).await?;
             let _reserved_pages = self.reserve_replayed_pages(rows)?;
             let medium = self.append_medium_values(WaitMode::Blocking, rows).await?;
             let prepared = self.prepare(WaitMode::Blocking, rows, None).await?;
-            self.apply_when_ready(WaitMode::Blocking, prepared, medium, sink).await
+            self.apply_when_ready(WaitMode::Blocking, prepared, medium, RowsSeen::Nothing, sink).await
         })?;
         for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {
             row.tree.try_merge(row.key);

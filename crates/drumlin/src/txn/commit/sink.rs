@@ -6,15 +6,43 @@ use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp, prepared};
 use crate::pool::{Needs, Stop};
 use crate::seglog::{Appended, Body, Log, Reservation};
-use crate::space::EpochGuard;
+use crate::space::{EpochGuard, Purpose};
 use crate::tree::node::RowValue;
 use crate::txn::clock::Clock;
+use crate::txn::snapshots::SnapshotHandle;
+
+/// The versions of its rows on which a commit depends, and that must not have been replaced since. Other commits can't
+/// change the rows, because they are locked. But runs take no row locks.
+#[derive(Clone, Copy)]
+pub(crate) enum RowsSeen<'a> {
+    /// The commit depends on no earlier version of its rows.
+    Nothing,
+    /// The rows as of a snapshot.
+    Snapshot(&'a SnapshotHandle),
+    /// The newest version of rows that were locked at this timestamp or later.
+    Newest(Timestamp),
+}
+
+impl RowsSeen<'_> {
+    #[inline]
+    pub(in crate::txn) fn since(&self) -> Option<Timestamp> {
+        match self {
+            RowsSeen::Nothing => None,
+            RowsSeen::Snapshot(snapshot) => Some(snapshot.timestamp),
+            RowsSeen::Newest(since) => Some(*since),
+        }
+    }
+}
 
 /// The reason why an attempt to apply a commit did not succeed.
 pub(super) enum Unready {
     Needs(Needs),
     /// These rows do not fit into their leaves.
     LeafFull(Range<usize>),
+    /// Runs are not folded into the leaf of this row.
+    Unfolded(usize),
+    /// A run was attached after the rows were last compared with what the transaction has seen.
+    Overtaken,
     /// The log has no space for the record. Only commits that reserve no log space can end this way.
     LogSpace,
     /// No memory was free for the versions. Only commits that reserve no memory can end this way.
@@ -36,6 +64,9 @@ impl From<Stop> for Unready {
 pub(super) trait CommitSink {
     /// `true` if commits are applied to a leaf in the order of their timestamps.
     const IN_ORDER: bool;
+
+    /// The purpose for which space is reserved to fold runs.
+    const FOLD_PURPOSE: Purpose;
 
     /// The information about the commit's record that the caller receives.
     type Committed;
@@ -76,6 +107,8 @@ impl CommitSink for LiveLog<'_> {
     type Committed = Appended;
 
     const IN_ORDER: bool = true;
+
+    const FOLD_PURPOSE: Purpose = Purpose::Remove;
 
     #[inline]
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended), Unready> {

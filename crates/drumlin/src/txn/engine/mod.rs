@@ -53,6 +53,8 @@ pub(crate) struct Engine<L = Log> {
     log_bytes_found: u64,
     pub(crate) log_bytes_checkpointed: AtomicU64,
     unfreed_values: Mutex<UnfreedValues>,
+    /// The timestamp of the newest run that was attached to a keyspace since the opening, or 0 if none was.
+    newest_run: AtomicU64,
     pub(crate) budget: Arc<Budget>,
     pub(crate) reclaim: Arc<dyn Reclaim>,
     /// Services for operations that wait as tasks.
@@ -102,6 +104,7 @@ impl Engine<Replaying> {
             log_bytes_found: 0,
             log_bytes_checkpointed: AtomicU64::new(0),
             unfreed_values: Mutex::default(),
+            newest_run: AtomicU64::new(0),
             budget,
             reclaim,
             tasks,
@@ -133,10 +136,24 @@ impl Engine<Replaying> {
             other_records: self.other_records,
             log_bytes_checkpointed: self.log_bytes_checkpointed,
             unfreed_values: self.unfreed_values,
+            newest_run: self.newest_run,
             budget: self.budget,
             reclaim: self.reclaim,
             tasks: self.tasks,
         }
+    }
+}
+
+impl<L> Engine<L> {
+    /// Notes that a run has been attached. The caller holds the exclusive epoch latch.
+    pub(crate) fn set_newest_run(&self, timestamp: Timestamp) {
+        self.newest_run.fetch_max(timestamp.0, Ordering::AcqRel);
+    }
+
+    /// Returns `true` if a run has been attached after this timestamp. Called under the epoch latch.
+    #[inline]
+    pub(crate) fn is_overtaken(&self, since: Option<Timestamp>) -> bool {
+        since.is_some_and(|since| self.newest_run.load(Ordering::Acquire) > since.0)
     }
 }
 

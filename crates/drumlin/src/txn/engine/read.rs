@@ -206,10 +206,11 @@ impl Engine {
         take: impl FnMut(&[u8]) -> T,
     ) -> Result<Lookup<T>, Stop> {
         let page = tree.read_leaf_from(from, Target::At(key))?;
-        Ok(self.found_in(tree, &page, key, read_at, take))
+        self.found_in(tree, &page, key, read_at, take)
     }
 
-    /// Returns the row's old version, or else the row in this leaf, which must cover the key.
+    /// Returns the row's old version, or else the row in a run above this leaf or in the leaf, which must cover the
+    /// key.
     #[inline]
     fn found_in<T>(
         &self,
@@ -218,7 +219,7 @@ impl Engine {
         key: &[u8],
         read_at: ReadAt,
         take: impl FnMut(&[u8]) -> T,
-    ) -> Lookup<T> {
+    ) -> Result<Lookup<T>, Stop> {
         let leaf = Leaf::new(page);
         let at = match read_at {
             ReadAt::Visible => self.clock.visible(),
@@ -227,16 +228,21 @@ impl Engine {
         };
         debug_assert!(at <= self.clock.published(), "a read at {at}, which is not published");
         if tree.pages.load_gate.is_loaded_since(at) {
-            return Lookup::Row(None);
+            return Ok(Lookup::Row(None));
+        }
+        if tree.has_runs_above(&leaf)
+            && let Some(run) = tree.run_with(&leaf, key, at)?
+        {
+            return Ok(Lookup::Row(row_seen(&Leaf::new(&run), key, None, take)));
         }
         let mut was = None;
         if leaf.newest() > at {
             was = self.versions.find(tree.pages.id, page.page(), key, at);
             if self.spilled.may_have(at) {
-                return Lookup::Spilled;
+                return Ok(Lookup::Spilled);
             }
         }
-        Lookup::Row(row_seen(&leaf, key, was, take))
+        Ok(Lookup::Row(row_seen(&leaf, key, was, take)))
     }
 
     /// Continues [`find`](Self::find) if its descent has stopped, or if a version of the row may have been spilled.
@@ -275,6 +281,11 @@ impl Engine {
                         return Ok(Some(None));
                     }
                     let leaf = Leaf::new(&page);
+                    if tree.has_runs_above(&leaf)
+                        && let Some(run) = tree.run_with(&leaf, key, at)?
+                    {
+                        return Ok(Some(row_seen(&Leaf::new(&run), key, None, &mut *take)));
+                    }
                     let kept =
                         if leaf.newest() > at { self.versions.find(tree.pages.id, page.page(), key, at) } else { None };
                     if self.spilled.published() != published {
@@ -457,9 +468,13 @@ impl Engine {
         for (slot, leaf) in found_rows.iter_mut().zip(leaves) {
             if let (Some((index, _)), Some(page)) = (*slot, leaf) {
                 debug_assert!(rows[index].is_none(), "a row is found again in its group");
+                // Searching a run latches another leaf, so it is left for later, when no latch is held.
+                if tree.has_runs_above(&Leaf::new(&page)) {
+                    continue;
+                }
                 match self.found_in(tree, &page, keys[index], read_at, &mut *take) {
-                    Lookup::Row(found) => rows[index] = found,
-                    Lookup::Spilled => singly.push(index),
+                    Ok(Lookup::Row(found)) => rows[index] = found,
+                    Ok(Lookup::Spilled) | Err(_) => singly.push(index),
                 }
                 *slot = None;
             }
@@ -468,8 +483,8 @@ impl Engine {
             let key = keys[index];
             match tree.read_leaf_at(located, Target::At(key)) {
                 Some(page) => match self.found_in(tree, &page, key, read_at, &mut *take) {
-                    Lookup::Row(found) => rows[index] = found,
-                    Lookup::Spilled => singly.push(index),
+                    Ok(Lookup::Row(found)) => rows[index] = found,
+                    Ok(Lookup::Spilled) | Err(_) => singly.push(index),
                 },
                 // The leaf was split, evicted or merged in the meantime.
                 None => singly.push(index),
@@ -535,7 +550,9 @@ impl Engine {
     pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
         tree.pages.load_gate.may_have_changed(snapshot, || self.clock.published())
     }
+}
 
+impl<L> Engine<L> {
     /// Returns `true` if the row has changed since the snapshot. This detects conflicts under the first-updater-wins
     /// rule.
     pub(crate) async fn changed_since(
@@ -548,6 +565,9 @@ impl Engine {
         let changed = tree.pool.awaiting(mode, |from| {
             let page = tree.read_leaf_from(from, Target::At(key))?;
             if tree.pages.load_gate.is_loaded_since(snapshot) {
+                return Ok(Some(true));
+            }
+            if tree.pages.runs.newest() > snapshot && tree.have_runs_key(snapshot, key, Some(&[key, &[0]].concat()))? {
                 return Ok(Some(true));
             }
             if Leaf::new(&page).newest() <= snapshot {

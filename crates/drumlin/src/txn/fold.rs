@@ -1,0 +1,339 @@
+//! Folding runs: the rows of a run above a tree are put into the tree's leaves.
+//!
+//! A fold changes no row that a reader sees, so it has no timestamp and no log record. It replaces the rows of a part
+//! of a leaf's range, after splitting the leaf where the part begins and ends. A commit folds what lies above the
+//! leaves that it changes, and a background thread folds the rest in key order and frees the run's pages on the way.
+//!
+//! # Older snapshots
+//! A snapshot from before the run must not see its rows, which become rows like any others in the leaf. So a fold
+//! leaves an undo record with the run's timestamp, as if the run's commit had changed the leaf, unless every reader
+//! sees the run. No later commit has changed the leaf, because it would have folded the run first.
+//!
+//! # Replay
+//! Recovery folds what lies above the leaves that it changes by the same rule. A leaf of the checkpoint into which a
+//! run was not folded yet is folded again, with the same result.
+
+use super::commit::{Row, RowsSeen};
+use super::engine::{Engine, Replaying};
+use super::read_set::Reads;
+use super::undo::{UndoRecord, undo_bytes_max, version_bytes_max};
+use crate::counts::CountedTree;
+use crate::error::{Error, Result};
+use crate::format::extent::PageKey;
+use crate::format::node::NEWEST_OFFSET;
+use crate::format::{PageId, Timestamp};
+use crate::memory::Account;
+use crate::pool::Stop;
+use crate::space::runs::Run;
+use crate::space::{EpochGuard, PageEntry, Purpose};
+use crate::task::{WaitMode, ready, turn};
+use crate::tree::node::{Leaf, LeafMut, RowValue};
+use crate::tree::{FoldPlan, FoldStep, RunEnd};
+
+/// The pages that folding a part of a leaf's range may make dirty: the leaf, the two that are split off, the copies of
+/// their parent, and those of a split of an inner node on each level of a high tree.
+const PAGES_MAX: u64 = 12;
+
+/// The time at which a run may be folded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Folding {
+    /// Once every reader sees it, so that folding leaves no old versions.
+    OnceSeen,
+    /// At once.
+    Now,
+}
+
+/// The reason why a fold could not be made.
+enum FoldError {
+    /// There is no memory for the old versions that it leaves, which take this many bytes.
+    Versions(usize),
+    Error(Error),
+}
+
+impl From<Error> for FoldError {
+    fn from(error: Error) -> FoldError {
+        FoldError::Error(error)
+    }
+}
+
+impl<L> Engine<L> {
+    /// Folds all runs into the leaf that covers the key. Returns the leaf's upper fence.
+    async fn try_fold_above(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &CountedTree,
+        key: &[u8],
+        purpose: Purpose,
+    ) -> Result<Option<Vec<u8>>, FoldError> {
+        loop {
+            mode.work(turn::LEAF_UNITS).await;
+            let plan = match tree.pool.awaiting(mode, |_| tree.plan_fold(key)).await? {
+                FoldStep::Folded(upper) => return Ok(upper),
+                FoldStep::Fold(plan) => plan,
+            };
+            let pages = &tree.pages;
+            self.space.check_table_growth(pages.table.growth_bytes_max(PAGES_MAX))?;
+            let _reserved_pages = self.space.reserve(purpose, PAGES_MAX * pages.page_bytes as u64)?;
+            let memory = if self.is_seen_before(plan.run) {
+                let rows = Leaf::new(&plan.page);
+                let key_bytes = |index: &usize| rows.prefix().len() + rows.key_suffix(*index).len();
+                let of_rows = plan.changed.iter().map(|index| version_bytes_max(&[], key_bytes(index)));
+                let bytes = undo_bytes_max(of_rows.sum::<usize>() + pages.page_bytes);
+                let memory = self.budget.try_hold(Account::Versions, bytes as u64);
+                Some(memory.ok_or(FoldError::Versions(bytes))?)
+            } else {
+                None
+            };
+            if plan.splits_lower
+                && let Some(lower) = &plan.lower
+            {
+                tree.split_at(mode, lower).await?;
+            }
+            if plan.splits_upper
+                && let Some(upper) = &plan.upper
+            {
+                tree.split_at(mode, upper).await?;
+            }
+            tree.pool.awaiting(mode, |_| self.try_fold(tree, key, &plan)).await?;
+            drop(memory);
+        }
+    }
+
+    /// Returns `true` if a reader may see the database as it was before the run was attached.
+    fn is_seen_before(&self, run: Timestamp) -> bool {
+        self.snapshots.horizon(&self.clock) < run
+    }
+
+    /// Replaces the rows of the leaf by those of the plan, unless the leaf has changed since the plan was made.
+    fn try_fold(&self, tree: &CountedTree, key: &[u8], plan: &FoldPlan) -> Result<(), Stop> {
+        let epoch_guard = self.space.epoch_latch.shared();
+        let mut write = tree.write_leaf(key, &|_| false)?;
+        let leaf = Leaf::new(&write);
+        let fences = (leaf.lower_fence(), leaf.upper_fence());
+        if leaf.newest() != plan.newest || fences != (plan.lower.as_deref(), plan.upper.as_deref()) {
+            return Ok(());
+        }
+        tree.check_dropped().map_err(Stop::Error)?;
+        self.pool.prepare_change(&epoch_guard, &write)?;
+        let page = write.page();
+        let (folded, mut key, mut undo) = (Leaf::new(&plan.page), Vec::new(), UndoRecord::new());
+        let is_seen_before = self.is_seen_before(plan.run);
+        for &index in &plan.changed {
+            folded.key_into(index, &mut key);
+            let replaced = leaf.search(&key).ok().map(|at| leaf.value(at));
+            if is_seen_before || matches!(replaced, Some(RowValue::Large(_))) {
+                undo.push(&key, replaced);
+            }
+        }
+        assert!(plan.newest < plan.run, "a run at {} is folded twice", plan.run);
+        assert!(plan.changed.len() <= folded.len(), "a fold changes rows that it does not have");
+        self.pool.mark_dirty(&epoch_guard, &write);
+        let bytes = write.leaf_mut(&tree.pages.table);
+        bytes[NEWEST_OFFSET..].copy_from_slice(&plan.page[NEWEST_OFFSET..]);
+        LeafMut::new(bytes).set_newest(plan.run);
+        debug_assert!(tree.counts.kept().is_none(), "counts are kept while rows are in runs");
+        if !undo.is_empty() {
+            self.versions.add(tree.pages.id, page, plan.run, undo);
+        }
+        crate::coverage::mark!("a run was folded into a leaf");
+        Ok(())
+    }
+
+    /// Folds all runs into the leaf of a row that a commit is about to change. Returns the leaf's upper fence.
+    pub(super) async fn fold_above_late(
+        &self,
+        mode: WaitMode<'_>,
+        row: &Row<'_>,
+        purpose: Purpose,
+    ) -> Result<Option<Vec<u8>>> {
+        self.try_fold_above(mode, row.tree, row.key, purpose).await.map_err(|error| match error {
+            FoldError::Error(error) => error,
+            FoldError::Versions(_) => Error::versions_in_memory(self.budget.limit_bytes(Account::Versions)),
+        })
+    }
+}
+
+/// Returns the rows after those in the same leaf as the first one, which ends at this fence.
+fn after_leaf<'r, 'a>(rows: &'r [Row<'a>], upper: Option<&[u8]>) -> &'r [Row<'a>] {
+    let keyspace = rows[0].tree.pages.id;
+    assert!(upper.is_none_or(|upper| rows[0].key < upper), "a leaf is folded that does not cover its row");
+    let is_covered = |row: &Row<'_>| row.tree.pages.id == keyspace && upper.is_none_or(|upper| row.key < upper);
+    &rows[rows.partition_point(is_covered)..]
+}
+
+impl Engine<Replaying> {
+    /// Folds all runs into the leaves that a commit of the log changes. The rows ascend.
+    pub(super) async fn fold_above_replayed(&self, mut rows: &[Row<'_>]) -> Result<()> {
+        while let Some(row) = rows.first() {
+            if row.tree.pages.runs.is_empty() {
+                rows = &rows[1..];
+                continue;
+            }
+            let upper = self.fold_above_late(WaitMode::Blocking, row, Purpose::Replay).await?;
+            rows = after_leaf(rows, upper.as_deref());
+        }
+        Ok(())
+    }
+}
+
+impl<L> Engine<L> {
+    /// Returns an error if a run that was attached while the rows were locked has one of them, or a row that the
+    /// transaction has read. Otherwise returns a timestamp up to which this is so.
+    pub(crate) async fn check_runs(
+        &self,
+        mode: WaitMode<'_>,
+        rows: &[Row<'_>],
+        reads: Option<Reads<'_>>,
+        seen: RowsSeen<'_>,
+    ) -> Result<Timestamp> {
+        const CONFLICT: Error = Error::Conflict { reason: "a bulk load has changed a row that this commit locked" };
+        // Read first: runs that are attached from here on are looked for again.
+        let checked = self.clock.published();
+        assert!(seen.since().is_none_or(|since| since <= checked), "a commit has seen what is not published");
+        for row in rows {
+            mode.work(turn::ROW_UNITS).await;
+            let is_changed = match seen {
+                RowsSeen::Nothing => false,
+                RowsSeen::Snapshot(snapshot) if row.tree.pages.runs.are_attached_since(snapshot.timestamp) => {
+                    self.changed_since(mode, row.tree, row.key, snapshot.timestamp).await?
+                }
+                RowsSeen::Newest(since) if row.tree.pages.runs.are_attached_since(since) => {
+                    row.tree.pool.awaiting(mode, |_| row.tree.may_runs_have(since, row.key)).await?
+                }
+                RowsSeen::Snapshot(_) | RowsSeen::Newest(_) => false,
+            };
+            if is_changed {
+                crate::coverage::mark!("a commit was overtaken by a bulk load");
+                return Err(CONFLICT);
+            }
+        }
+        if let Some(reads) = reads {
+            reads.set.check_runs(mode, reads.snapshot.timestamp).await?;
+        }
+        if let RowsSeen::Snapshot(snapshot) = seen {
+            // If the snapshot has not been ended, no version was missing above.
+            snapshot.check()?;
+        }
+        Ok(checked)
+    }
+}
+
+impl Engine {
+    /// Folds all runs into the leaves that a commit will change, so that it need not do so once it holds space in the
+    /// log. The rows ascend.
+    pub(super) async fn fold_above_rows(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<()> {
+        let mut rows = rows;
+        while let Some(row) = rows.first() {
+            if row.tree.pages.runs.is_empty() {
+                rows = &rows[1..];
+                continue;
+            }
+            let upper = self.fold_above(mode, row.tree, row.key).await?;
+            rows = after_leaf(rows, upper.as_deref());
+        }
+        Ok(())
+    }
+
+    /// Folds all runs into the leaf that covers the key, and waits for what it lacks. Returns the leaf's upper fence.
+    async fn fold_above(&self, mode: WaitMode<'_>, tree: &CountedTree, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        /// The number of times that a fold on a full disk has space reclaimed.
+        const RECLAIMS_MAX: u32 = 2;
+        let mut reclaims = 0;
+        loop {
+            self.check_failure()?;
+            self.secure_changes(mode, 0).await;
+            match self.try_fold_above(mode, tree, key, Purpose::Remove).await {
+                Ok(upper) => return Ok(upper),
+                Err(FoldError::Error(Error::DiskFull { .. })) if reclaims < RECLAIMS_MAX => {
+                    reclaims += 1;
+                    self.reclaim_space(mode).await?;
+                }
+                Err(FoldError::Error(error)) => return Err(error),
+                Err(FoldError::Versions(bytes)) => drop(self.secure_versions(mode, 1, bytes).await?),
+            }
+        }
+    }
+
+    /// Folds the next part of the oldest run of a keyspace, and frees the pages that are no longer needed. Returns
+    /// `false` if there is no run to be folded.
+    pub(crate) fn fold_next(&self, tree: &CountedTree, folding: Folding) -> Result<bool> {
+        let mode = WaitMode::Blocking;
+        let _folding = tree.pages.runs.folding.lock();
+        let oldest = tree.pages.runs.list().first().cloned();
+        let is_due = |run: &Run| folding == Folding::Now || !self.is_seen_before(run.timestamp);
+        let Some(run) = oldest.filter(is_due) else { return Ok(false) };
+        let end = tree.pool.waiting(|_| tree.first_run_end(&run))?.upper;
+        let mut folded_to = Some(run.freed_to.clone());
+        // Fold the rows of one leaf of the run, and maybe more.
+        while let Some(from) = folded_to.as_ref().filter(|folded_to| end.as_ref().is_none_or(|end| *folded_to < end)) {
+            folded_to = match tree.pool.waiting(|_| tree.next_key_of_run(&run, from))? {
+                Some(key) => ready(self.fold_above(mode, tree, &key))?,
+                None => None,
+            };
+        }
+        ready(self.free_run_to(mode, tree, run, folded_to.as_deref()))?;
+        Ok(true)
+    }
+
+    /// Frees the leaves of a run that end at `folded_to` or before, and the nodes above that are no longer needed. All
+    /// rows below this key are folded; `None` stands for all rows.
+    async fn free_run_to(
+        &self,
+        mode: WaitMode<'_>,
+        tree: &CountedTree,
+        mut run: Run,
+        folded_to: Option<&[u8]>,
+    ) -> Result<()> {
+        loop {
+            let RunEnd { pages, upper } = tree.pool.awaiting(mode, |_| tree.first_run_end(&run)).await?;
+            let is_folded = |upper: &[u8]| folded_to.is_none_or(|folded_to| upper <= folded_to);
+            if !upper.as_deref().map_or(folded_to.is_none(), is_folded) {
+                return Ok(());
+            }
+            assert!(!pages.is_empty(), "a run ends without pages");
+            assert!(upper.as_deref().is_none_or(|upper| *upper > run.freed_to[..]), "a run is freed backwards");
+            self.secure_changes(mode, pages.len() as u64).await;
+            let epoch_guard = self.space.epoch_latch.shared();
+            tree.check_dropped()?;
+            self.space.free_run_to(&tree.pages, run.timestamp, upper.clone());
+            for page in pages {
+                self.free_run_page(&epoch_guard, tree, page)?;
+            }
+            drop(epoch_guard);
+            match upper {
+                Some(upper) => run.freed_to = upper,
+                None => {
+                    crate::coverage::mark!("a run was folded whole");
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn free_run_page(&self, epoch_guard: &EpochGuard<'_>, tree: &CountedTree, page: PageId) -> Result<()> {
+        let pages = &tree.pages;
+        loop {
+            assert!(page != PageId::ROOT, "the root of the tree is freed with a run");
+            match pages.table.load(page) {
+                entry @ (PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
+                    if self.pool.free_on_disk(epoch_guard, pages, page, entry) {
+                        // Few pages of a run are inner nodes.
+                        let rows = pages.leaves_on_disk.average_rows().map(|rows| rows as u32);
+                        pages.leaves_on_disk.replace(rows, None);
+                        return Ok(());
+                    }
+                }
+                entry @ (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) => {
+                    let page_key = PageKey { keyspace: pages.id, page };
+                    let Some(write) = self.pool.frames.write(frame, page_key) else { continue };
+                    if pages.table.load(page) == entry {
+                        self.pool.append_due_image(epoch_guard, &write)?;
+                        self.pool.free_page(epoch_guard, pages, write);
+                        return Ok(());
+                    }
+                }
+                entry => unreachable!("page {page} of a run is {entry:?}"),
+            }
+        }
+    }
+}
