@@ -255,9 +255,9 @@ impl BulkLoad {
     /// [`DiskFull`](crate::Error::DiskFull); [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed);
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
-    /// names the load's pages, 20 bytes for each 1,024 of them; [`Conflict`](crate::Error::Conflict) if the keyspace has
-    /// rows and a [ready](crate::Database::ready_prepared) commit has not ended after five seconds. After any of these
-    /// errors, the keyspace has none of the load's rows.
+    /// names the load's pages, 20 bytes for each 1,024 of them; [`Conflict`](crate::Error::Conflict) if the keyspace
+    /// has rows and a [ready](crate::Database::ready_prepared) commit has not ended after five seconds. After any of
+    /// these errors, the keyspace has none of the load's rows.
     ///
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell whether the load was
     /// committed.

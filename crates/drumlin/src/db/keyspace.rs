@@ -380,7 +380,8 @@ impl Keyspace {
     /// The estimate is usually within a factor of two if the range has more than a few leaves. It is exact, apart from
     /// concurrent changes, if the range has a few leaves that are all in memory. If none of the leaves is in memory,
     /// and the rows of the range have very different sizes from the keyspace's other rows, the estimate is off by the
-    /// ratio of these sizes. Rows that a running transaction has inserted or removed do not count.
+    /// ratio of these sizes. Rows that a running transaction has inserted or removed do not count. A row that was there
+    /// before a bulk load which also has it counts twice until the load is folded into the keyspace's tree.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

@@ -67,6 +67,7 @@ impl LevelNodes<'_> {
             next if next < last.len() => last.compare_key(next, upper).is_le(),
             _ => last.upper_fence().is_some_and(|fence| fence <= upper),
         });
+        debug_assert!(from < first.len() && to < last.len(), "children {from} and {to} do not exist");
         let mut children = Children {
             first: first.child(from),
             last: None,
@@ -108,11 +109,13 @@ impl Tree {
         debug_assert!(upper.is_none_or(|upper| lower < upper), "the rows of an empty range are estimated");
         let mut rows = self.restarting(|| self.try_estimate(PageId::ROOT, lower, upper))?;
         for run in self.pages.runs.list().iter() {
+            debug_assert!(run.root != PageId::ROOT, "the rows of the tree are counted twice");
             let lower = lower.max(&run.freed_to);
             if upper.is_none_or(|upper| lower < upper) {
                 rows += self.restarting(|| self.try_estimate(run.root, lower, upper)).map_err(of_run)?;
             }
         }
+        debug_assert!(rows.is_finite() && rows >= 0.0, "{rows} rows are estimated");
         Ok(rows.round() as u64)
     }
 

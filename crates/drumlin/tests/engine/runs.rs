@@ -251,8 +251,8 @@ fn a_load_conflicts_with_those_who_use_its_rows() {
     }
 }
 
-/// A transaction whose rows are in a load that is attached before it is prepared conflicts with it. One that is prepared
-/// already replaces the rows of the load, as its commit is later. A load waits until a ready commit has ended.
+/// A transaction whose rows are in a load that is attached before it is prepared conflicts with it. One that is
+/// prepared already replaces the rows of the load, as its commit is later. A load waits until a ready commit has ended.
 #[test]
 fn loads_and_prepared_transactions_follow_each_other() {
     let disk = Disk::new(Medium::default(), 1);
@@ -280,7 +280,8 @@ fn loads_and_prepared_transactions_follow_each_other() {
             load.finish().unwrap();
         });
         is_finishing.recv().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        // Checks take long enough for the load to be attached, if it did not wait.
+        (0..30).for_each(|_| assert!(db.check().unwrap().corruption.is_empty()));
         ready.commit().unwrap();
         loading.join().unwrap();
     });

@@ -25,8 +25,8 @@ use crate::task::WaitMode;
 /// The time for which a call waits until other commits are no longer ready.
 const PERMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The time for which a call waits until no commit is ready. It is shorter than [`PERMIT_WAIT_MAX`]: a coordinator whose
-/// first commit is ready may be waiting for the permit of its second one.
+/// The time for which a call waits until no commit is ready. It is shorter than [`PERMIT_WAIT_MAX`]: a coordinator
+/// whose first commit is ready may be waiting for the permit of its second one.
 const EXCLUSIVE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The share of the memory for pinned leaves (one in this many) that ready commits may pin in addition.
@@ -84,8 +84,8 @@ impl ReadyCommits {
     }
 
     /// Waits until no commit is ready. A run may be attached then: above the rows of a ready commit it would have to be
-    /// folded before the commit is applied, which may fail. Commits that want to become ready wait until it is attached. The
-    /// caller must hold nothing but row locks.
+    /// folded before the commit is applied, which may fail. Commits that want to become ready wait until it is
+    /// attached. The caller must hold nothing but row locks.
     pub(crate) async fn none(&self, mode: WaitMode<'_>, backend: &dyn Backend) -> Result<NoneReady<'_>> {
         self.taken.lock().exclusive_count += 1;
         let none_ready = NoneReady(self);
