@@ -60,6 +60,8 @@ pub struct Capabilities {
     pub recovers: bool,
     /// The engine takes part only in the workload of durable 1 KiB inserts.
     pub inserts_only: bool,
+    /// The engine can commit in two phases.
+    pub two_phases: bool,
 }
 
 /// An engine that is included in this build.
@@ -150,6 +152,17 @@ pub trait Session {
 
     /// Writes rows in one commit, with the durability that was chosen when the database was opened.
     fn write(&mut self, rows: &[Row]) -> Result<()>;
+
+    /// Writes rows in one transaction that is committed in two phases: prepared under an id, durable, and then
+    /// committed without another sync, because a coordinator would have recorded its decision. Only for engines that
+    /// [can](Capabilities::two_phases).
+    ///
+    /// # Errors
+    /// The engine's own errors.
+    fn write_in_two_phases(&mut self, id: &[u8], rows: &[Row]) -> Result<()> {
+        let _ = (id, rows);
+        Err("this engine has no two phases".into())
+    }
 
     /// Replaces a row's value with one computed from the old value, in one transaction. After a conflict, the
     /// transaction is retried, so `change` may be called more than once. Fails if the row does not exist.

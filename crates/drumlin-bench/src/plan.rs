@@ -107,6 +107,8 @@ pub enum Job {
     GetMany(usize),
     /// One commit that replaces this many uniformly drawn rows.
     Commit(usize),
+    /// One transaction that is prepared and then committed, of a row that no other thread writes.
+    Prepare,
     /// One commit that inserts a row.
     Insert,
     /// A load of all rows in transactions of 1,000 rows.
@@ -195,7 +197,9 @@ impl Workload {
             Job::Get(_) | Job::GetMany(_) | Job::Scan(_) | Job::FullScan | Job::Count(_) => false,
             Job::Ycsb(mix) => mix != Mix::C,
             Job::Open { killed } => killed,
-            Job::Commit(_) | Job::Insert | Job::Load | Job::BulkLoad | Job::Half | Job::Shop { .. } => true,
+            Job::Commit(_) | Job::Prepare | Job::Insert | Job::Load | Job::BulkLoad | Job::Half | Job::Shop { .. } => {
+                true
+            }
         }
     }
 
@@ -218,6 +222,7 @@ impl Workload {
         match self.job {
             Job::Shop { .. } => crate::shops::named(peer.name).is_some(),
             Job::Insert => true,
+            Job::Prepare => peer.capabilities.two_phases,
             _ => !peer.capabilities.inserts_only,
         }
     }
@@ -237,7 +242,7 @@ impl Workload {
         match self.job {
             Job::Get(_) | Job::Ycsb(_) | Job::Half | Job::Shop { .. } => "operations",
             Job::GetMany(_) => "rows",
-            Job::Commit(1) | Job::Insert => "commits",
+            Job::Commit(1) | Job::Prepare | Job::Insert => "commits",
             Job::Scan(_) => "scans",
             Job::Count(_) => "counts",
             Job::Open { .. } => "openings",
@@ -302,6 +307,9 @@ pub const WORKLOADS: &[Workload] = &{
             .durable()
             .threads(8),
         of("6", "commit-32", "durable commit of a row, in memory, 32 threads", SMALL, Job::Commit(1))
+            .durable()
+            .threads(32),
+        of("6", "prepared", "durable prepare of a row and its commit, in memory, 32 threads", SMALL, Job::Prepare)
             .durable()
             .threads(32),
         of("7", "commit-rows", "durable transactions of 100 rows, in memory", SMALL, Job::Commit(100)).durable(),

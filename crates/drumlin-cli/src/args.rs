@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use crate::call::Call;
 use crate::commands::{
     bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces, lab, load,
-    man, put, rm, scan, stats, tour,
+    man, prepared, put, rename, rm, scan, stats, tour,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -18,8 +18,8 @@ use crate::text::harmless;
 
 /// An embedded, transactional storage engine for data larger than memory.
 ///
-/// Without a command, `drumlin` gives the tour: it stores a real directory tree, kills itself in the middle, recovers
-/// and proves that nothing was lost.
+/// Without a command, `drumlin` gives a tour: it stores a real directory tree, kills itself midway, recovers, and
+/// proves that nothing was lost.
 #[derive(Debug, Parser)]
 #[command(name = "drumlin", version, max_term_width = 100, after_long_help = crate::failure::EXIT_CODES)]
 #[command(subcommand_value_name = "COMMAND")]
@@ -45,6 +45,8 @@ pub(crate) enum Command {
     Count(count::Count),
     Du(du::Du),
     Keyspaces(keyspaces::Keyspaces),
+    Prepared(prepared::Prepared),
+    Rename(rename::Rename),
     Stats(stats::Stats),
     Check(check::Check),
     Checkpoint(checkpoint::Checkpoint),
@@ -64,7 +66,7 @@ impl Command {
 }
 
 /// Names of commands in other programs, and the equivalent commands here.
-const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
+const OTHER_NAMES: [(&[&str], &[&str]); 14] = [
     (&["ls", "list"], &["`drumlin scan DATABASE` lists rows", "`drumlin keyspaces DATABASE` lists keyspaces"]),
     (&["delete", "del", "remove", "erase", "drop", "unset"], &["`drumlin rm` removes rows, and with --all a keyspace"]),
     (&["len", "size", "df"], &["`drumlin count` counts rows", "`drumlin du` sums files", "`drumlin stats` has sizes"]),
@@ -80,10 +82,11 @@ const OTHER_NAMES: [(&[&str], &[&str]); 13] = [
     ),
     (&["vacuum", "gc", "shrink"], &["`drumlin compact` returns unused space"]),
     (&["info", "status", "tables"], &["`drumlin stats` has figures", "`drumlin keyspaces` lists keyspaces"]),
+    (&["mv", "move"], &["`drumlin rename` gives a keyspace another name"]),
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];
 
-/// Ends the process because the command line requests help or is invalid.
+/// Prints the help that the command line requests, or the reason why it is invalid. Returns the exit code.
 pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     let call = Call::unknown();
     if !error.use_stderr() {
@@ -115,7 +118,7 @@ pub(crate) fn end(error: &clap::Error, stdout_is_open: bool) -> ExitCode {
     ExitCode::from(Exit::Usage as u8)
 }
 
-/// Returns the error of a command that has to print although stdout is closed.
+/// Returns the error for a command that has to print but whose stdout is closed.
 pub(crate) fn closed() -> Failure {
     Failure::other("stdout is closed: there is nowhere to print to").hint("redirect it to a file, or to /dev/null")
 }
@@ -130,7 +133,7 @@ mod tests {
         super::Cli::command().debug_assert();
     }
 
-    /// `drumlin` has no command with one of the foreign names, and each hint names existing commands.
+    /// None of the foreign names is a command of `drumlin`, and each hint names existing commands.
     #[test]
     fn other_names_lead_to_commands() {
         let command = super::Cli::command();

@@ -1,4 +1,4 @@
-//! Opens databases for the commands. Has the options that select a database and a keyspace, and the errors if either is
+//! Opens databases for the commands: the options that select a database and a keyspace, and the errors if either is
 //! missing.
 
 use std::io::ErrorKind;
@@ -18,7 +18,7 @@ pub(crate) struct DatabaseArgs {
     /// The database's folder
     #[arg(id = "database", value_name = "DATABASE")]
     pub(crate) path: PathBuf,
-    /// Memory that the engine may use, as 64MiB or 1GiB
+    /// Memory that the engine may use, such as 64MiB or 1GiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub(crate) memory: u64,
 }
@@ -153,7 +153,7 @@ impl DatabaseArgs {
     }
 }
 
-/// Returns `true` if the error is a damaged summary. Without the summary, the page tables would be outdated.
+/// Returns `true` if the error is a damaged summary. Page tables that are read without their summaries are outdated.
 fn is_summary(error: &Error) -> bool {
     matches!(error, Error::Corrupted { what, .. } if what.starts_with("a summary"))
 }

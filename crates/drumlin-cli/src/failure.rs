@@ -121,13 +121,13 @@ impl Failure {
         Failure::new(exit, message)
     }
 
-    /// Creates the failure of an input file that can't be read.
+    /// Creates the failure for an input file that can't be read.
     pub(crate) fn input(path: &Path, source: &io::Error) -> Failure {
         let name = if path.as_os_str() == "-" { "stdin".to_owned() } else { path.display().to_string() };
         Failure::bad_input(format!("reading {name}: {}", plain(source)))
     }
 
-    /// Creates the failure of a write to stdout. A reader that stops early (`drumlin scan … | head`) is not an error.
+    /// Converts the error of a write to stdout. A reader that stops early (`drumlin scan … | head`) is not an error.
     pub(crate) fn stdout(source: &io::Error) -> Failure {
         match source.kind() {
             io::ErrorKind::BrokenPipe => Failure::silent(Exit::ReaderGone),
@@ -178,8 +178,8 @@ struct Report<'a> {
     hints: Vec<String>,
 }
 
-/// Makes a panic abort the whole process: a panic is a bug, and other threads might wait forever for the one that
-/// panicked. A database survives the end of its process at any time.
+/// Makes a panic abort the whole process: a panic is a bug, and other threads might wait forever for the panicking
+/// thread. A database survives the end of its process at any time.
 pub(crate) fn end_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -280,6 +280,12 @@ impl From<Error> for Failure {
             Error::NoSuchKeyspace { .. } => {
                 Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces DATABASE` lists them")
             }
+            Error::NotPrepared { .. } => Failure::not_found(without_remedy(&error))
+                .hint("`drumlin prepared DATABASE` lists prepared transactions"),
+            Error::PreparedRows { .. } => Failure::other(without_remedy(&error))
+                .hint("`drumlin prepared DATABASE` lists prepared transactions, and commits or aborts them"),
+            Error::KeyspaceExists { name } => Failure::other(format!("there is a keyspace {name:?} already"))
+                .hint("choose another name, or `drumlin rename --swap` to exchange the names of both"),
             Error::KeyTooLong { .. } => Failure::bad_input(without_remedy(&error)),
             Error::Conflict { reason } => Failure::other(format!("conflict: {reason}")).hint("run the command again"),
             Error::LockTimeout { .. } => Failure::other(without_remedy(&error)).hint("run the command again"),

@@ -17,7 +17,7 @@ fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
     let mut source = rows::source(format, file, choice);
     let mut found = Rows::new();
     let mut is_clean = true;
-    // Each call returns a row or an error and consumes at least a byte, except at the end.
+    // Each call returns a row or an error and consumes at least one byte, except at the end.
     for _ in 0..file.len() + 3 {
         let mut row = Row::default();
         match source.next(&mut row) {

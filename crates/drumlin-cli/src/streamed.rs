@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// A value written in pieces gives the same text as the whole value, wherever the pieces end.
+    /// Writing a value in pieces yields the same text as writing the whole value, wherever the pieces end.
     #[test]
     fn pieces_read_as_the_whole() {
         let values: [&[u8]; 5] = [

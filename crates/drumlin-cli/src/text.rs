@@ -1,7 +1,7 @@
 //! Converts keys and values to text and back. The conversion is reversible, and the text is harmless to a terminal.
 //!
-//! UTF-8 is kept unchanged. A backslash becomes `\\`; newline, return and tab become `\n`, `\r`, `\t`; every other
-//! control character and every byte that is not UTF-8 becomes `\xNN`. With `--hex`, keys are hexadecimal digits
+//! UTF-8 is kept unchanged. A backslash becomes `\\`; newline, carriage return and tab become `\n`, `\r`, `\t`; every
+//! other control character and every byte that is not UTF-8 becomes `\xNN`. With `--hex`, keys are in hexadecimal
 //! instead.
 
 use std::ffi::OsStr;
@@ -38,7 +38,7 @@ pub(crate) fn parse_key(text: &OsStr, hex: bool) -> Result<Vec<u8>> {
     })
 }
 
-/// Returns the bytes that [`Escaped`] displays on one line.
+/// Reverses the one-line form of [`Escaped`]: returns the original bytes.
 pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;

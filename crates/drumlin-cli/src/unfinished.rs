@@ -25,8 +25,8 @@ pub(crate) struct Unfinished<D: AsFd> {
 impl<D: AsFd> Unfinished<D> {
     /// Chooses a temporary name for an entry, without creating the entry.
     pub(crate) fn new(directory: D, name: &[u8]) -> Unfinished<D> {
-        // The process id may be that of a killed process, so add the time to distinguish the name from the names it
-        // left.
+        // A killed process may have had the same process id, so add the time to distinguish this name from its
+        // leftovers.
         let time = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_nanos());
         let first_name = format!(".drumlin-{}-{time:x}", std::process::id());
         Unfinished { directory, first_name, name: name.to_vec(), is_finished: false }

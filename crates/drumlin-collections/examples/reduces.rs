@@ -1,5 +1,5 @@
-//! Measures reductions over ranges between two random keys, repeated without writes in between: the reduce of a view of
-//! a million documents, and the sum, maximum and count of a million rows of 108 bytes. All data is in memory.
+//! Measures reductions over random key ranges, repeated without writes in between: the reduce of a view of a million
+//! documents, and the sum, maximum and count of a million rows of 108 bytes. All data is in memory.
 //!
 //! `cargo run --release -p drumlin-collections --example reduces [DOCUMENTS]`
 

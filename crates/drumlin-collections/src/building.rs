@@ -74,11 +74,11 @@ fn is_passing(error: &StoreError) -> bool {
 
 /// Builds the rows of the next documents in one transaction. Returns `true` if no documents are left.
 fn build_some<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, documents_max: usize) -> Result<bool> {
-    let record_key = part.keyspace.name().as_bytes();
+    let record_key = part.keyspace.name().into_bytes();
     let mut options = open.shared.db.tx_options();
     options.durability = drumlin::Durability::Relaxed;
     open.shared.transact(options, |tx: &mut Transaction<'_>| {
-        let record = tx.raw.get_for_update(&open.meta, record_key)?;
+        let record = tx.raw.get_for_update(&open.meta, &record_key)?;
         let start = match record.as_deref() {
             Some([0, up_to @ ..]) if !up_to.is_empty() => Bound::Excluded(up_to.to_vec()),
             _ => Bound::Unbounded,
@@ -96,7 +96,7 @@ fn build_some<C: Collection>(open: &OpenCollection<C>, part: &OpenPart<C>, docum
             Some(last) if !is_end => part_record::building(last),
             _ => part_record::READY.to_vec(),
         };
-        tx.raw.insert(&open.meta, record_key, record)?;
+        tx.raw.insert(&open.meta, &record_key, record)?;
         Ok(is_end)
     })
 }

@@ -167,7 +167,7 @@ impl<C: Collection> BulkLoad<C> {
             // A part whose record is missing does not belong to the collection. If the load does not finish, the next
             // opening therefore drops the part's keyspace.
             open.meta.remove(part.keyspace.name())?;
-            loads.push(Load::begin(db, part.keyspace.name())?);
+            loads.push(Load::begin(db, &part.keyspace.name())?);
         }
         lock(&core.loading).insert(C::NAME);
         let _loading = Loading { core: Arc::clone(core), name: C::NAME };
@@ -218,7 +218,7 @@ impl<C: Collection> BulkLoad<C> {
         for (keyspace, key) in part_rows.chain([(&self.open.documents, &prepared.key)]) {
             let limit_bytes = keyspace.key_bytes_max();
             if key.len() > limit_bytes {
-                let (key_bytes, keyspace) = (key.len(), keyspace.name().to_owned());
+                let (key_bytes, keyspace) = (key.len(), keyspace.name());
                 return Err(drumlin::Error::KeyTooLong { key_bytes, limit_bytes, keyspace }.into());
             }
         }

@@ -389,7 +389,7 @@ fn types_of<C: Collection>(parts: &[(String, Part<C>)], expires: bool) -> Vec<Ty
     [key, codec].into_iter().chain(parts).collect()
 }
 
-/// Fails if existing rows were written with other types.
+/// Fails if existing rows were written with different types.
 fn check_types<C: Collection>(meta: &Keyspace, types: &[Types<'_>]) -> Result<()> {
     for Types { key, names, part } in types {
         let has_rows = part.map_or(Ok(true), |(_, keyspace)| meta.contains_key(keyspace))?;

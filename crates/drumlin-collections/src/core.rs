@@ -21,7 +21,7 @@ impl Stop {
         *lock(&self.is_set)
     }
 
-    /// Waits for `time`, or until the thread is told to end. Returns `true` if it was told to end.
+    /// Waits for `time`, or until the thread is asked to stop. Returns `true` if it was asked to stop.
     pub(crate) fn wait(&self, time: Duration) -> bool {
         let is_set = lock(&self.is_set);
         let waited = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);

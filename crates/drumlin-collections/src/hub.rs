@@ -10,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 
-/// Locks a mutex and ignores poisoning. The data is consistent even after a panic, because the only foreign code that
-/// runs under these locks is that of wakers.
+/// Locks a mutex and ignores poisoning. The data is consistent even after a panic, because wakers are the only foreign
+/// code that runs under these locks.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -184,7 +184,7 @@ impl End {
 }
 
 impl Hub {
-    /// Creates the guard for the commit of a transaction that has not started to commit.
+    /// Creates the guard for a commit that has not begun yet.
     pub(crate) fn commit(self: &Arc<Hub>) -> Committing {
         Committing { hub: Arc::clone(self), ticket: None, changes: Vec::new() }
     }

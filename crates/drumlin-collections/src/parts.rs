@@ -42,7 +42,7 @@ pub(crate) struct Part<C> {
     pub(crate) version: u32,
     /// `true` for a unique index: each row belongs to one document, and its value is the document's key.
     pub(crate) is_unique: bool,
-    /// The names of the types of its rows' keys and values, and for an index, whether it is unique.
+    /// The type names of its rows' keys and values and, for an index, whether it is unique.
     pub(crate) types: String,
     /// Formats the key of a row for error messages.
     pub(crate) shown: fn(&[u8]) -> String,

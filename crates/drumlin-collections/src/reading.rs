@@ -300,7 +300,7 @@ impl<'r, C: Collection> Reading<'r, C> {
         Versions::as_of(Mode::Async, &self.open, self.at.reader(), &key, time).await
     }
 
-    /// Returns the documents in a range of keys as they were at the given time. Leaves out a document if its version of
+    /// Returns the documents in a range of keys as they were at the given time. Leaves out a document if its version at
     /// that time is no longer kept. Reads all versions in the range.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ impl<E> From<drumlin::Error> for Ended<E> {
     }
 }
 
-/// Ends the commit as the result of the transaction requires.
+/// Publishes the changes if the transaction succeeded, or cancels them if it failed.
 fn end<T, E>(committing: &mut Committing, returned: &Result<T, Ended<E>>) {
     match returned {
         Ok(_) => committing.publish(),

@@ -140,8 +140,8 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         Viewed { rows: self.rows.before(Self::row_of(&key, &document)), view: self.view }
     }
 
-    /// Returns the prefix of the keys of all rows that this document emitted with this key. In a row's key, the prefix
-    /// may be followed by a number.
+    /// Returns the prefix shared by all rows that this document emitted with this key. A row's key may have a number
+    /// after the prefix.
     fn row_of(key: &impl EncodeAs<K>, document: &impl EncodeAs<C::Key>) -> Vec<u8> {
         let mut row = encoded(key);
         document.encode_into(&mut row);
@@ -221,8 +221,8 @@ impl<'r, C: Collection, K: Key + Debug, V: DeserializeOwned> Viewed<'r, C, K, V>
         self.groups_by(bounds, K::clone)
     }
 
-    /// Reduces the values of adjacent keys in a range for which `group` returns equal results, for example the first
-    /// part of a tuple. O(rows in the range).
+    /// Divides a range into groups of adjacent keys for which `group` returns the same result, for example the first
+    /// part of a tuple, and reduces the values of each group. O(rows in the range).
     pub fn groups_by<G: PartialEq, F: FnMut(&K) -> G>(
         &self,
         bounds: impl KeyBounds<K>,

@@ -9,7 +9,7 @@
 
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
-use crate::format::record::{Attachment, SegmentRun};
+use crate::format::record::{AttachedRoot, Attachment, SegmentRun};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
     BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, checksum, put_u32,
@@ -172,7 +172,7 @@ pub fn probe(bytes: &[u8]) {
     }
 }
 
-/// Takes numbers and short strings from the bytes. Once they are used up, it returns zeros.
+/// Takes numbers and short strings from the bytes, then zeros once the bytes are used up.
 struct Script<'b>(&'b [u8]);
 
 impl<'b> Script<'b> {
@@ -488,7 +488,7 @@ fn sample_superblock() -> Superblock {
 }
 
 fn sample_catalogue() -> Catalogue {
-    use crate::format::{ValueId, catalogue};
+    use crate::format::{Timestamp, ValueId, catalogue};
     let extent = sample_ref();
     let address = extent.address;
     Catalogue {
@@ -497,8 +497,24 @@ fn sample_catalogue() -> Catalogue {
         keyspaces: vec![catalogue::KeyspaceEntry {
             id: KeyspaceId(2),
             page_bytes: 4096,
+            leaf_count: 3,
+            leaf_rows: 60,
             name: "rows".into(),
             chunks: vec![address, ExtentAddress::NONE],
+            runs: vec![
+                catalogue::RunEntry {
+                    root: PageId(9),
+                    timestamp: Timestamp(5),
+                    freed_to: b"k".to_vec(),
+                    removed: Vec::new(),
+                },
+                catalogue::RunEntry {
+                    root: PageId::NONE,
+                    timestamp: Timestamp(7),
+                    freed_to: b"b".to_vec(),
+                    removed: vec![(b"a".to_vec(), Some(b"c".to_vec())), (b"d".to_vec(), None)],
+                },
+            ],
         }],
         summaries: vec![address],
         segments: vec![extent, ExtentRef::NONE],
@@ -526,11 +542,13 @@ fn sample_record() -> Vec<u8> {
         Operation::Put { key: b"key", value: b"value" },
         Operation::PutLarge { key: b"large", length: 5000, value_id: ValueId(9), extents: vec![extent] },
         Operation::Remove { key: b"gone" },
+        Operation::RemoveRange { lower: b"from", upper: Some(b"to") },
+        Operation::RemoveRange { lower: b"from", upper: None },
         Operation::Create { page_bytes: 4096, name: "rows" },
         Operation::Drop,
         Operation::Attach(Attachment {
             rows: 7,
-            root: extent,
+            root: AttachedRoot::Tree(extent),
             images: vec![(1, extent)],
             segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: extent.segment_use }],
         }),

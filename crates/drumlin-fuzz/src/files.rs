@@ -50,7 +50,7 @@ enum History {
 struct Sample {
     history: History,
     files: Files,
-    /// The files at earlier times, which the script can put back.
+    /// Earlier versions of the files, which the script can restore.
     earlier: Vec<Files>,
     sealed: Vec<(PathBuf, Sealed)>,
     states: Vec<Rows>,
@@ -233,7 +233,7 @@ impl Damage {
     }
 }
 
-/// Removes, empties, zeroes, swaps or puts back whole files.
+/// Removes, empties, zeroes or swaps whole files, or restores earlier versions.
 fn lose(sample: &Sample, files: &mut Files, way: u8, script: &mut Script<'_>, done: &mut Damage) {
     let names: Vec<PathBuf> = files.keys().cloned().collect();
     let (Some(path), Some(other)) = (names.get(script.number() % names.len().max(1)), names.first()) else { return };

@@ -227,7 +227,7 @@ mod tests {
         fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()
     }
 
-    /// A device has the file's bytes, accepts its own read-ahead setting, and is detached when it is dropped.
+    /// A loop device shows the bytes of its file and has its own read-ahead setting. Dropping its handle detaches it.
     #[test]
     fn a_device_shows_its_file() {
         let folder = tempfile::tempdir().unwrap();

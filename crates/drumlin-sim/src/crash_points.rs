@@ -9,9 +9,9 @@
 //!
 //! For each point of the recording, the disk is rebuilt in the states that a power cut at that point may leave. If
 //! there are few uncertain changes (which a power cut may or may not undo), every subset of them is kept in turn.
-//! Otherwise, all of them are lost, all are kept, and, up to a bound, each write is the only one that is lost, and the
-//! only one that is kept. In some further states, drawn at random, writes are torn. One state is that of a killed
-//! process, whose uncertain changes are all still in caches.
+//! Otherwise, all of them are lost, then all are kept, and then, up to a bound, each write is lost alone and kept
+//! alone. In some further states, drawn at random, writes are torn. One state is that of a killed process, whose
+//! uncertain changes are all still in caches.
 //!
 //! Each of these disks is opened, and compared with the model row by row, by counts and by an aggregate. Each recovery
 //! is itself cut after each of its own writes and syncs, and the result is checked in the same way. After the last of
@@ -25,19 +25,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, Snapshot, TxOptions};
+use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode, Snapshot, TxOptions};
 use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
-use crate::model::{Content, Model, Operation, Tampering};
+use crate::client::altering;
+use crate::model::{Alter, Content, Model, Operation, Tampering};
 
 /// The limits on the disk states that are tried at each point.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// If a cut leaves at most this many uncertain changes, every subset of them is kept in turn.
     pub subsets_of: usize,
-    /// If a cut leaves more uncertain changes, up to this many of them take turns in being the only one that is lost,
-    /// and the only one that is kept.
+    /// If a cut leaves more uncertain changes, up to this many of them are each lost alone and kept alone.
     pub alone_max: usize,
     /// The number of states drawn at random for each point. Some of them have torn sectors.
     pub random: usize,
@@ -196,6 +196,25 @@ impl Script {
         }
         db.checkpoint().expect("a checkpoint");
         self.drop_keyspace(&db, "passing");
+        // In one step, names change hands, some of them twice, and keyspaces are created and dropped.
+        self.create(&db, "dropped", 512);
+        for number in 0..40 {
+            self.put(&db, "dropped", number, 300, number % 2 == 0);
+        }
+        let changes = [
+            Alter::Swap("rows".into(), "more".into()),
+            Alter::Rename("dropped".into(), "passing".into()),
+            Alter::Drop("passing".into()),
+            Alter::Create("dropped".into()),
+            Alter::Rename("rows".into(), "rows, swapped".into()),
+        ];
+        self.alter(&db, changes.to_vec());
+        for number in 0..5 {
+            self.put(&db, "rows, swapped", number, 60, true);
+            self.put(&db, "dropped", number, 60, true);
+        }
+        let changes = [Alter::Rename("rows, swapped".into(), "rows".into()), Alter::Swap("rows".into(), "more".into())];
+        self.alter(&db, changes.to_vec());
         // Remove rows, so that leaves merge and segments become sparse.
         for number in 0..12 {
             self.remove(&db, "rows", number);
@@ -231,12 +250,61 @@ impl Script {
         for number in 0..6 {
             self.put(&db, "more", number, 60, true);
         }
+        self.prepare_and_end(&db);
         if let Some(snapshot) = kept {
             self.compare(&db, &snapshot);
         }
         db.close().expect("closing");
         self.note();
         self.open_again();
+    }
+
+    /// Prepares transactions. Some of them end before the next checkpoint, some after it, and one in the next opening.
+    fn prepare_and_end(&mut self, db: &Database) {
+        // The first one creates the keyspace of prepared transactions, of which the model knows nothing.
+        let before = self.model.last();
+        db.begin().and_then(|tx| tx.prepare("first")).expect("a prepared transaction");
+        for timestamp in before + 1..=db.stats().durable.0 {
+            self.model.enter(timestamp, Operation::Rows(Vec::new()));
+        }
+        self.note();
+        let other = db.clone();
+        self.commit(Operation::Rows(Vec::new()), true, move || other.abort_prepared("first"));
+        self.prepare(db, "small", &[20, 100, 0]);
+        self.prepare(db, "kept", &[150_000, 20, 5000]);
+        self.end_prepared(db, "small", true);
+        self.prepare(db, "aborted", &[70_000, 30]);
+        self.prepare(db, "long", &[40_000, 40_000, 10]);
+        db.checkpoint().expect("a checkpoint");
+        self.note();
+        self.end_prepared(db, "aborted", false);
+        self.end_prepared(db, "kept", true);
+        self.prepare(db, "again", &[90_000, 90]);
+        self.end_prepared(db, "again", true);
+        self.prepare(db, "left", &[80_000, 25]);
+        self.end_prepared(db, "long", true);
+    }
+
+    /// Prepares a transaction that puts rows with values of these lengths.
+    fn prepare(&mut self, db: &Database, id: &'static str, lengths: &[usize]) {
+        let space = self.model.space("more").expect("created");
+        let keyspace = db.existing_keyspace("more").expect("created");
+        let mut tx = db.begin().expect("a transaction");
+        let mut rows = Vec::new();
+        for (number, length) in lengths.iter().enumerate() {
+            let (key, content) = (format!("{id} {number}").into_bytes(), self.content(*length));
+            tx.insert(&keyspace, &key, content.bytes()).expect("an insert");
+            rows.push((space, key, Some(content)));
+        }
+        self.commit(Operation::Prepare(id.into(), rows), true, move || tx.prepare(id));
+    }
+
+    fn end_prepared(&mut self, db: &Database, id: &'static str, commits: bool) {
+        let other = db.clone();
+        match commits {
+            true => self.commit(Operation::CommitPrepared(id.into()), true, move || other.commit_prepared(id)),
+            false => self.commit(Operation::AbortPrepared(id.into()), true, move || other.abort_prepared(id)),
+        }
     }
 
     /// Compares the rows that a snapshot sees with the model at the time when the snapshot was taken.
@@ -268,6 +336,7 @@ impl Script {
             self.put(&db, "rows", number, 90, number != 2);
         }
         self.transaction(&db, 9, 10);
+        self.end_prepared(&db, "left", true);
         self.be_idle(&db);
         drop(db);
     }
@@ -403,6 +472,11 @@ impl Script {
         let space = self.model.space(name).expect("created");
         let (other, name) = (db.clone(), name.to_owned());
         self.commit(Operation::Drop(space), true, move || other.drop_keyspace(&name));
+    }
+
+    fn alter(&mut self, db: &Database, changes: Vec<Alter>) {
+        let alteration = altering(db, &changes, KeyspaceOptions::new().page_bytes(1024));
+        self.commit(Operation::Alter(changes), true, move || alteration.commit());
     }
 
     fn put(&mut self, db: &Database, name: &str, number: u64, length: usize, is_full: bool) {
@@ -552,6 +626,21 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
         }
         check_aggregates(&keyspace, &rows).map_err(|reason| format!("at commit {last} {name:?} {reason}"))?;
     }
+    // The model does not know of the first prepared transaction, which changes nothing.
+    let mut found: Vec<_> = db.prepared().map_err(text)?.into_iter().map(|found| found.id).collect();
+    found.retain(|id| id != b"first");
+    let mut wanted: Vec<_> = model.prepared().into_iter().map(|prepared| prepared.id).collect();
+    wanted.sort();
+    if found != wanted {
+        return Err(format!("at commit {last} the prepared transactions are {found:?}, should be {wanted:?}"));
+    }
+    let mut tx = db.begin().map_err(text)?;
+    for (space, key, _) in model.prepared().into_iter().flat_map(|prepared| prepared.rows) {
+        let keyspace = db.existing_keyspace(&model.name(space)).map_err(text)?;
+        if tx.try_lock_row(&keyspace, &key, LockMode::Exclusive).map_err(text)? {
+            return Err(format!("at commit {last} row {} of a prepared transaction is free", key.escape_ascii()));
+        }
+    }
     Ok(last)
 }
 
@@ -648,7 +737,7 @@ pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Re
         if began.elapsed() > round.duration_max || stop.load(Ordering::Relaxed) {
             return report;
         }
-        // If a commit was acknowledged during this change, the database may have it or not.
+        // If a commit was acknowledged during this change, the database may or may not have it.
         let (acknowledged, recorded) = around(&moments, point);
         let model = acknowledged.with_recorded(&recorded);
         let known = report.finds.len();

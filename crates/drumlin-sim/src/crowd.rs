@@ -13,7 +13,7 @@ use crate::plan::Plan;
 /// Creates many keyspaces. Puts rows into one of them and into the first two of the usual keyspaces.
 ///
 /// # Errors
-/// Errors of the disk.
+/// Disk errors.
 pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> Result<(), Error> {
     let relaxed = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
     let (beside, row_count, value_bytes) = (plan.keyspaces_beside, plan.key_count, plan.value_bytes);
@@ -49,7 +49,7 @@ pub fn fill(db: &Database, model: &Model, plan: &Plan, random: &mut Random) -> R
 /// Puts rows until the next row does not fit. Returns `true` if it put any rows.
 ///
 /// # Errors
-/// Errors of the disk, other than a full disk.
+/// Disk errors other than a full disk.
 pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool, Error> {
     let name = DURABLE[random.below(2) as usize].0;
     let (keyspace, space) = open(db, model, name)?;
@@ -71,7 +71,7 @@ pub fn fill_up(db: &Database, model: &Model, random: &mut Random) -> Result<bool
 /// half of the rows are gone, a new row must fit.
 ///
 /// # Errors
-/// Errors of the disk. Panics if a removal is refused because the disk is full.
+/// Disk errors. Panics if a removal is refused because the disk is full.
 pub fn thin_out(db: &Database, model: &Model, random: &mut Random) -> Result<(), Error> {
     if random.chance(40) {
         let beside: Vec<_> = model.spaces().into_iter().filter(|(name, _)| name.starts_with(BESIDE)).collect();

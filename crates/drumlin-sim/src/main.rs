@@ -25,7 +25,8 @@ struct Arguments {
     /// Stop after this many minutes; by default one, or as long as --hours-simulated or --states take
     #[arg(long)]
     minutes: Option<f64>,
-    /// Explore from seed 0 on until all runs together have simulated this many hours; progress is kept in target/sim
+    /// Explore seeds from 0 upwards until all runs together have simulated this many hours; progress is kept in
+    /// target/sim
     #[arg(long, conflicts_with_all = ["from", "seeds", "seed", "jobs", "fault"])]
     hours_simulated: Option<f64>,
     /// The first seed to explore; by default derived from the time
@@ -37,7 +38,7 @@ struct Arguments {
     /// Run this many seeds at a time, each on one processor
     #[arg(long, default_value_t = 1)]
     jobs: usize,
-    /// Stop after this many finds
+    /// Stop after this many failed seeds
     #[arg(long, default_value_t = 20)]
     finds: usize,
     /// Use this fault in every world instead of the one that its seed draws
@@ -83,11 +84,11 @@ enum Command {
         /// Continue from this point, as an earlier run printed
         #[arg(long, default_value_t = 0)]
         point: usize,
-        /// The seed of all that is drawn
+        /// The seed for all random choices
         #[arg(long, default_value_t = 1)]
         draw: u64,
         /// Continue until all runs together have tried this many states; progress is kept in target/sim. Each pass
-        /// through the points uses another seed
+        /// through the points uses a different seed
         #[arg(long, conflicts_with_all = ["stride", "point", "draw"])]
         states: Option<u64>,
     },
@@ -139,7 +140,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The time limit, in minutes, of a run that ends for a different reason.
+/// A time limit, in minutes, that no run reaches: for runs that end after a number of simulated hours or states.
 const FOR_EVER: f64 = 1e7;
 
 fn exit_code(is_well: std::io::Result<bool>) -> ExitCode {

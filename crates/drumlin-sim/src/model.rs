@@ -80,10 +80,45 @@ struct Version {
 
 #[derive(Clone, Debug)]
 struct Space {
-    name: String,
+    /// The names that it was given, each with the commit that gave it. It is never empty.
+    names: Vec<(u64, String)>,
     created: u64,
     dropped: Option<u64>,
     rows: BTreeMap<Vec<u8>, Vec<Version>>,
+}
+
+/// A transaction that was prepared.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub id: Vec<u8>,
+    pub rows: Vec<(SpaceNumber, Vec<u8>, Option<Content>)>,
+    /// The timestamp of the prepare.
+    at: u64,
+    /// The timestamp of the commit or abort.
+    ended: Option<u64>,
+}
+
+impl Space {
+    fn new(name: String, created: u64) -> Space {
+        Space { names: vec![(created, name)], created, dropped: None, rows: BTreeMap::new() }
+    }
+
+    fn name(&self) -> &str {
+        &self.names.last().expect("a keyspace has a name").1
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        self.dropped.is_none() && self.name() == name
+    }
+}
+
+/// A change of keyspaces by their names. It refers to the names that the changes before it have left.
+#[derive(Clone, Debug)]
+pub enum Alter {
+    Create(String),
+    Rename(String, String),
+    Swap(String, String),
+    Drop(String),
 }
 
 /// The changes that a commit makes.
@@ -96,33 +131,89 @@ pub enum Operation {
     RemoveRange(SpaceNumber, (Bound<Vec<u8>>, Bound<Vec<u8>>)),
     Create(String),
     Drop(SpaceNumber),
+    /// Prepares a transaction under an id with these rows.
+    Prepare(Vec<u8>, Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
+    /// Commits the transaction that is prepared under the id.
+    CommitPrepared(Vec<u8>),
+    AbortPrepared(Vec<u8>),
+    /// Several changes of keyspaces in one step.
+    Alter(Vec<Alter>),
 }
 
 impl Operation {
     /// Returns `true` if the operation puts a row, which always takes a timestamp.
     #[must_use]
     pub fn puts(&self) -> bool {
-        matches!(self, Operation::Rows(rows) | Operation::Load(rows) if rows.iter().any(|(_, _, content)| content.is_some()))
+        match self {
+            Operation::Rows(rows) | Operation::Load(rows) => rows.iter().any(|(_, _, content)| content.is_some()),
+            Operation::Prepare(..) | Operation::CommitPrepared(_) | Operation::AbortPrepared(_) => true,
+            Operation::Create(_) | Operation::Drop(_) | Operation::Alter(_) => false,
+        }
     }
 }
 
 #[derive(Clone, Debug, Default)]
 struct State {
     spaces: Vec<Space>,
+    prepared: Vec<Prepared>,
+    /// The number of commits that changed the names of keyspaces, and how many of them have not returned. The names in
+    /// the database change between a commit's timestamp and its return.
+    alterations: u64,
+    alterations_in_flight: u64,
     /// The newest timestamp assigned.
     last: u64,
     /// The newest commit that every later opening must recover.
     acknowledged: u64,
     /// The newest commit acknowledged in this session.
     answered: u64,
-    /// For each commit of this session, the durable horizon at the time when the commit got its timestamp. The commit
-    /// wrote it to its log record.
+    /// For each commit of this session, the durable horizon at the time when the commit got its timestamp. The commit's
+    /// log record contains this horizon.
     known: BTreeMap<u64, u64>,
     commits: u64,
     checked: u64,
 }
 
-/// Damage to the disk that the database was not told about.
+impl State {
+    fn space(&self, name: &str) -> Option<SpaceNumber> {
+        self.spaces.iter().rposition(|space| space.has_name(name))
+    }
+
+    fn alter(&mut self, timestamp: u64, change: Alter) {
+        let find = |state: &State, name: &str| {
+            state
+                .space(name)
+                .unwrap_or_else(|| panic!("commit {timestamp} changed keyspace {name:?}, which is not there"))
+        };
+        let vacant = |state: &State, name: &str| {
+            assert!(state.space(name).is_none(), "commit {timestamp} gave the name {name:?} to a second keyspace");
+        };
+        match change {
+            Alter::Create(name) => {
+                vacant(self, &name);
+                self.spaces.push(Space::new(name, timestamp));
+            }
+            Alter::Rename(from, to) => {
+                let space = find(self, &from);
+                if from == to {
+                    return;
+                }
+                vacant(self, &to);
+                self.spaces[space].names.push((timestamp, to));
+            }
+            Alter::Swap(one, other) => {
+                let (first, second) = (find(self, &one), find(self, &other));
+                self.spaces[first].names.push((timestamp, other));
+                self.spaces[second].names.push((timestamp, one));
+            }
+            Alter::Drop(name) => {
+                let space = find(self, &name);
+                self.spaces[space].dropped = Some(timestamp);
+            }
+        }
+    }
+}
+
+/// Damage to the disk that was not reported to the database.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
     None,
@@ -187,36 +278,71 @@ impl Model {
             }
             operation => operation,
         };
-        match operation {
+        let rows = match operation {
             Operation::Create(name) => {
-                state.spaces.push(Space { name, created: timestamp, dropped: None, rows: BTreeMap::new() });
+                state.spaces.push(Space::new(name, timestamp));
+                return;
             }
-            Operation::Drop(space) => state.spaces[space].dropped = Some(timestamp),
             Operation::RemoveRange(..) => unreachable!("it was replaced by its rows"),
-            Operation::Rows(rows) | Operation::Load(rows) => {
-                for (space, key, content) in rows {
-                    let space = &mut state.spaces[space];
+            Operation::Drop(space) => {
+                state.spaces[space].dropped = Some(timestamp);
+                return;
+            }
+            Operation::Alter(changes) => {
+                state.alterations += 1;
+                state.alterations_in_flight += 1;
+                changes.into_iter().for_each(|change| state.alter(timestamp, change));
+                return;
+            }
+            Operation::Prepare(id, rows) => {
+                state.prepared.push(Prepared { id, rows, at: timestamp, ended: None });
+                return;
+            }
+            Operation::AbortPrepared(id) => {
+                end_prepared(&mut state, &id, timestamp);
+                return;
+            }
+            Operation::CommitPrepared(id) => {
+                let Prepared { rows, at, .. } = end_prepared(&mut state, &id, timestamp);
+                for (space, key, _) in &rows {
+                    let newest = state.spaces[*space].rows.get(key).and_then(|versions| versions.last());
                     assert!(
-                        space.dropped.is_none_or(|dropped| timestamp < dropped),
-                        "commit {timestamp} wrote to keyspace {:?}, which was dropped by {:?}",
-                        space.name,
-                        space.dropped
+                        newest.is_none_or(|newest| newest.timestamp < at || newest.is_loaded),
+                        "row {} was changed by {newest:?}, after it was prepared at {at}",
+                        key.escape_ascii()
                     );
-                    let versions = space.rows.entry(key).or_default();
-                    // Commits of different rows may be recorded out of order. Commits of the same row can't, because
-                    // they hold its lock, and a bulk load comes alone.
-                    if let Some(newest) = versions.last() {
-                        let newest = newest.timestamp;
-                        assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
-                    }
-                    let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
-                    // Removing a row that does not exist changes nothing.
-                    if was_there || content.is_some() {
-                        versions.push(Version { timestamp, content, is_loaded });
-                    }
                 }
+                rows
+            }
+            Operation::Rows(rows) | Operation::Load(rows) => rows,
+        };
+        for (space, key, content) in rows {
+            let space = &mut state.spaces[space];
+            assert!(
+                space.dropped.is_none_or(|dropped| timestamp < dropped),
+                "commit {timestamp} wrote to keyspace {:?}, which was dropped by {:?}",
+                space.name(),
+                space.dropped
+            );
+            let versions = space.rows.entry(key).or_default();
+            // Commits of different rows may be recorded out of order. Commits of the same row can't, because they hold
+            // its lock, and a bulk load comes alone.
+            if let Some(newest) = versions.last() {
+                let newest = newest.timestamp;
+                assert!(newest < timestamp, "commit {timestamp} came to a row after commit {newest}");
+            }
+            let was_there = versions.last().is_some_and(|newest| newest.content.is_some());
+            // Removing a row that does not exist changes nothing.
+            if was_there || content.is_some() {
+                versions.push(Version { timestamp, content, is_loaded });
             }
         }
+    }
+
+    /// Returns the transactions that are prepared.
+    #[must_use]
+    pub fn prepared(&self) -> Vec<Prepared> {
+        self.lock().prepared.iter().filter(|prepared| prepared.ended.is_none()).cloned().collect()
     }
 
     /// Records that a commit was acknowledged. A full commit must then survive every cut.
@@ -273,7 +399,21 @@ impl Model {
     /// Returns the keyspace that currently has this name.
     #[must_use]
     pub fn space(&self, name: &str) -> Option<SpaceNumber> {
-        self.lock().spaces.iter().rposition(|space| space.name == name && space.dropped.is_none())
+        self.lock().space(name)
+    }
+
+    /// Returns the keyspace that currently has this name, and a number that changes when names do. Returns no keyspace
+    /// while names are being changed.
+    #[must_use]
+    pub fn space_now(&self, name: &str) -> (Option<SpaceNumber>, u64) {
+        let state = self.lock();
+        let is_settled = state.alterations_in_flight == 0;
+        (state.space(name).filter(|_| is_settled), state.alterations)
+    }
+
+    /// Records that a commit which changed the names of keyspaces has returned.
+    pub fn end_alteration(&self) {
+        self.lock().alterations_in_flight -= 1;
     }
 
     #[must_use]
@@ -283,7 +423,7 @@ impl Model {
 
     #[must_use]
     pub fn name(&self, space: SpaceNumber) -> String {
-        self.lock().spaces[space].name.clone()
+        self.lock().spaces[space].name().to_owned()
     }
 
     // ── reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -360,7 +500,8 @@ impl Model {
         versions.map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
     }
 
-    /// Checks the result of a plain read. Returns the oldest commit that the read may have seen.
+    /// Checks the result of a read outside of transactions and snapshots. Returns the oldest commit whose state the
+    /// read may have seen.
     ///
     /// # Errors
     /// The reason, if the result is wrong.
@@ -391,7 +532,7 @@ impl Model {
         Err(format!(
             "row {} of {:?} is {}; since commit {} it was {:?}",
             key.escape_ascii(),
-            state.spaces[space].name,
+            state.spaces[space].name(),
             found.map_or("absent".to_owned(), describe),
             window.from,
             before.into_iter().chain(versions[first..].iter().copied()).collect::<Vec<_>>()
@@ -455,16 +596,22 @@ impl Model {
         state.last = at_commit;
         state.acknowledged = at_commit;
         state.answered = at_commit;
+        state.alterations_in_flight = 0;
         state.known.retain(|timestamp, _| *timestamp <= at_commit);
+        state.prepared.retain(|prepared| prepared.at <= at_commit);
+        for prepared in &mut state.prepared {
+            prepared.ended = prepared.ended.filter(|ended| *ended <= at_commit);
+        }
         // Empty the keyspaces that were created later instead of removing them, so that other keyspaces keep their
         // numbers.
         for space in &mut state.spaces {
             if space.created > at_commit {
-                *space = Space { name: String::new(), created: 0, dropped: Some(0), rows: BTreeMap::new() };
+                *space = Space { dropped: Some(0), ..Space::new(String::new(), 0) };
             }
             // Keep older versions, even those of dropped keyspaces, because a drive that lied may still revert to a
             // time before the drop.
             space.dropped = space.dropped.filter(|dropped| *dropped <= at_commit);
+            space.names.retain(|(named, _)| *named <= at_commit);
             space.rows.retain(|_, versions| {
                 versions.retain(|version| version.timestamp <= at_commit);
                 !versions.is_empty()
@@ -478,8 +625,17 @@ impl Model {
     pub fn spaces(&self) -> Vec<(String, SpaceNumber)> {
         let state = self.lock();
         let there = state.spaces.iter().enumerate().filter(|(_, space)| space.dropped.is_none());
-        there.map(|(number, space)| (space.name.clone(), number)).collect()
+        there.map(|(number, space)| (space.name().to_owned(), number)).collect()
     }
+}
+
+/// Ends the transaction that is prepared under the id.
+fn end_prepared(state: &mut State, id: &[u8], timestamp: u64) -> Prepared {
+    let is_it = |prepared: &&mut Prepared| prepared.id == id && prepared.ended.is_none();
+    let prepared = state.prepared.iter_mut().find(is_it).expect("a transaction is ended that is not prepared");
+    assert!(prepared.at < timestamp, "a transaction ends at {timestamp}, before it is prepared");
+    prepared.ended = Some(timestamp);
+    prepared.clone()
 }
 
 fn at(versions: &[Version], timestamp: u64) -> Option<Content> {

@@ -12,7 +12,8 @@ pub enum Fault {
     FailingWrites,
     FailingSyncs,
     FullDisk,
-    /// A full disk with very many pages and keyspaces. It is never drawn from a seed, only chosen on the command line.
+    /// A full disk with a great number of pages and keyspaces. No seed draws this fault; only the command line can
+    /// choose it.
     CrowdedDisk,
     /// Writes that were reported as done but never happened or went to the wrong place.
     LostWrites,
@@ -83,6 +84,8 @@ pub struct Plan {
     pub warm_start: bool,
     /// The disk space for old versions of rows. A few KiB of them stay in memory.
     pub version_disk_bytes: u64,
+    /// `true` if clients prepare transactions, which later sessions may end.
+    pub prepares: bool,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
     /// wait for that snapshot forever.
     pub delays_commits: bool,
@@ -148,6 +151,8 @@ impl Plan {
             warm_start: one_of(&[0, 1]) == 1,
             version_disk_bytes: one_of(&[1 << 30, 1 << 30, 256 << 10, 0]),
             delays_commits: one_of(&[0, 0, 0, 1]) == 1,
+            // This is not drawn, so that the other worlds of older seeds stay the same.
+            prepares: Random(seed ^ 0x2BAD_1DEA).below(4) == 0,
         }
     }
 
@@ -168,6 +173,7 @@ impl Plan {
             warm_start: false,
             version_disk_bytes: 0,
             delays_commits: false,
+            prepares: false,
             ..self
         }
     }
@@ -193,7 +199,7 @@ impl Plan {
         // Scans of so many rows take long, so let clients make fewer steps.
         let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
-        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, ..self }
+        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, prepares: false, ..self }
     }
 
     /// Returns the plan of one session.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use drumlin::{Database, Error, KeyspaceOptions};
+use drumlin::{Database, Error, Isolation, KeyspaceOptions, LockMode, TxOptions};
 use drumlin_io::testing::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Random};
 
 use crate::client::{self, Count, Counts, DURABLE, Session, recorded};
@@ -26,8 +26,7 @@ pub struct RunReport {
     pub commits: u64,
     pub rows_checked: u64,
     pub damage_reported: u64,
-    /// The number of openings of a damaged disk that recovered fewer commits than would have had to be durable on a
-    /// sound disk.
+    /// Openings of a damaged disk that recovered fewer commits than they would have had to recover on a sound disk.
     pub openings_behind: u64,
     pub counts: BTreeMap<&'static str, u64>,
     pub harm: FaultCounts,
@@ -332,6 +331,7 @@ impl World {
             let missing = wanted.next();
             assert!(missing.is_none(), "after opening at commit {last}, {name:?} lacks {missing:?}");
         }
+        self.verify_prepared(db).map_err(text)?;
         if self.random.chance(50) {
             let report = db.check().map_err(text)?;
             let harmless = self.is_damaged || disk.is_off() || disk.fault_counts().may_fail_reads();
@@ -339,6 +339,43 @@ impl World {
             self.report.damage_reported += u64::from(!report.corruption.is_empty() && !disk.is_off());
         }
         Ok(())
+    }
+
+    /// Checks that the transactions are prepared that the model has, and that their rows are locked.
+    fn verify_prepared(&self, db: &Database) -> Result<(), Error> {
+        let mut wanted: Vec<(Vec<u8>, u64)> =
+            self.model.prepared().into_iter().map(|prepared| (prepared.id, prepared.rows.len() as u64)).collect();
+        wanted.sort();
+        let mut found: Vec<_> = db.prepared()?.into_iter().map(|found| (found.id, found.row_count)).collect();
+        // The power was cut in `prepare_once`.
+        found.retain(|(id, _)| id != b"first");
+        assert_eq!(found, wanted, "the prepared transactions after opening");
+        let options = TxOptions { isolation: Isolation::ReadCommitted, ..TxOptions::default() };
+        let mut tx = db.begin_with(options)?;
+        for prepared in self.model.prepared() {
+            for (space, key, _) in prepared.rows {
+                let keyspace = db.existing_keyspace(&self.model.name(space))?;
+                let is_free = tx.try_lock_row(&keyspace, &key, LockMode::Exclusive)?;
+                assert!(!is_free, "after opening, row {} of a prepared transaction is not locked", key.escape_ascii());
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares a transaction and aborts it, so that the keyspace of prepared transactions exists: the model does not
+    /// know its creation.
+    fn prepare_once(&mut self, db: &Database) -> Result<(), Error> {
+        let before = self.model.last();
+        let prepared = match db.prepared().is_ok_and(|all| all.iter().any(|found| found.id == b"first")) {
+            true => Ok(()),
+            false => db.begin().and_then(|tx| tx.prepare("first")),
+        };
+        let done = prepared.and_then(|()| db.abort_prepared("first"));
+        let last = if done.is_ok() { db.stats().durable.0 } else { before + 3 };
+        for timestamp in before + 1..=last {
+            self.model.enter(timestamp, Operation::Rows(Vec::new()));
+        }
+        done
     }
 
     fn work(&mut self, db: &Database, disk: &Disk, end: End) {
@@ -379,7 +416,7 @@ impl World {
         for thread in threads {
             let _ = sim::join(thread);
         }
-        if let Err(error) = client::lock_hot_rows(db) {
+        if let Err(error) = client::lock_hot_rows(db, &self.model) {
             let may = disk.is_off()
                 || self.is_damaged
                 || disk.fault_counts().has_damaged()
@@ -427,6 +464,13 @@ impl World {
                     return None;
                 }
             }
+        }
+        if self.plan.prepares
+            && let Err(error) = self.prepare_once(db)
+        {
+            let may = disk.is_off() || self.may_be_damaged(&error.to_string()) || disk.fault_counts().has_failed();
+            assert!(may, "preparing a transaction: {error}");
+            return None;
         }
         Some(())
     }

@@ -6,8 +6,8 @@ use drumlin::{Config, Durability, TxOptions};
 use drumlin_io::testing::sim::{self, Disk, Medium, Schedule};
 use drumlin_testing::Random;
 
-/// A few seconds after a load, the log deletes the segment files that it had kept for more load, except for one spare.
-/// Afterwards, it still accepts the next load.
+/// A few seconds after a load, the log deletes the segment files that it had kept ready for further load, except for
+/// one spare. Afterwards, it still accepts the next load.
 #[test]
 fn the_log_of_an_idle_database_shrinks() {
     let schedule = Schedule { seed: 7, switch_one_in: 30, step_nanos_max: 1000, points_max: 100_000_000 };

@@ -191,6 +191,7 @@ pub enum Error {
     /// - an eighth of the budget, for the writes, locks and reads of open transactions. A call in a transaction fails
     ///   immediately. A write outside of transactions needs this memory only if it has to wait for its row or for other
     ///   memory, and then fails after 10 seconds;
+    /// - a sixteenth, for the locks of prepared transactions, as a part of that eighth. A prepare fails;
     /// - a sixteenth, for rows and values that scans and readers have copied. When this part is used up, a step of a
     ///   scan, a count, or the read of a value as a stream fails;
     /// - a thirty-second, for values over 64 KiB that are being written. A call fails after waiting for 10 seconds;
@@ -245,10 +246,39 @@ pub enum Error {
         /// The requested name.
         name: String,
     },
+    /// There is a keyspace with this name already. Returned by [`Database::alter`](crate::Database::alter), which has
+    /// changed nothing.
+    KeyspaceExists {
+        /// The name.
+        name: String,
+    },
     /// The keyspace of this handle was dropped.
     KeyspaceDropped {
         /// The name of the keyspace.
         name: String,
+    },
+    /// A transaction is prepared under this id already, or is being prepared.
+    AlreadyPrepared {
+        /// The id.
+        id: Vec<u8>,
+    },
+    /// No transaction is prepared under this id: it was never prepared, or it was committed or aborted.
+    NotPrepared {
+        /// The id.
+        id: Vec<u8>,
+    },
+    /// Another call is committing or aborting the prepared transaction with this id.
+    PreparedInUse {
+        /// The id.
+        id: Vec<u8>,
+    },
+    /// A keyspace can't be dropped, because [prepared transactions](crate::Transaction::prepare) have changed or locked
+    /// its rows.
+    PreparedRows {
+        /// The name of the keyspace.
+        keyspace: String,
+        /// The ids of these transactions.
+        ids: Vec<Vec<u8>>,
     },
     /// An argument is not allowed.
     Invalid(String),
@@ -359,8 +389,37 @@ impl std::fmt::Display for Error {
             Error::NoSuchKeyspace { name } => {
                 write!(f, "there is no keyspace {}. Database::keyspaces lists them", quoted(name))
             }
+            Error::KeyspaceExists { name } => write!(
+                f,
+                "there is a keyspace {} already, and nothing was changed. Choose another name, or drop or rename that keyspace in the same step",
+                quoted(name)
+            ),
             Error::KeyspaceDropped { name } => {
                 write!(f, "keyspace {} was dropped. Get a new handle from the database", quoted(name))
+            }
+            Error::AlreadyPrepared { id } => write!(
+                f,
+                "a transaction is prepared under the id {:?} already. Use another id, or commit or abort that one first",
+                QuotedKey(id)
+            ),
+            Error::NotPrepared { id } => write!(
+                f,
+                "no transaction is prepared under the id {:?}. Database::prepared lists those that are",
+                QuotedKey(id)
+            ),
+            Error::PreparedInUse { id } => write!(
+                f,
+                "another call is committing or aborting the prepared transaction {:?}. Let it end",
+                QuotedKey(id)
+            ),
+            Error::PreparedRows { keyspace, ids } => {
+                let ids: Vec<String> = ids.iter().map(|id| format!("{:?}", QuotedKey(id))).collect();
+                write!(
+                    f,
+                    "keyspace {} has rows of prepared transactions: {}. Commit or abort them first",
+                    quoted(keyspace),
+                    ids.join(", ")
+                )
             }
             Error::Invalid(value) => write!(f, "{value}"),
             Error::ReadOnly { path } => {
@@ -420,6 +479,8 @@ pub enum LockHolder {
     /// that transaction; otherwise the wait can only time out. Asynchronous calls report [`Other`](LockHolder::Other)
     /// instead, because tasks share threads.
     SameThread,
+    /// A [prepared](crate::Transaction::prepare) transaction. The row is free once it has been committed or aborted.
+    Prepared,
     /// Any other transaction. A retry may succeed.
     Other,
 }
@@ -510,6 +571,9 @@ fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, holder: LockHolder
             "this very thread locked it, in another transaction that has not ended. Write it through that \
              transaction (tx.insert), or end that one first"
         }
+        LockHolder::Prepared => {
+            "a prepared transaction has it locked. Commit or abort that one (Database::prepared lists them)"
+        }
         LockHolder::Other => {
             "another transaction has it locked. Run the transaction again, end the other one sooner, or wait longer \
              (TxOptions::lock_timeout)"
@@ -558,10 +622,12 @@ impl From<Error> for std::io::Error {
         use std::io::ErrorKind;
         let kind = match &error {
             Error::Io { source, .. } | Error::Source { source } => source.kind(),
-            Error::NotFound { .. } | Error::NoSuchKeyspace { .. } => ErrorKind::NotFound,
+            Error::NotFound { .. } | Error::NoSuchKeyspace { .. } | Error::NotPrepared { .. } => ErrorKind::NotFound,
+            Error::AlreadyPrepared { .. } => ErrorKind::AlreadyExists,
             Error::DiskFull { .. } => ErrorKind::StorageFull,
             Error::Corrupted { .. } => ErrorKind::InvalidData,
             Error::Locked { .. } => ErrorKind::ResourceBusy,
+            Error::KeyspaceExists { .. } => ErrorKind::AlreadyExists,
             Error::ReadOnly { .. } => ErrorKind::ReadOnlyFilesystem,
             Error::LockTimeout { .. } => ErrorKind::TimedOut,
             Error::Interrupted { .. } => ErrorKind::Interrupted,
@@ -578,7 +644,8 @@ impl Error {
     pub fn recourse(&self) -> Recourse {
         match self {
             Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
-            Error::LockTimeout { holder: LockHolder::Other, .. } => Recourse::Retry,
+            Error::LockTimeout { holder: LockHolder::Other | LockHolder::Prepared, .. } => Recourse::Retry,
+            Error::PreparedInUse { .. } => Recourse::Retry,
             Error::OutcomeUnknown { .. } | Error::Failed { .. } | Error::Closed => Recourse::Reopen,
             Error::Corrupted { .. } => Recourse::Restore,
             _ => Recourse::Change,
@@ -594,6 +661,16 @@ impl Error {
     /// Returns the error for open transactions that together use up their part of the budget.
     pub(crate) fn transactions_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "writes, locks and reads of open transactions", limit_bytes }
+    }
+
+    /// Returns the error for prepared transactions whose locks use up their part of the budget.
+    pub(crate) fn prepared_in_memory(limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what: "the locks of prepared transactions", limit_bytes }
+    }
+
+    /// Returns the error for prepared transactions that are ready, if they hold as much as they may.
+    pub(crate) fn ready_in_memory(what: &'static str, limit_bytes: u64) -> Error {
+        Error::MemoryInUse { what, limit_bytes }
     }
 
     /// Returns the error for open scans and readers that together use up their part of the budget.
@@ -632,6 +709,12 @@ impl Error {
     pub(crate) fn leaves_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "the pages that hold its rows";
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
+    }
+
+    /// Returns the error for too many changes of keyspaces in one step.
+    pub(crate) fn alteration_too_large(what: &'static str, change_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let remedy = "Create fewer keyspaces in one step, or raise Config::memory";
+        Error::TransactionTooLarge { what, row_count: change_count as u64, bytes, limit_bytes, remedy }
     }
 
     pub(crate) fn versions_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {

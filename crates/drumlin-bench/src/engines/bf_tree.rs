@@ -20,6 +20,7 @@ pub(super) const PEER: Peer = Peer {
         atomic_batches: false,
         recovers: false,
         inserts_only: false,
+        two_phases: false,
     },
     open,
 };

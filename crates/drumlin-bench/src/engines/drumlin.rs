@@ -21,6 +21,7 @@ pub(super) const PEER: Peer = Peer {
         atomic_batches: true,
         recovers: true,
         inserts_only: false,
+        two_phases: true,
     },
     open,
 };
@@ -69,7 +70,7 @@ impl Engine for Drumlin {
     }
 
     fn bulk_load(&self, rows: &mut dyn Source, _order: Order) -> Result<()> {
-        let mut load = self.db.bulk_load(self.rows.name())?;
+        let mut load = self.db.bulk_load(&self.rows.name())?;
         while let Some((key, value)) = rows.next() {
             load.insert(key, value)?;
         }
@@ -155,6 +156,16 @@ impl Session for Access<'_> {
             batch.insert(&self.rows, key, value)?;
         }
         batch.commit()?;
+        Ok(())
+    }
+
+    fn write_in_two_phases(&mut self, id: &[u8], rows: &[Row]) -> Result<()> {
+        let mut transaction = self.db.begin()?;
+        for (key, value) in rows {
+            transaction.insert(&self.rows, key, value)?;
+        }
+        transaction.prepare(id)?;
+        self.db.commit_prepared_with(id, drumlin::Durability::Relaxed)?;
         Ok(())
     }
 

@@ -26,6 +26,7 @@ pub(super) const PEER: Peer = Peer {
         atomic_batches: true,
         recovers: true,
         inserts_only: false,
+        two_phases: false,
     },
     open,
 };

@@ -49,10 +49,11 @@ impl<'w> Shared<'w> {
             keys: Vec::new(),
             numbers: Vec::new(),
             rows: Vec::new(),
-            // Start at a number that no other turn, phase or thread reaches.
+            // Give each turn, phase and thread a key range of its own, so that no two insert the same key.
             insert_next: self.workload.data.rows + (((self.turn << 8) + phase + 1) << 32) + ((thread as u64) << 24),
             inserted: 0,
             version: seed,
+            thread: thread as u64,
         };
         Ok(Box::new(Agent { session: engine.session()?, work }))
     }
@@ -80,6 +81,7 @@ struct Work<'s> {
     insert_next: u64,
     inserted: u64,
     version: u64,
+    thread: u64,
 }
 
 fn wrong(number: u64) -> crate::engine::Failure {
@@ -92,6 +94,7 @@ impl Work<'_> {
             Job::Get(_) => self.get(session),
             Job::GetMany(count) => self.get_many(session, count),
             Job::Commit(count) => self.commit(session, count),
+            Job::Prepare => self.prepare(session),
             Job::Insert => self.insert(session),
             Job::Ycsb(mix) => self.ycsb(session, mix),
             Job::Half if self.chooser.random().chance(50) => self.get(session),
@@ -154,6 +157,20 @@ impl Work<'_> {
         session.write(&self.rows)?;
         self.note_written(count as u64);
         Ok(count as u64)
+    }
+
+    /// Writes a row in two phases. Each thread has rows of its own, because a prepared row is locked.
+    fn prepare(&mut self, session: &mut dyn Session) -> Result<u64> {
+        let (bytes, threads) = (self.value_bytes(), self.shared.workload.threads as u64);
+        let number = self.chooser.draw() / threads * threads + self.thread;
+        let number = if number < self.shared.workload.data.rows { number } else { number - threads };
+        self.version += 1;
+        self.rows.resize_with(1, Default::default);
+        self.rows[0].0 = key(number);
+        fill(&mut self.rows[0].1, number, self.version, bytes);
+        session.write_in_two_phases(&self.thread.to_be_bytes(), &self.rows)?;
+        self.note_written(1);
+        Ok(1)
     }
 
     fn insert(&mut self, session: &mut dyn Session) -> Result<u64> {

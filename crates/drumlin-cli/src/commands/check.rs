@@ -15,7 +15,7 @@ use crate::text::{Escaped, JsonBytes, harmless, shell_word};
 
 /// Read and verify every page, table and log record
 ///
-/// Lists damage with its place and what is lost by it, and exits with code 4. Also lists the repairs that opening the
+/// Lists each damaged place and the data lost there, and exits with code 4. Also lists the repairs that opening the
 /// database made. If the database is too damaged to be opened, it is examined as it is and nothing is written to it.
 #[derive(Debug, Args)]
 pub(crate) struct Check {

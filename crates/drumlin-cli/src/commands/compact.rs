@@ -17,7 +17,7 @@ pub(crate) struct Compact {
     database: DatabaseArgs,
 }
 
-/// Commands advise compaction only if more than this much space is unused, and also more than a third of the data file.
+/// Commands recommend compaction only if the unused space exceeds both this size and a third of the data file.
 const UNUSED_BYTES_UNREPORTED_MAX: u64 = 64 << 20;
 
 /// Returns the advice to compact a database if much of its data file is unused.
@@ -62,7 +62,7 @@ impl Compact {
 mod tests {
     use super::*;
 
-    /// Compaction is advised only if the unused space exceeds both 64 MiB and a third of the file.
+    /// Compaction is recommended only if the unused space exceeds both 64 MiB and a third of the file.
     #[test]
     fn only_much_unused_space_is_reported() {
         let path = Path::new("db");

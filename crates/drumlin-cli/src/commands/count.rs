@@ -22,7 +22,7 @@ pub(crate) struct Count {
     selection: Selection,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys are hexadecimal digits
+    /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
 }
@@ -41,7 +41,7 @@ impl Count {
     }
 }
 
-/// If the counts can't be stored, a count that read more bytes than this says so.
+/// If the counts can't be stored, the command reports that only if the count read more bytes than this.
 const READ_BYTES_UNREPORTED_MAX: u64 = 1_000_000;
 
 /// Opens a database and counts in it. Stores the counts for later commands. If that is impossible, reports the reason

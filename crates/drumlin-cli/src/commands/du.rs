@@ -23,7 +23,7 @@ use crate::text::{Escaped, parse_key};
 pub(crate) struct Du {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// A directory, or the beginning of paths, with \xNN for other bytes [default: the whole tree]
+    /// A directory, or a prefix of paths, with \xNN for non-text bytes [default: the whole tree]
     #[arg(value_name = "PREFIX")]
     prefix: Option<OsString>,
     /// Number of directory levels to list; 0 for the total alone
@@ -33,7 +33,7 @@ pub(crate) struct Du {
 
 /// The files whose sizes are summed.
 struct Scope {
-    /// The path shown in the total's line. If it is only the beginning of paths, it ends with `*`.
+    /// The path shown in the total's line. If it is only a prefix of paths, it ends with `*`.
     name: String,
     range: KeyRange,
     /// The prefix of the paths of all directories in the scope, or `None` for a file.

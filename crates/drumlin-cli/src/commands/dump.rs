@@ -37,19 +37,20 @@ pub(crate) struct Dump {
     /// The file to write; without it, or with -, stdout
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
-    /// The form [default: by the file's name, else jsonl]
+    /// The form [default: from the file's name, else jsonl]
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// The character between fields [default: a comma; a tab for TSV]
     #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
     delimiter: Option<u8>,
-    /// Write only the values, as they were loaded: for CSV and TSV their fields, with columns named by the first row
+    /// Write only the values, as they were loaded; CSV and TSV have a column per field, named after the first row's
+    /// fields
     #[arg(long)]
     values: bool,
     /// Write these fields of the values, which must be JSON objects
     #[arg(long, value_name = "FIELD", value_delimiter = ',', conflicts_with = "values")]
     columns: Vec<String>,
-    /// Continue after rows that can't be read, even if the database does not open; each gap is named by its
+    /// Continue after rows that can't be read, even if the database does not open; each gap is reported with its
     /// neighbouring keys, and the exit code is then 4
     #[arg(long)]
     skip_damage: bool,
@@ -63,7 +64,7 @@ pub(crate) struct Dump {
     limit: Option<u64>,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys in the options are hexadecimal digits
+    /// Keys in the options are in hexadecimal
     #[arg(long)]
     hex: bool,
 }
@@ -313,7 +314,7 @@ impl From<Salvaged> for Found {
     }
 }
 
-/// The number of rows, of their bytes, and of gaps between them.
+/// The number of rows written, their size in bytes, and the number of gaps between them.
 struct Written {
     rows: u64,
     bytes: u64,

@@ -26,15 +26,15 @@ use crate::text::{Escaped, Hex, JsonBytes, parse_key};
 pub(crate) struct Get {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// The keys: text, with \xNN for other bytes
+    /// The keys, as text with \xNN for non-text bytes
     #[arg(id = "wanted", value_name = "KEY")]
     wanted: Vec<OsString>,
-    /// Also read keys from a file, one a line, escaped as `drumlin scan --keys-only` prints them; - for stdin
+    /// Also read keys from a file, one per line, escaped as `drumlin scan --keys-only` prints them; - for stdin
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys are hexadecimal digits
+    /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
 }

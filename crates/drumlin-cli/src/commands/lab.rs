@@ -14,7 +14,7 @@ use crate::interrupt;
 use crate::terminal::figures::parse_size;
 use crate::terminal::{Output, Progress};
 
-/// Measure this machine's storage, next to published figures
+/// Measure this machine's storage, and compare it with published figures
 ///
 /// Each experiment repeats a published measurement and prints the source's figures next to yours. Files are created in
 /// a temporary folder and removed at the end, and also after Ctrl-C, which shows the results so far.
@@ -34,15 +34,15 @@ enum What {
     Scan(Options),
     /// Durable writes by every sync method
     Sync(Options),
-    /// Mapped memory against system calls while the file is cached
+    /// Mapped memory versus system calls while the file is cached
     Calls(Options),
     /// Page faults that stall a task scheduler
     Stall(Options),
-    /// Effects of a mapping that a database cannot accept
+    /// Effects of memory mapping that a database cannot accept
     Hazards(Options),
     /// The first touch of mapped pages
     Prefault(Options),
-    /// Stores through a mapping against stores through calls
+    /// Stores through a mapping versus writes through system calls
     Persist(Options),
     #[command(hide = true)]
     Worker,
@@ -56,10 +56,10 @@ struct Options {
     /// Short runs on small files
     #[arg(long)]
     quick: bool,
-    /// Seconds of a case that is shown over time [default: 20, quick 4]; other cases take a fraction
+    /// Seconds for each case that is shown over time [default: 20, quick 4]; other cases take a fraction of that
     #[arg(long, value_name = "S", value_parser = parse_seconds)]
     seconds: Option<f64>,
-    /// The memory limit, which the file exceeds [default: 512MiB, quick 128MiB]
+    /// The memory limit, smaller than the large file [default: 512MiB, quick 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     /// The size of the large file [default: 4GiB, quick 1GiB, less if space is short]
@@ -68,7 +68,7 @@ struct Options {
     /// The file systems that `sync` creates on loop devices, as root, in addition to the folder's own; or none
     #[arg(long, value_name = "LIST", value_parser = parse_file_systems, default_value = "ext4,xfs,btrfs")]
     file_systems: FileSystems,
-    /// random: also measure with almost all of the machine's memory taken, as root; other programs may stall
+    /// random: also measure with almost all of the machine's memory in use, as root; other programs may stall
     #[arg(long)]
     fill_memory: bool,
     /// Also write the report as one HTML page

@@ -16,7 +16,9 @@ pub(crate) mod keyspaces;
 pub(crate) mod lab;
 pub(crate) mod load;
 pub(crate) mod man;
+pub(crate) mod prepared;
 pub(crate) mod put;
+pub(crate) mod rename;
 pub(crate) mod rm;
 pub(crate) mod scan;
 pub(crate) mod selection;
@@ -50,6 +52,8 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Count(command) => command.run(output),
         Command::Du(command) => command.run(output),
         Command::Keyspaces(command) => command.run(output),
+        Command::Prepared(command) => command.run(output),
+        Command::Rename(command) => command.run(output),
         Command::Stats(command) => command.run(output),
         Command::Check(command) => command.run(output),
         Command::Checkpoint(command) => command.run(output),

@@ -22,7 +22,7 @@ use crate::text::{JsonBytes, parse_key};
 pub(crate) struct Put {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// The key: text, with \xNN for other bytes
+    /// The key, as text with \xNN for non-text bytes
     #[arg(value_name = "KEY")]
     key: OsString,
     /// The value as typed; without it, stdin is read
@@ -33,7 +33,7 @@ pub(crate) struct Put {
     file: Option<PathBuf>,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys are hexadecimal digits
+    /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
 }

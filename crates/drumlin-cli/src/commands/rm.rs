@@ -19,15 +19,15 @@ use crate::text::{Escaped, parse_key};
 
 /// Remove keys, a prefix, a range or a whole keyspace
 ///
-/// Named keys are removed in one transaction, all or none: if one is missing, nothing is removed and the exit code is
-/// 3. A prefix or a range is removed in one transaction too. `drumlin compact` returns the space.
+/// Named keys are removed in one transaction, all or none: if any key is missing, nothing is removed and the exit code
+/// is 3. A prefix or a range is removed in one transaction too. `drumlin compact` returns the space.
 #[derive(Debug, Args)]
 #[command(override_usage = "drumlin rm [OPTIONS] <DATABASE> [KEY]...")]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["keys", "prefix", "from", "to", "all"]))]
 pub(crate) struct Rm {
     #[command(flatten)]
     database: DatabaseArgs,
-    /// The keys: text, with \xNN for other bytes
+    /// The keys, as text with \xNN for non-text bytes
     #[arg(value_name = "KEY", conflicts_with_all = ["prefix", "from", "to", "all"])]
     keys: Vec<OsString>,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(crate) struct Rm {
     all: bool,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys are hexadecimal digits
+    /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
 }

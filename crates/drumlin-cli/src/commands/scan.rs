@@ -15,8 +15,8 @@ use crate::text::{Escaped, Hex, JsonBytes, JsonRow};
 
 /// List or count rows in key order
 ///
-/// Prints one row a line: key, tab, value, both escaped so that a row never takes several lines. On a terminal, values
-/// are cut to its width. `drumlin dump` writes rows for other programs.
+/// Prints one row per line: key, tab, value, both escaped so that a row never spans several lines. On a terminal,
+/// values are truncated to its width. `drumlin dump` writes rows for other programs.
 #[derive(Debug, Args)]
 pub(crate) struct Scan {
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(crate) struct Scan {
     count: bool,
     #[command(flatten)]
     keyspace: KeyspaceArgs,
-    /// Keys are hexadecimal digits
+    /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
 }

@@ -14,7 +14,7 @@ pub(crate) struct Selection {
     /// Only keys that begin with this
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     prefix: Option<OsString>,
-    /// Only keys from this one on
+    /// Only this key and those above it
     #[arg(long, value_name = "KEY")]
     from: Option<OsString>,
     /// Only keys below this one

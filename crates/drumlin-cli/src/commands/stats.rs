@@ -11,7 +11,7 @@ use crate::terminal::{Output, figures, style};
 
 /// Show the engine's statistics: memory, device, log, space
 ///
-/// Counters begin at zero when a database is opened, so reads and writes are those of opening it.
+/// Counters begin at zero when a database is opened, so the reads and writes shown are those of opening it.
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
     #[command(flatten)]

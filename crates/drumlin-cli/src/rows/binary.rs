@@ -23,8 +23,8 @@ const END: u32 = u32::MAX;
 /// The maximum size of values that are returned with their key. Larger values are streamed.
 pub(crate) const VALUE_BYTES_STREAMED: u64 = streamed::VALUE_BYTES_WHOLE_MAX;
 
-/// The maximum length of a key, which is above the limit of every store. A larger length can only be damage, so the
-/// reader rejects it before it allocates memory.
+/// The maximum length of a key. No database accepts keys this long, so a greater length is certainly damage. The reader
+/// rejects it before it allocates memory.
 const KEY_BYTES_LIMIT: u32 = 1 << 20;
 
 /// Reads rows in the binary form.

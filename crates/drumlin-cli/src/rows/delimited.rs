@@ -130,8 +130,8 @@ impl<R: BufRead> Delimited<R> {
         }
     }
 
-    /// Goes back to the line after the one with the opening quote, which ends at `quote_line_end` in the record. If
-    /// `hold_last` is set, the record does not contain the line that was read last; that line is reread after the
+    /// Goes back to the line after the opening quote's line, which ends at the offset `quote_line_end` of the record.
+    /// If `hold_last` is set, the record does not contain the most recently read line; that line is reread after the
     /// record.
     fn go_back(&mut self, quote: Quote, mut what: String, quote_line_end: usize, hold_last: bool) -> SourceError {
         let record = std::mem::take(&mut self.record);
@@ -558,8 +558,8 @@ mod tests {
         Delimited::new(b',', Lines::new(text, bytes_limit), choice())
     }
 
-    /// Reading a text in one pass finds the same records and errors as starting a new reader at each line at which the
-    /// pass begins a record. The texts include lines and quotes over the limit.
+    /// One pass over a text finds the same records and errors as a separate reader for each record, started at the
+    /// record's first line. The texts include lines and quotes over the limit.
     #[test]
     fn reading_goes_on_as_if_it_began_there() {
         let mut random = SmallRng::seed_from_u64(5);

@@ -101,7 +101,7 @@ struct Base64 {
     base64: String,
 }
 
-/// Converts a JSON field to the bytes that it stands for.
+/// Converts a JSON field to the bytes that it represents.
 pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
     let text = field.get();
     match text.as_bytes()[0] {
@@ -110,7 +110,7 @@ pub(super) fn field_bytes(field: &RawValue) -> Vec<u8> {
             .and_then(|base64| STANDARD.decode(base64.base64).map_err(serde::de::Error::custom)),
         _ => Ok(text.as_bytes().to_vec()),
     }
-    // An object that is not base64 stands for its own JSON text. A string always parses, unless it contains half of a
+    // An object that is not base64 represents its own JSON text. A string always parses, unless it contains half of a
     // surrogate pair.
     .unwrap_or_else(|_| text.as_bytes().to_vec())
 }

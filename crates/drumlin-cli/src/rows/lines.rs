@@ -67,8 +67,8 @@ impl<R: BufRead> Lines<R> {
         Ok(self.input.by_ref().take(self.bytes_limit).read_until(b'\n', &mut self.line)?)
     }
 
-    /// Goes back to the line after `number`. The lines after it are the content of one quote: `record` starting at an
-    /// offset, followed by the most recently read line if `hold_last` is set.
+    /// Goes back to the line after `number`. The lines after it are the content of one quote: `record` starting at
+    /// offset `from`, followed by the most recently read line if `hold_last` is set.
     pub(super) fn go_back(&mut self, number: u64, record: Vec<u8>, from: usize, hold_last: bool) {
         assert!(self.again.0.is_empty() && self.held.is_none(), "no quote opens in lines that are read again");
         self.number = number;

@@ -29,7 +29,7 @@ pub(crate) enum Format {
     Csv,
     /// Tab-separated values (.tsv, .tab)
     Tsv,
-    /// One JSON value a line (.jsonl, .ndjson)
+    /// One JSON value per line (.jsonl, .ndjson)
     Jsonl,
     /// Drumlin's binary form: any bytes, checksummed (.rows)
     Binary,
@@ -208,7 +208,7 @@ pub(crate) struct RowTooLong {
 }
 
 impl RowTooLong {
-    /// Returns `true` if this is the reason for the error of a sink.
+    /// Returns `true` if a sink returned `error` because a row was too long.
     pub(crate) fn is_reason(error: &io::Error) -> bool {
         error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<RowTooLong>)
     }
@@ -231,7 +231,8 @@ impl std::error::Error for RowTooLong {}
 pub(crate) enum Layout {
     /// The key and the value.
     Rows,
-    /// The values alone, as they were loaded: for CSV and TSV, their fields, with columns named by the first value.
+    /// The values alone, as they were loaded. CSV and TSV have a column per field, named after the first value's
+    /// fields.
     Values,
     /// These fields of the values.
     Fields(Vec<String>),

@@ -41,7 +41,7 @@ pub(crate) fn bytes(number: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-/// Formats a memory budget in the units that the user probably typed: binary ones if it is a multiple of one.
+/// Formats a memory budget in the units that the user probably typed: binary units if the budget is a multiple of one.
 pub(crate) fn budget(number: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB")] {
         if number > 0 && number.trailing_zeros() >= shift {

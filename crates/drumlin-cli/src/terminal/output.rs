@@ -18,10 +18,10 @@ pub(crate) mod style {
     pub(crate) const ACCENT: Style = Style::new().bold().fg_color(Some(anstyle::Color::Ansi(AnsiColor::Cyan)));
 }
 
-/// The options of every command, which control its output.
+/// The output options, which every command has.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Common {
-    /// Print figures and rows as JSON, one object a line
+    /// Print figures and rows as JSON, one object per line
     #[arg(long, global = true, help_heading = "Everywhere")]
     json: bool,
     /// Show no progress on stderr
@@ -36,7 +36,7 @@ impl Common {
     }
 }
 
-/// The settings by which a command prints its output.
+/// The settings for a command's output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,

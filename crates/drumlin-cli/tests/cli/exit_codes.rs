@@ -174,8 +174,8 @@ fn what_is_left_of_a_database_that_does_not_open_is_dumped() {
     bench.ok_with(&[&["load", "db", "-", "-k", "other"][..], &columns].concat(), rows(50).as_bytes());
     let data = bench.path().join("db/data");
     let mut bytes = std::fs::read(&data).unwrap();
-    // The header of an extent has its keyspace, its number and two lengths. Only chunks of page tables have 8 KiB and a
-    // header of 40 bytes.
+    // An extent's header has its keyspace, its number and two lengths. Only chunks of page tables have 8 KiB of content
+    // and a 40-byte header.
     let is_chunk = |at: &usize| {
         bytes[*at..].starts_with(&8232u32.to_le_bytes()) && bytes[at - 12..at - 4] == [1, 0, 0, 0, 2, 0, 0, 0]
     };

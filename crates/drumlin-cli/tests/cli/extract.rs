@@ -173,7 +173,7 @@ fn a_part_of_a_tree() {
     assert!(!bench.path().join("none").exists());
 }
 
-/// If rows were not written by `index`, `extract` never writes them outside of the directory or behind a link in it,
+/// If rows were not written by `index`, `extract` never writes them outside of the directory or through a link in it,
 /// and never with content that differs from the record.
 #[test]
 fn rows_that_no_index_wrote() {

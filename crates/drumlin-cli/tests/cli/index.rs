@@ -176,9 +176,9 @@ fn acknowledgements_name_every_file() {
     assert_eq!(acks, expected);
 }
 
-/// A database inside the tree is left out and named, whether the walk reaches it as the folder itself, through a
-/// symbolic link in its place, or as a hard link to one of its files. `--delete` removes rows of those files that an
-/// older version stored.
+/// `index` leaves out and names a database inside the tree, whether the walk finds the folder itself, a symbolic link
+/// in its place, or a hard link to one of its files. `--delete` removes rows of those files that an older version
+/// stored.
 #[test]
 fn a_database_is_not_stored_in_itself() {
     let bench = Bench::new();

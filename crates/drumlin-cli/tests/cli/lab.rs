@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::Bench;
 
-/// Returns the lab's temporary folders in a test's folder.
+/// Returns the names of temporary folders that the lab left in the test's folder.
 fn left_behind(bench: &Bench) -> Vec<String> {
     let names = fs::read_dir(bench.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.starts_with("drumlin-lab")).collect()

@@ -100,7 +100,7 @@ fn large_values_round_trip() {
     }
 }
 
-/// Thousands of rows are removed by prefix, with a budget too small for a transaction of a thousand rows.
+/// `rm --prefix` removes thousands of rows even if the budget is too small for a transaction of a thousand rows.
 #[test]
 fn many_rows_are_removed_in_little_memory() {
     let bench = Bench::new();

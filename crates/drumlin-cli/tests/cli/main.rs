@@ -12,6 +12,7 @@ mod lab;
 mod large_values;
 mod malformed_input;
 mod pipes;
+mod prepared;
 mod read_only;
 mod round_trips;
 mod rows;

@@ -40,7 +40,7 @@ fn run(bench: &Bench, args: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// Commands that read succeed, and `check` reports that it can't write. Commands that write end with code 9.
+/// Read commands succeed, and `check` reports that it can't write. Write commands exit with code 9.
 #[test]
 fn what_may_not_be_written_is_read() {
     let bench = Bench::new();
@@ -122,7 +122,7 @@ fn stats_shows_the_sync_method_of_the_database() {
     }
 }
 
-/// If a process that used the database was killed, the first command recovers the database, whichever command that is.
+/// If a process that used the database was killed, the next command recovers the database, whichever command that is.
 #[test]
 fn a_database_that_was_not_closed_is_recovered_to_read_it() {
     let bench = Bench::new();

@@ -73,7 +73,25 @@ fn keyspaces_have_sizes() {
     assert!(bench.ok(&["keyspaces", "db"]).contains("on disk"));
 }
 
-/// Keys, prefixes, ranges and keyspaces are removed, and no other rows.
+/// Keyspaces are renamed and exchange their names, with their rows. A name that is missing or in use changes nothing.
+#[test]
+fn keyspaces_are_renamed() {
+    let bench = letters();
+    let value = bench.ok(&["get", "db", "a"]);
+    bench.ok_with(&["put", "db", "row", "-k", "other"], b"of the other");
+    assert_eq!(bench.ok(&["rename", "db", "other", "third"]), "renamed keyspace \"other\" to \"third\"\n");
+    assert_eq!(bench.ok(&["get", "db", "row", "-k", "third"]), "of the other");
+    bench.fails(3, &["get", "db", "row", "-k", "other"]);
+    bench.fails(3, &["rename", "db", "other", "fourth"]);
+    let refused = bench.fails(1, &["rename", "db", "third", "default"]);
+    assert!(refused.contains("already") && refused.contains("--swap"), "{refused}");
+    bench.ok(&["rename", "db", "third", "default", "--swap", "--json"]);
+    assert_eq!(bench.ok(&["get", "db", "row"]), "of the other");
+    assert_eq!(bench.ok(&["get", "db", "a", "-k", "third"]), value);
+    bench.fails(1, &["rename", "db", "third", ""]);
+}
+
+/// `rm` removes the rows of the given keys, prefix, range or keyspace, and nothing else.
 #[test]
 fn removals() {
     let bench = letters();
@@ -149,7 +167,8 @@ fn many_files() {
     }
 }
 
-/// Rows whose keys exist are counted, and replace the old row, are skipped, or are rejected with their place.
+/// `load` counts rows whose keys exist, and either replaces the old rows, skips the new ones, or rejects them with
+/// their place.
 #[test]
 fn duplicates() {
     let bench = Bench::new();

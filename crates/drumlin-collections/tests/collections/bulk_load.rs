@@ -99,7 +99,7 @@ fn a_load_leaves_what_single_calls_leave() {
     }
 }
 
-/// A dropped load leaves no rows. After a document was refused, a load can continue.
+/// A dropped load leaves no rows. A load can continue after it has refused a document.
 #[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let db = database();

@@ -24,7 +24,7 @@ const GROUPS: u32 = 6;
 /// An upper bound on the number of polls that a call needs.
 const POLLS_MAX: usize = 200;
 
-/// An entry whose rows in the view and the history are as large as in the collection.
+/// An entry. Its rows in the view and the history are as large as its row in the collection.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 struct Entry {
     id: u32,
@@ -372,7 +372,7 @@ fn changes_are_whole(trial: &Trial) {
     trial.changes("Documents::insert_async", insert, |id| Some(Entry::draw(id, 1)));
     let remove_range = async |id| assert_eq!(entries.remove_range_async(id..=id).await.unwrap(), 1);
     trial.changes("Documents::remove_range_async", remove_range, |_| None);
-    // A new document whose unique key belongs to the existing entry.
+    // Insert a new document whose unique key belongs to the existing entry.
     let twin = |id| Entry { id: id + ENTRIES, ..Entry::draw(id, 1) };
     let insert_or_get = async |id| {
         let other = entries.insert_or_get_async(&Entry::BY_CENTS, &twin(id)).await.unwrap();

@@ -115,7 +115,7 @@ fn versions_are_given_up() {
         now.store(time, Ordering::Relaxed);
         put(&pages, "a", time);
     }
-    // The version of second 30 was the newest until second 60, which is exactly 60 seconds ago.
+    // The version written at second 30 was the newest until second 60, which is exactly 60 seconds ago.
     assert_eq!(versions(&pages, "a"), [(2, Some(30)), (3, Some(60)), (4, Some(90)), (5, Some(120))]);
     now.store(1000, Ordering::Relaxed);
     put(&pages, "a", 1000);

@@ -1,9 +1,9 @@
 //! Kills processes with SIGKILL at random moments, with real files. Afterwards, indexes, views and versions match the
 //! documents, whichever operation was interrupted, even if it was the build of an index or view.
 //!
-//! The test runs itself as a child process, which writes and acknowledges each write through a pipe. The parent kills
-//! the child after a random number of acknowledgements, opens the database, checks it, and starts the next child.
-//! `DRUMLIN_TEST_KILLS` sets the number of kills.
+//! The test runs itself as a child process, which writes documents and acknowledges each write through a pipe. The
+//! parent kills the child after a random number of acknowledgements, opens the database, checks it, and starts the next
+//! child. `DRUMLIN_TEST_KILLS` sets the number of kills.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

@@ -141,8 +141,8 @@ fn a_handle_has_its_own_durability() {
     assert!(full >= 200 && relaxed < 100, "{relaxed} syncs relaxed, {full} full");
 }
 
-/// Options reach asynchronous transactions: a serializable transaction has a conflict where snapshot isolation would
-/// allow write skew.
+/// Options reach asynchronous transactions: a serializable transaction fails with a conflict in a case in which
+/// snapshot isolation would allow write skew.
 #[test]
 fn asynchronous_transactions_have_options() {
     let db = database();

@@ -63,7 +63,7 @@ pub(crate) fn draw<const V: u32>(random: &mut Random, ids: u64) -> Note<V> {
     Note { id: random.below(ids) as u32, author, words }
 }
 
-/// Checks that the indexes, the view and the newest versions match the documents. In every snapshot, they must.
+/// Checks that the indexes, the view and the newest versions match the documents, as they must in every snapshot.
 pub(crate) fn check<const V: u32>(reading: &Reading<'_, Note<V>>) {
     check_parts(reading);
     for note in reading.iter().map(Result::unwrap) {

@@ -65,7 +65,7 @@ fn streams_own_what_they_read() {
         assert!(block_on(stream.try_next()).unwrap().is_none());
     }
     assert!(format!("{stream:?}").contains("ended"));
-    // An iterator of a given snapshot also outlives the handle, and keeps showing the rows of that snapshot.
+    // A reading at a given snapshot also outlives the handle, and still returns that snapshot's rows.
     let reading = notes.at_snapshot(db.snapshot());
     let ids: Vec<u32> = notes.iter().map(|note| note.unwrap().id).collect();
     ids.iter().for_each(|id| drop(notes.remove(id).unwrap()));

@@ -54,7 +54,7 @@ impl Collection for Two {
 
 /// Documents of an older schema are migrated when they are read, can be found through indexes, and are stored in the
 /// new format when they are written. A document that can't be migrated or is newer than the program causes an error
-/// that gives the reason.
+/// that states the reason.
 #[test]
 fn old_documents_are_migrated_when_they_are_read() {
     let db = database();

@@ -103,8 +103,8 @@ fn threads_that_want_the_same_key() {
     assert!(taken.into_inner() > 100 && refused.into_inner() > 100);
 }
 
-/// The error returns a key of the conflicting document that can be decoded, and `insert_or_get` returns the document.
-/// The refused document is not stored.
+/// The error contains the conflicting document's key, which can be decoded. `insert_or_get` returns the document
+/// itself. The refused document is not stored.
 #[test]
 fn a_document_or_the_one_that_has_its_key() {
     let db = database();

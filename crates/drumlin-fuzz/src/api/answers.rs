@@ -8,7 +8,8 @@ use drumlin::{Error, LockHolder, Recourse, Result};
 pub(super) fn documented(error: &Error) -> Recourse {
     match error {
         Error::Conflict { .. } | Error::SnapshotTooOld { .. } | Error::MemoryInUse { .. } => Recourse::Retry,
-        Error::LockTimeout { holder: LockHolder::Other, .. } => Recourse::Retry,
+        Error::LockTimeout { holder: LockHolder::Other | LockHolder::Prepared, .. } => Recourse::Retry,
+        Error::PreparedInUse { .. } => Recourse::Retry,
         Error::Closed | Error::Failed { .. } | Error::OutcomeUnknown { .. } => Recourse::Reopen,
         Error::Corrupted { .. } => Recourse::Restore,
         _ => Recourse::Change,

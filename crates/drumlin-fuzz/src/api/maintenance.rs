@@ -13,7 +13,7 @@ impl Peer {
     pub(super) fn maintenance(&mut self, script: &mut Script<'_>) {
         let db = self.db();
         let undamaged = |report: drumlin::CheckReport| assert!(report.corruption.is_empty(), "{:?}", report.corruption);
-        match script.byte() % 12 {
+        match script.byte() % 13 {
             0 => drop(must(call!("Database::checkpoint", db.checkpoint()))),
             1 => drop(must(block_on(call!("Database::checkpoint_async", db.checkpoint_async())))),
             2 => drop(must(call!("Database::compact", db.compact()))),
@@ -77,7 +77,35 @@ impl Peer {
                     assert!(checked(db.keyspace(name), is_invalid).is_none());
                 }
             }
+            10 => self.alter(script),
             _ => self.check(),
         }
+    }
+
+    /// Renames keyspaces, creates and drops others in the same step, and puts the names back in a second step.
+    fn alter(&mut self, script: &mut Script<'_>) {
+        let db = self.db();
+        let options = KeyspaceOptions::new().page_bytes(512 << (script.byte() % 4));
+        let [one, other] = NAMES;
+        let there = call!("Alteration::rename", call!("Database::alter", db.alter()).rename(one, "passing"));
+        let there = call!("Alteration::swap", there.swap("passing", other));
+        let there = call!("Alteration::create", there.create("made", options));
+        if script.byte().is_multiple_of(2) {
+            must(call!("Alteration::commit", there.clone().commit()));
+        } else {
+            must(block_on(call!("Alteration::commit_async", there.clone().commit_async())));
+        }
+        // The handles belong to the same keyspaces as before.
+        let names = || self.keyspaces.iter().map(drumlin::Keyspace::name).collect::<Vec<_>>();
+        assert_eq!(names(), [other, "passing"]);
+        let is_refused = |error: &Error| matches!(error, Error::NoSuchKeyspace { .. } | Error::KeyspaceExists { .. });
+        assert!(checked(there.commit(), is_refused).is_none());
+        let twice = db.alter().create("new", options).create(other, options);
+        assert!(checked(twice.commit(), is_refused).is_none());
+        must(db.keyspace("made").and_then(|made| made.insert("k", "v")));
+        let back = call!("Alteration::drop", db.alter().drop("made").swap("passing", other).rename("passing", one));
+        must(back.commit());
+        assert_eq!(names(), [one, other]);
+        assert_eq!(db.keyspaces().len(), 2);
     }
 }

@@ -1,6 +1,6 @@
 //! Sequences of calls to the whole public API, as a careless user would make them. Handles of two databases are mixed
 //! up and dropped in any order, futures are dropped and leaked, settings are extreme, closures and readers panic, and
-//! threads contend for the same rows while the database is closed. Most databases are in memory, some are on disk.
+//! threads contend for the same rows while the database is closed. Most databases are in memory; some are on disk.
 //!
 //! The answer of each call is compared with ordered maps, one for each keyspace; a transaction has its own maps until
 //! it commits. If a call returns an error, it must be one that the call may return at this point, with the recourse

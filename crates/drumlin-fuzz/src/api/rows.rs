@@ -227,7 +227,7 @@ impl Peer {
     /// the loads.
     fn load(&mut self, which: usize, script: &mut Script<'_>) {
         self.settle();
-        let name = self.keyspaces[which].name().to_owned();
+        let name = self.keyspaces[which].name();
         let begun = match script.byte() % 2 {
             0 => call!("Database::bulk_load", self.db().bulk_load(&name)),
             _ => block_on(call!("Database::bulk_load_async", self.db().bulk_load_async(&name))),
@@ -283,7 +283,7 @@ impl Peer {
                 let mut value = b"of another row".to_vec();
                 let found = must(call!("Keyspace::get_into", k.get_into(key, &mut value)));
                 is_in(&value, found, expected);
-                // The nested call must use a different vector of the thread.
+                // The nested call must not reuse the vector that the outer call is showing.
                 let look = |shown: &[u8]| {
                     is_it(must(k.get_with(key, |again| again.into())));
                     shown.to_vec()
@@ -347,6 +347,10 @@ impl Peer {
         let expected = rows.len() as u64;
         assert_eq!(must(call!("Keyspace::count", k.count(bounds.clone()))), expected);
         assert_eq!(must(block_on(call!("Keyspace::count_async", k.count_async(bounds.clone())))), expected);
+        // Any leaf may have rows of any size, so only the order of magnitude of the whole keyspace is known.
+        let estimate = must(call!("Keyspace::estimate", k.estimate(bounds.clone())));
+        let again = must(block_on(call!("Keyspace::estimate_async", k.estimate_async(bounds.clone()))));
+        assert!(estimate.max(again) <= 100 * (model.len() as u64 + 100), "{estimate} and {again} of {}", model.len());
         assert_eq!(must(call!("Keyspace::len", k.len())), model.len() as u64);
         assert_eq!(must(block_on(call!("Keyspace::len_async", k.len_async()))), model.len() as u64);
         let below = model.range::<Vec<u8>, _>(..key).count() as u64;
@@ -445,7 +449,7 @@ impl Peer {
     }
 }
 
-/// Salvages all rows of a sound keyspace, by blocking and asynchronous steps.
+/// Salvages all rows of a sound keyspace, with blocking and asynchronous steps.
 fn salvage_all(k: &Keyspace, model: &BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut salvage = call!("Range::salvage", k.iter().salvage());
     for (number, (key, value)) in model.iter().enumerate() {

@@ -27,7 +27,7 @@ enum Ending {
     Drops,
 }
 
-/// The number of increments of a row, by acknowledged commits and by commits with an unknown outcome.
+/// Counts the increments of a row by acknowledged commits, and those by commits with an unknown outcome.
 #[derive(Default)]
 struct Added {
     surely: AtomicU64,

@@ -180,7 +180,8 @@ impl Peer {
         }
         drop(foreign);
         let may = is_short_of_memory;
-        match script.byte() % 8 {
+        match script.byte() % 10 {
+            8 | 9 => self.prepared(tx, models, script),
             0 => call!("Transaction::abort", tx.abort()),
             1 => drop(tx),
             2 => {
@@ -213,7 +214,83 @@ impl Peer {
         self.check();
     }
 
-    /// Two transactions contend for the same rows; the futures that wait for locks are dropped or leaked.
+    /// Prepares a transaction, and commits or aborts it.
+    fn prepared(&mut self, tx: Transaction, models: Models, script: &mut Script<'_>) {
+        // An id may be too short or too long.
+        let id = vec![script.byte(); [1, 140, 20, 0, 141][usize::from(script.byte() % 5)]];
+        let may = |error: &Error| is_short_of_memory(error) || matches!(error, Error::Invalid(_));
+        let done = match script.byte() % 4 {
+            0 | 1 => Some(call!("Transaction::prepare", tx.prepare(&id))),
+            2 => Some(block_on(tx.prepare_async(&id))),
+            _ => {
+                let prepare = call!("Transaction::prepare_async", tx.prepare_async(&id));
+                poll_some(prepare, Fate { leaks: false, ..fate(script) })
+            }
+        };
+        let is_done = done.map(|done| checked(done, may).is_some());
+        self.settle();
+        self.check();
+        let found = must(call!("Database::prepared", self.db().prepared()));
+        assert!(is_done.is_none_or(|is_done| is_done != found.is_empty()), "{found:?}");
+        let unknown = |error: &Error| matches!(error, Error::NotPrepared { .. });
+        if found.is_empty() {
+            assert!(checked(self.db().commit_prepared(&id), unknown).is_none());
+            return;
+        }
+        assert!(found.len() == 1 && found[0].id == id, "{found:?}");
+        let again = must(self.db().begin()).prepare(&id);
+        assert!(checked(again, |error| matches!(error, Error::AlreadyPrepared { .. })).is_none());
+        let (db, durability) = (self.db(), options(script).durability);
+        let fate = Fate { leaks: false, ..fate(script) };
+        let may = is_short_of_memory;
+        let is_committed = match script.byte() % 11 {
+            0 => checked(call!("Database::commit_prepared", db.commit_prepared(&id)), may).map(|_| true),
+            1 => {
+                let done = call!("Database::commit_prepared_with", db.commit_prepared_with(&id, durability));
+                checked(done, may).map(|_| true)
+            }
+            2 => checked(block_on(db.commit_prepared_with_async(&id, durability)), may).map(|_| true),
+            3 => {
+                let commit = call!("Database::commit_prepared_async", db.commit_prepared_async(&id));
+                poll_some(commit, fate).and_then(|done| checked(done, may)).map(|_| true)
+            }
+            4 => {
+                let commit = db.commit_prepared_with_async(&id, durability);
+                poll_some(call!("Database::commit_prepared_with_async", commit), fate)
+                    .and_then(|done| checked(done, may))
+                    .map(|_| true)
+            }
+            5 => {
+                let abort = call!("Database::abort_prepared_async", db.abort_prepared_async(&id));
+                poll_some(abort, fate).and_then(|done| checked(done, may)).map(|()| false)
+            }
+            6 | 7 => {
+                let ready = call!("Database::ready_prepared", db.ready_prepared(&id));
+                let done = checked(ready, may).map(|ready| call!("ReadyTransaction::commit", ready.commit()));
+                done.map(|done| checked(done, |_| false).is_some())
+            }
+            8 => {
+                let ready = call!("Database::ready_prepared_async", db.ready_prepared_async(&id));
+                let ready = poll_some(ready, fate).and_then(|ready| checked(ready, may));
+                ready.map(|ready| checked(ready.commit(), |_| false).is_some())
+            }
+            _ => checked(call!("Database::abort_prepared", db.abort_prepared(&id)), may).map(|()| false),
+        };
+        self.settle();
+        let is_committed = is_committed.unwrap_or_else(|| {
+            // The future was dropped, or memory was short: the transaction is as it was, or its end was reached.
+            let ends = |ended: Result<()>| checked(ended, unknown).is_some();
+            let is_there = !ends(self.db().abort_prepared(&id)) && self.is_as(&models);
+            assert!(is_there || self.is_as(&self.models), "half of a prepared transaction");
+            is_there
+        });
+        if is_committed {
+            self.models = models;
+        }
+        assert!(must(self.db().prepared()).is_empty());
+    }
+
+    /// Makes two transactions contend for the same rows. Drops or leaks the futures that wait for locks.
     pub(super) fn contention(&mut self, script: &mut Script<'_>) {
         self.settle();
         let k = &self.keyspaces[0];

@@ -489,6 +489,10 @@ impl Backend for DiskBackend {
         self.started.elapsed()
     }
 
+    fn wall_clock(&self) -> Duration {
+        std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
+    }
+
     fn random(&self) -> u64 {
         random()
     }

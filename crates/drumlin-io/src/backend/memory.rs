@@ -373,6 +373,10 @@ impl Backend for MemoryBackend {
         self.started.elapsed()
     }
 
+    fn wall_clock(&self) -> Duration {
+        std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default()
+    }
+
     fn random(&self) -> u64 {
         random()
     }

@@ -289,6 +289,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Returns the time since an arbitrary fixed moment. The time never goes backwards.
     fn now(&self) -> Duration;
+    /// Returns the time since the beginning of 1970 as the system knows it. It may go backwards when the system's clock
+    /// is set.
+    fn wall_clock(&self) -> Duration;
     /// Returns random bits, for names and ids.
     fn random(&self) -> u64;
     /// Returns the process id.

@@ -526,6 +526,10 @@ impl Backend for FaultyBackend {
         self.inner.now()
     }
 
+    fn wall_clock(&self) -> Duration {
+        self.inner.wall_clock()
+    }
+
     fn random(&self) -> u64 {
         self.inner.random()
     }

@@ -745,7 +745,7 @@ fn fill_table(stats: &Stats) -> Table {
     table
 }
 
-/// Describes whatever occupies much space besides live data.
+/// Lists what takes up a lot of space, or may pin it, besides live data.
 fn pins(stats: &Stats) -> Vec<String> {
     let mut pins = Vec::new();
     if let Some(snapshot) = stats.oldest_snapshot {

@@ -17,7 +17,7 @@ pub(crate) type Linear = (u64, u64);
 /// commutative, so the result depends on the order of the rows.
 pub(crate) struct Fingerprint;
 
-/// The number of a value's leading bytes that determine the row's function.
+/// The number of leading bytes of a value that go into its row's linear function.
 const HEAD_BYTES: usize = 16;
 
 fn function_of(key: &[u8], length: usize, head: &[u8]) -> Linear {

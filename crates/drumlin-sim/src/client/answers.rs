@@ -25,12 +25,17 @@ pub(super) enum Call {
     Transaction,
 }
 
-/// Returns `true` if this call may fail because operations hold all of this part of the memory budget.
+/// Returns `true` if this call may fail because other operations hold all of this part of the memory budget.
 fn may_be_in_use(what: &str, call: Call) -> bool {
     match what {
         "writes, locks and reads of open transactions" => {
             matches!(call, Call::Change | Call::Removal | Call::FailingSource | Call::Transaction)
         }
+        "the locks of prepared transactions"
+        | "prepared transactions that are ready"
+        | "the changes of prepared transactions that are ready"
+        | "the pages of prepared transactions that are ready"
+        | "the old rows of prepared transactions that are ready" => call == Call::Transaction,
         "the buffers of bulk loads" => call == Call::Transaction,
         "rows and values copied by open scans and readers" => matches!(call, Call::Copy | Call::Transaction),
         "values being written from readers or shown to reducers" => {
@@ -62,6 +67,10 @@ impl Client {
             }
             Error::TransactionTooLarge { .. } if call == Call::Transaction => {}
             Error::MemoryInUse { what, .. } if may_be_in_use(what, call) => self.session.counts.add(Count::MemoryInUse),
+            // Several clients end the same transactions, and use the same ids.
+            Error::AlreadyPrepared { .. } | Error::NotPrepared { .. } | Error::PreparedInUse { .. }
+                if self.session.plan.prepares && call == Call::Transaction => {}
+            Error::PreparedRows { .. } if self.session.plan.prepares && call == Call::Plain => {}
             Error::Source { .. } if call == Call::FailingSource => {}
             Error::DiskFull { .. } if is_off || harm.refused_full > 0 => {
                 self.session.counts.add(Count::Refused);

@@ -119,7 +119,7 @@ impl Client {
         let (spaces, model) = (rows.iter().map(|row| row.0).collect::<Vec<_>>(), self.session.model.clone());
         let commit = async move {
             match by_api!(api, batch.commit_with(durability), batch.commit_with_async(durability)) {
-                // The model has been told about the drop by now, so it knows the dropped keyspace.
+                // By now, the model has recorded the drop, so it knows which keyspace was dropped.
                 Err(Error::KeyspaceDropped { name }) => {
                     assert!(spaces.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
                     Err(Error::Conflict { reason: "a keyspace was dropped" })

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use drumlin::{Durability, Error, KeyspaceOptions, TxOptions, Value};
+use drumlin::{Alteration, Database, Durability, Error, KeyspaceOptions, TxOptions, Value};
 
 use super::answers::Call;
 use super::scans::Bounds;
 use super::streams::Slow;
 use super::{Api, Client, Count, DURABLE, PASSING, Stop, by_api, numbered};
-use crate::model::{Content, Model, Operation, SpaceNumber};
+use crate::model::{Alter, Content, Model, Operation, SpaceNumber};
 
 /// Makes a blocking commit, and records its operation in the model when the commit gets its timestamp. Returns the
 /// timestamp, or 0 if the commit got no timestamp.
@@ -45,6 +45,16 @@ pub(super) fn range_from(key: &[u8]) -> Bounds {
     let common_bytes = key.len().saturating_sub(if is_wide { 2 } else { 1 });
     let end = [&key[..common_bytes], &[0xFF]].concat();
     (Bound::Included(key.to_vec()), Bound::Excluded(end))
+}
+
+/// Returns these changes as an alteration of the database.
+pub fn altering(db: &Database, changes: &[Alter], options: KeyspaceOptions) -> Alteration {
+    changes.iter().fold(db.alter(), |alteration, change| match change {
+        Alter::Create(name) => alteration.create(name, options),
+        Alter::Rename(from, to) => alteration.rename(from, to),
+        Alter::Swap(one, other) => alteration.swap(one, other),
+        Alter::Drop(name) => alteration.drop(name),
+    })
 }
 
 impl Client {
@@ -262,8 +272,8 @@ impl Client {
         Ok(())
     }
 
-    /// Loads rows in bulk, in one commit, into a keyspace that is created and dropped at random or into one that has
-    /// rows of other clients.
+    /// Loads rows in bulk, in one commit, into a keyspace that is created and dropped at random or into one that other
+    /// clients write.
     pub(super) async fn bulk_load(&mut self) -> Result<(), Stop> {
         // Loads into a keyspace with rows become runs above its tree.
         let name = match self.random.below(10) {
@@ -272,6 +282,7 @@ impl Client {
             _ => PASSING[self.random.below(3) as usize],
         };
         let (db, model) = (self.session.db.clone(), self.session.model.clone());
+        let (_, alterations) = model.space_now(name);
         // The keyspace may already exist, and may be dropped before the load begins; the load then creates it.
         let operation = move |_: &Model| Operation::Create(name.to_owned());
         let begin = move || {
@@ -296,7 +307,11 @@ impl Client {
         };
         // If the keyspace has been dropped since then, the load fails, so it does not matter if this number belongs to
         // a newer keyspace of the same name.
-        let Some(space) = self.session.model.space(name) else { return Ok(()) };
+        let (Some(space), now) = self.session.model.space_now(name) else { return Ok(()) };
+        if now != alterations {
+            // The load may belong to a keyspace that has got another name.
+            return Ok(());
+        }
         let first = self.random.below(self.session.plan.key_count);
         let count = 1 + self.random.below(120);
         let numbers = first..(first + count).min(self.session.plan.key_count);
@@ -331,6 +346,46 @@ impl Client {
         }
         self.settle(taken, result, true, Call::Transaction, Some(space))?;
         Ok(())
+    }
+
+    /// Creates, renames, swaps and drops keyspaces in one step.
+    pub(super) async fn alter(&mut self) -> Result<(), Stop> {
+        let mut changes = Vec::new();
+        for _ in 0..1 + self.random.below(4) {
+            let [one, other] = std::array::from_fn(|_| PASSING[self.random.below(3) as usize].to_owned());
+            changes.push(match self.random.below(5) {
+                0 => Alter::Create(one),
+                1 | 2 => Alter::Rename(one, other),
+                3 => Alter::Swap(one, other),
+                _ => Alter::Drop(one),
+            });
+        }
+        let options = KeyspaceOptions::new().page_bytes(512 << self.random.below(4));
+        let (db, model) = (self.session.db.clone(), self.session.model.clone());
+        let alter = move || {
+            let alteration = altering(&db, &changes, options);
+            let (taken, result) = recorded(&model, |_| Operation::Alter(changes), || alteration.commit());
+            if taken > 0 {
+                model.end_alteration();
+            }
+            (taken, result)
+        };
+        let (taken, result) = self.elsewhere(alter).await;
+        match result {
+            Ok(()) => {
+                // Changes that undo each other take no timestamp.
+                self.session.model.answer(taken, true);
+                Ok(())
+            }
+            Err(Error::NoSuchKeyspace { .. } | Error::KeyspaceExists { .. }) => {
+                assert!(taken == 0, "alteration {taken} was refused");
+                Ok(())
+            }
+            Err(error) => {
+                assert!(taken == 0 || matches!(error, Error::OutcomeUnknown { .. }), "alteration {taken}: {error}");
+                self.accept(&error, Call::Plain, None)
+            }
+        }
     }
 
     pub(super) async fn drop_keyspace(&mut self) -> Result<(), Stop> {

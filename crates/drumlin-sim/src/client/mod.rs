@@ -23,11 +23,11 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use drumlin::{Database, Durability, Error, Isolation, Keyspace, Snapshot, TxOptions};
+use drumlin::{Database, Durability, Error, Isolation, Keyspace, LockHolder, Snapshot, TxOptions};
 use drumlin_io::testing::sim::{self, Disk, Random};
 
 use self::answers::Call;
-pub use self::commits::recorded;
+pub use self::commits::{altering, recorded};
 use crate::model::{Content, Model, SpaceNumber};
 use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
@@ -148,17 +148,23 @@ pub fn run_tasks(session: &Arc<Session>, mut random: Random, count: u64, steps: 
     tasks::run(tasks, &timer, random);
 }
 
-/// Checks that no row of the contended keyspace is still locked after all clients have ended.
+/// Checks that no row of the contended keyspace is still locked after all clients have ended, except by transactions
+/// that are prepared.
 ///
 /// # Errors
 /// If a row can't be locked.
-pub fn lock_hot_rows(db: &Database) -> Result<(), Error> {
+pub fn lock_hot_rows(db: &Database, model: &Model) -> Result<(), Error> {
     let keyspace = db.existing_keyspace(HOT)?;
     let lock_timeout = Duration::from_secs(1);
     let options = TxOptions { isolation: Isolation::ReadCommitted, lock_timeout, ..TxOptions::default() };
     let mut tx = db.begin_with(options)?;
+    let may_be_locked = !model.prepared().is_empty();
     for number in 0..HOT_ROWS {
-        tx.get_for_update(&keyspace, hot(number))?;
+        match tx.get_for_update(&keyspace, hot(number)) {
+            // It may have locked rows that it does not change.
+            Err(Error::LockTimeout { holder: LockHolder::Prepared, .. }) if may_be_locked => {}
+            locked => drop(locked?),
+        }
     }
     Ok(())
 }
@@ -197,8 +203,8 @@ impl Client {
         result
     }
 
-    /// Makes a call that needs a timestamp callback of its own thread. A blocking client makes it on its thread. A task
-    /// makes it on a separate thread, because other tasks share its thread.
+    /// Makes a call that needs a thread-local timestamp callback. A blocking client makes the call on its own thread. A
+    /// task makes the call on a separate thread, because other tasks share the task's thread.
     async fn elsewhere<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> T {
         if self.api == Api::Blocking {
             return body();
@@ -231,12 +237,14 @@ impl Client {
             220..310 => self.conditional().await,
             310..330 => self.batch().await,
             330..350 => self.queue().await,
+            350..600 if self.session.plan.prepares && self.random.chance(20) => self.end_prepared().await,
             350..600 => self.transaction().await,
             600..680 => self.plain_reads().await,
             680..760 => self.plain_scan().await,
             760..860 => self.snapshot_reads().await,
             860..880 => self.stream().await,
-            880..900 => self.create().await,
+            880..892 => self.create().await,
+            892..900 => self.alter().await,
             900..912 => self.drop_keyspace().await,
             912..934 => self.large_transaction().await,
             934..940 => self.bulk_load().await,
@@ -254,12 +262,13 @@ impl Client {
 
     /// Opens a keyspace. Returns it with its number in the model, or `None` if it does not exist.
     fn open(&self, name: &str) -> Option<(Keyspace, SpaceNumber)> {
-        let before = self.session.model.space(name)?;
+        let (before, alterations) = self.session.model.space_now(name);
+        let before = before?;
         let opened = self.session.db.existing_keyspace(name);
         let is_durable = DURABLE.iter().any(|(acknowledged, _)| *acknowledged == name);
         assert!(opened.is_ok() || !is_durable, "keyspace {name:?} is gone: {opened:?}");
         let keyspace = opened.ok()?;
-        (self.session.model.space(name) == Some(before)).then_some((keyspace, before))
+        (self.session.model.space_now(name) == (Some(before), alterations)).then_some((keyspace, before))
     }
 
     fn any_keyspace(&mut self) -> Option<(Keyspace, SpaceNumber)> {

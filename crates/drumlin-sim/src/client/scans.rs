@@ -58,6 +58,8 @@ struct Seen {
 }
 
 impl Seen {
+    /// Compares the rows with those of one database state.
+    ///
     /// # Errors
     /// The first difference from `rows`.
     fn compare(&self, rows: &BTreeMap<Vec<u8>, Content>, bounds: &Bounds) -> Result<(), String> {

@@ -104,12 +104,12 @@ fn an_error_that_can_not_be_is_noticed() {
 fn a_row_that_stays_locked_is_noticed() {
     let outcome = with_client(|client, keyspace, _| {
         let db = client.session.db.clone();
-        lock_hot_rows(&db).expect("nobody has them");
+        lock_hot_rows(&db, &Model::default()).expect("nobody has them");
         let mut tx = db.begin().expect("a transaction");
         tx.get_for_update(&keyspace, hot(7)).expect("a lock");
-        assert!(matches!(lock_hot_rows(&db), Err(Error::LockTimeout { .. })));
+        assert!(matches!(lock_hot_rows(&db, &Model::default()), Err(Error::LockTimeout { .. })));
         drop(tx);
-        lock_hot_rows(&db).expect("nobody has them any more");
+        lock_hot_rows(&db, &Model::default()).expect("nobody has them any more");
         assert!(client.open(HOT).is_some());
         db.drop_keyspace(HOT).expect("a drop that the model is not told of");
         client.open(HOT);

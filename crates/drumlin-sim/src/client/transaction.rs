@@ -6,6 +6,7 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use drumlin::{Durability, Error, Isolation, Keyspace, Savepoint, Transaction, TxOptions};
+use drumlin_io::testing::sim;
 
 use super::aggregates::Fingerprint;
 use super::answers::Call;
@@ -427,7 +428,81 @@ impl Client {
 
     // ── commit ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    /// Prepares the transaction. Its rows stay locked until a client of this session or of a later one ends it.
+    async fn prepare(&mut self, running: Running) -> Result<(), Stop> {
+        let Running { tx, isolation, snapshot, own, used, .. } = running;
+        let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
+        let any = rows.iter().map(|row| row.0).find(|space| self.session.model.is_dropped(*space));
+        // Few ids, so that some are in use.
+        let id = vec![self.random.below(8) as u8; 1 + self.random.below(2) as usize];
+        let (api, model, by_id) = (self.api, self.session.model.clone(), id.clone());
+        let prepare = async move {
+            match by_api!(api, tx.prepare(&by_id), tx.prepare_async(&by_id)) {
+                Err(Error::KeyspaceDropped { name }) => {
+                    assert!(used.iter().any(|space| model.is_dropped(*space)), "keyspace {name:?} was not dropped");
+                    Err(Error::Conflict { reason: "a keyspace was dropped" })
+                }
+                other => other,
+            }
+        };
+        let operation = Operation::Prepare(id, rows.clone());
+        let done = self.commit(operation, true, Call::Transaction, any, prepare).await?;
+        let Some((taken, ())) = done else { return Ok(()) };
+        if isolation != Isolation::ReadCommitted {
+            for (space, key, _) in &rows {
+                let between = self.session.model.change_between(*space, key, snapshot, taken);
+                assert!(between.is_none(), "a transaction of snapshot {snapshot} is prepared, {between:?} was first");
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits or aborts a prepared transaction.
+    pub(super) async fn end_prepared(&mut self) -> Result<(), Stop> {
+        let mut all = self.session.model.prepared();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let chosen = all.swap_remove(self.random.below(all.len() as u64) as usize);
+        let (id, any) = (chosen.id, chosen.rows.first().map(|row| row.0));
+        let (durability, way) = (self.durability(), self.random.below(100));
+        let pause = Duration::from_micros(self.random.below(500));
+        let (api, db, timer, by_id) = (self.api, self.session.db.clone(), self.timer.clone(), id.clone());
+        // The commit of a ready transaction is relaxed, so readers may see it before it is durable.
+        let is_ready = (25..60).contains(&way) && self.session.plan.relaxed_percent > 0;
+        let (operation, is_full) = match way {
+            0..25 => (Operation::AbortPrepared(id), true),
+            _ if is_ready => (Operation::CommitPrepared(id), false),
+            _ => (Operation::CommitPrepared(id), durability == Durability::Full),
+        };
+        let end = async move {
+            match way {
+                0..25 => by_api!(api, db.abort_prepared(&by_id), db.abort_prepared_async(&by_id)),
+                _ if is_ready => {
+                    let ready = by_api!(api, db.ready_prepared(&by_id), db.ready_prepared_async(&by_id))?;
+                    by_api!(api, sim::sleep(pause), timer.sleep(pause));
+                    ready.commit().map(drop)
+                }
+                _ => by_api!(
+                    api,
+                    db.commit_prepared_with(&by_id, durability),
+                    db.commit_prepared_with_async(&by_id, durability)
+                )
+                .map(drop),
+            }
+        };
+        self.commit(operation, is_full, Call::Transaction, any, end).await?;
+        Ok(())
+    }
+
     async fn end(&mut self, running: Running) -> Result<(), Stop> {
+        if self.session.plan.prepares
+            && running.isolation != Isolation::Serializable
+            && running.removed.is_empty()
+            && self.random.chance(25)
+        {
+            return self.prepare(running).await;
+        }
         let Running { tx, isolation, durability, snapshot, own, removed, reads, used, .. } = running;
         let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
         let dropped = rows.iter().map(|row| row.0).find(|space| self.session.model.is_dropped(*space));

@@ -367,9 +367,9 @@ impl Step<'_> {
 }
 
 impl CountedTree {
-    /// Moves a count to the end of its range, or to the row that it seeks. Returns `false` if changes have been folded
-    /// or the counts have ended, in which case the count has to start over. O(log n), plus O(leaves beneath pages
-    /// without a count).
+    /// Advances a cursor to the end of its range, or to the row that it seeks. Returns `false` if changes have been
+    /// folded or the keyspace's counts were given up; then the caller must start over. O(log n), plus O(leaves beneath
+    /// pages without a count).
     pub(crate) async fn count_on(
         &self,
         mode: WaitMode<'_>,

@@ -29,7 +29,8 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range, Transaction, Value,
+    Alteration, AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range,
+    ReadyTransaction, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -78,6 +79,17 @@ impl Config {
         let opened = workers.run(move || config.open(path)).await;
         workers.stop();
         opened
+    }
+}
+
+impl Alteration {
+    /// Like [`commit`](Alteration::commit).
+    ///
+    /// # Errors
+    /// Same as [`commit`](Alteration::commit).
+    pub async fn commit_async(self) -> Result<()> {
+        let database = self.database().clone();
+        database.on_worker(move |_| self.commit()).await
     }
 }
 
@@ -220,6 +232,8 @@ impl Keyspace {
     pub async fn is_empty_async(&self) -> bool = is_empty(|mode| self.rows().is_empty(mode));
     pub async fn count_async(&self, range: impl KeyRange) -> u64
         = count(|mode| self.rows().count(mode, bounds::owned(&range)));
+    pub async fn estimate_async(&self, range: impl KeyRange) -> u64
+        = estimate(|mode| self.rows().estimate(mode, bounds::owned(&range)));
     pub async fn len_async(&self) -> u64 = len(|mode| self.rows().count(mode, bounds::ALL));
     pub async fn rank_async(&self, key: impl AsRef<[u8]>) -> u64
         = rank(|mode| self.rows().count(mode, bounds::owned(&..key)));
@@ -469,6 +483,35 @@ impl Transaction {
         let store = Arc::clone(self.store()?);
         self.commit_in(store.as_task().await).await
     }
+
+    /// Like [`prepare`](Transaction::prepare). Dropping the future before the prepare has its timestamp aborts the
+    /// transaction; after that, it is prepared even without its future.
+    ///
+    /// # Errors
+    /// Same as [`prepare`](Transaction::prepare).
+    pub async fn prepare_async(self, id: impl AsRef<[u8]>) -> Result<()> {
+        let store = Arc::clone(self.store()?);
+        self.prepare_in(store.as_task().await, id.as_ref()).await
+    }
+}
+
+async_forms! { self.store()?;
+/// Prepared transactions.
+impl Database {
+    /// Dropping the future before the commit has its timestamp leaves the transaction prepared; after that, the commit
+    /// completes without its future.
+    pub async fn commit_prepared_async(&self, id: impl AsRef<[u8]>) -> Timestamp
+        = commit_prepared(|mode| self.commit_prepared_in(mode, id.as_ref(), self.tx_options().durability));
+    /// See [`commit_prepared_async`](Database::commit_prepared_async).
+    pub async fn commit_prepared_with_async(&self, id: impl AsRef<[u8]>, durability: Durability) -> Timestamp
+        = commit_prepared_with(|mode| self.commit_prepared_in(mode, id.as_ref(), durability));
+    /// Dropping the future leaves the transaction prepared.
+    pub async fn ready_prepared_async(&self, id: impl AsRef<[u8]>) -> ReadyTransaction
+        = ready_prepared(|mode| self.ready_prepared_in(mode, id.as_ref()));
+    /// See [`commit_prepared_async`](Database::commit_prepared_async).
+    pub async fn abort_prepared_async(&self, id: impl AsRef<[u8]>) -> ()
+        = abort_prepared(|mode| self.abort_prepared_in(mode, id.as_ref()));
+}
 }
 
 async_forms! { keyspace.store()?;

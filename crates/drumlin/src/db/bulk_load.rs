@@ -255,8 +255,9 @@ impl BulkLoad {
     /// [`DiskFull`](crate::Error::DiskFull); [`KeyspaceDropped`](crate::Error::KeyspaceDropped);
     /// [`Closed`](crate::Error::Closed); [`Failed`](crate::Error::Failed);
     /// [`TransactionTooLarge`](crate::Error::TransactionTooLarge) if the memory budget has no room for the record that
-    /// names the load's pages, 20 bytes for each 1,024 of them. After any of these errors, the keyspace has none of the
-    /// load's rows.
+    /// names the load's pages, 20 bytes for each 1,024 of them; [`Conflict`](crate::Error::Conflict) if the keyspace
+    /// has rows and a [ready](crate::Database::ready_prepared) commit has not ended after five seconds. After any of
+    /// these errors, the keyspace has none of the load's rows.
     ///
     /// [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell whether the load was
     /// committed.
@@ -265,7 +266,7 @@ impl BulkLoad {
         let handle = Arc::clone(&self.keyspace.handle);
         let loader = self.loader.take().ok_or_else(ended)?;
         let (store, free_segments_before) = (handle.store()?, loader.free_segments_before());
-        let finished = loader.finish(&store.engine);
+        let finished = loader.finish(&store.engine, &store.ready);
         if finished.is_err() {
             store.give_back_load(free_segments_before);
         } else {

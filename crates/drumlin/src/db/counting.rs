@@ -52,6 +52,21 @@ impl Rows<'_> {
         })
     }
 
+    /// Returns the estimated number of rows in a range.
+    #[inline(never)]
+    pub(super) fn estimate(
+        &self,
+        mode: WaitMode<'_>,
+        bounds: OwnedBounds,
+    ) -> Rooted<impl Future<Output = Result<u64>>> {
+        Rooted::new(async move {
+            self.store()?;
+            let Some(interval) = interval(&bounds) else { return Ok(0) };
+            let (lower, upper) = as_slices(&interval);
+            self.tree.pool.awaiting(mode, |_| self.tree.estimate(lower, upper)).await
+        })
+    }
+
     /// Returns the row at position `index` of a range.
     #[inline(never)]
     pub(super) fn nth(

@@ -11,7 +11,10 @@ use super::limits::Limits;
 use super::snapshot::Snapshot;
 use super::transaction::{Transaction, TxOptions};
 use crate::error::{Error, Result};
-use crate::store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Stats, Store};
+use crate::format::KeyspaceId;
+use crate::store::{
+    Change, CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Stats, Store,
+};
 use crate::task::{Rooted, WaitMode, ready};
 
 /// A handle to an open database, cheap to clone and usable from any thread. Its clones, keyspaces, snapshots,
@@ -135,9 +138,9 @@ impl Database {
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
         let Ok(store) = self.store() else { return Vec::new() };
         (store.keyspaces.all().iter())
-            .filter(|open| store.has_created(open))
+            .filter(|open| store.has_created(open) && open.tree.pages.id != KeyspaceId::PREPARED)
             .map(|open| KeyspaceInfo {
-                name: open.name().to_owned(),
+                name: open.name().to_string(),
                 id: open.tree.pages.id,
                 page_bytes: open.tree.pages.page_bytes,
                 page_count: open.tree.pages.table.page_count(),
@@ -145,13 +148,14 @@ impl Database {
             .collect()
     }
 
-    /// Drops a keyspace and all its rows. Its handles then return [`Error::KeyspaceDropped`]. O(pages); commits wait
-    /// until the call has finished.
+    /// Drops a keyspace and all its rows. Its handles then return [`Error::KeyspaceDropped`]. O(1): neither the call
+    /// nor a concurrent commit waits for the keyspace's pages, which a background thread frees. Their space on disk can
+    /// be used again after the next checkpoint. No space is lost if the process is killed before.
     ///
     /// # Errors
     /// [`Error::NoSuchKeyspace`], and the errors of a commit.
     pub fn drop_keyspace(&self, name: &str) -> Result<()> {
-        self.store()?.drop_keyspace(name)
+        self.store()?.alter(&[Change::Drop { name: name.to_owned() }])
     }
 
     /// Waits until all commits that have returned are durable. Only [`Relaxed`](crate::Durability::Relaxed) commits can

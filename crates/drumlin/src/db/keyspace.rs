@@ -148,10 +148,10 @@ impl Keyspace {
         Rows { handle: &self.handle, tree: &self.open.tree, view: None }
     }
 
-    /// Returns the name of the keyspace.
+    /// Returns the name that the keyspace has now. A handle stays with its keyspace if this is renamed.
     #[must_use]
-    pub fn name(&self) -> &str {
-        self.open.name()
+    pub fn name(&self) -> String {
+        self.open.name().to_string()
     }
 
     /// Returns another handle to the keyspace, whose calls commit with the given durability.
@@ -367,6 +367,37 @@ impl Keyspace {
     /// Same as [`first`](Keyspace::first).
     pub fn count(&self, range: impl KeyRange) -> Result<u64> {
         ready(self.rows().count(WaitMode::Blocking, bounds::owned(&range)))
+    }
+
+    /// Returns the estimated number of rows in a range. O(log n). Reads no leaves.
+    ///
+    /// The number of leaves in the range is estimated from the inner nodes above them, of which at most ten on each
+    /// level are looked at, and read from the device if they are not in memory. The number of rows in a leaf is
+    /// estimated from the leaves of the range that are in memory and, for want of those, from the leaves of the
+    /// keyspace that were written last. The call waits for no leaf: neither for the device nor for a commit that is
+    /// changing the leaf. A keyspace that consists of a single page is the exception: its rows are counted.
+    ///
+    /// The estimate is usually within a factor of two if the range has more than a few leaves. It is exact, apart from
+    /// concurrent changes, if the range has a few leaves that are all in memory. If none of the leaves is in memory,
+    /// and the rows of the range have very different sizes from the keyspace's other rows, the estimate is off by the
+    /// ratio of these sizes. Rows that a running transaction has inserted or removed do not count. A row that was there
+    /// before a bulk load which also has it counts twice until the load is folded into the keyspace's tree.
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let orders = db.keyspace("orders")?;
+    /// for order in 0..10_000u32 {
+    ///     orders.insert(order.to_be_bytes(), "three apples")?;
+    /// }
+    /// let estimate = orders.estimate(2_000u32.to_be_bytes()..4_000u32.to_be_bytes())?;
+    /// assert!((1_000..4_000).contains(&estimate));
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Same as [`get`](Keyspace::get).
+    pub fn estimate(&self, range: impl KeyRange) -> Result<u64> {
+        ready(self.rows().estimate(WaitMode::Blocking, bounds::owned(&range)))
     }
 
     /// Counts all rows. See [`count`](Keyspace::count).

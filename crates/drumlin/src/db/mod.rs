@@ -1,6 +1,7 @@
 //! The public API: databases, keyspaces, transactions, snapshots.
 
 mod aggregate;
+mod alteration;
 mod asynchronous;
 mod atomic;
 mod batch;
@@ -17,6 +18,7 @@ mod leaf_copy;
 mod limits;
 mod locking;
 mod locks;
+mod prepared;
 mod range;
 mod range_removal;
 mod reader;
@@ -38,6 +40,7 @@ mod tests;
 
 pub use crate::store::{LockWait, MemoryPart, Stats};
 pub use crate::txn::locks::LockMode;
+pub use alteration::Alteration;
 pub use batch::Batch;
 pub use bounds::KeyRange;
 pub use bulk_load::{BulkLoad, LoadReport};
@@ -46,6 +49,7 @@ pub use database::Database;
 pub use keyspace::{Keyspace, KeyspaceInfo, KeyspaceOptions};
 pub use limits::Limits;
 pub use locks::{Interrupter, LockWaiter, LockedRow};
+pub use prepared::{PreparedTransaction, ReadyTransaction};
 pub use range::{Keys, Range, Readers, Salvage, Values};
 pub use reader::Reader;
 pub use reducer::{Field, Max, Min, Number, ReduceError, Reducer, Sum};

@@ -1041,3 +1041,98 @@ fn leaves_of(db: &Database, keyspace: &Keyspace) -> Vec<Vec<u8>> {
     }
     leaves
 }
+
+/// An estimate brings no leaf into memory, and waits for no leaf that a commit has latched.
+#[test]
+fn an_estimate_waits_for_no_leaf() {
+    let backend = crate::io::in_memory();
+    let config = || Config::new().backend(Arc::clone(&backend)).memory(16 << 20).page_bytes(1024).warm_start(false);
+    let db = config().open("/db").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    (0..20_000u32).for_each(|row| load.insert(row.to_be_bytes(), [7; 20]).unwrap());
+    load.finish().unwrap();
+    db.close().unwrap();
+    let db = config().open("/db").unwrap();
+    let k = db.existing_keyspace("k").unwrap();
+    let table = &k.tree().pages.table;
+    let leaves = || table.iter().filter(|(_, entry)| matches!(entry, PageEntry::Leaf(_))).count();
+    let estimate = || k.estimate(3_000u32.to_be_bytes()..13_000u32.to_be_bytes()).unwrap();
+    assert!((5_000..20_000).contains(&estimate()));
+    assert_eq!(leaves(), 0, "leaves were read");
+    (3_000..13_000u32).for_each(|row| drop(k.get(row.to_be_bytes()).unwrap()));
+    assert!(leaves() > 100);
+    // If the estimate waited for one of these latches, it would wait forever.
+    let keys: Vec<_> = (0..=40u32).map(|leaf| (3_000 + 250 * leaf).to_be_bytes()).collect();
+    let latch = |key: &[u8; 4]| k.tree().pool.waiting(|_| k.tree().write_leaf(key, &|_| false)).unwrap();
+    let _latched: Vec<_> = keys.iter().map(latch).collect();
+    assert!((5_000..20_000).contains(&estimate()));
+}
+
+/// Returns the page table's entries that are in use.
+fn used_pages(pages: &PageSpace) -> usize {
+    pages.table.iter().count()
+}
+
+/// Dropping a keyspace waits neither for its pages to be freed nor for a running checkpoint, and commits continue
+/// during both. The checkpoint writes the pages that it still needs, so a kill at any time loses nothing.
+#[test]
+fn a_drop_waits_for_nobody() {
+    const ROWS: u32 = 2000;
+    let backend = Arc::new(FaultyBackend::new(crate::io::in_memory()));
+    let config = || Config::new().backend(backend.clone()).memory(16 << 20).page_bytes(1024).warm_start(false);
+    let db = config().open("/db").unwrap();
+    let (k, other) = (db.keyspace("k").unwrap(), db.keyspace("other").unwrap());
+    (0..ROWS).for_each(|row| k.insert_with(row.to_be_bytes(), [7; 100], Durability::Relaxed).unwrap());
+    db.checkpoint().unwrap();
+    (0..ROWS).for_each(|row| k.insert_with(row.to_be_bytes(), [8; 100], Durability::Relaxed).unwrap());
+    let pages = Arc::clone(&k.tree().pages);
+    let store = db.store().unwrap();
+    let is_data = |path: &Path, _| path.file_name().is_some_and(|name| name == "data");
+    backend.hold_nth_at(Operation::Write, 1, is_data);
+    std::thread::scope(|scope| {
+        let checkpoint = scope.spawn(|| db.checkpoint().unwrap());
+        assert!(backend.wait_for_held(Duration::from_secs(60)), "the checkpoint writes nothing");
+        let freeing = store.keyspaces.hold_freeing();
+        db.drop_keyspace("k").unwrap();
+        assert!(used_pages(&pages) > 100, "the call has freed the pages itself");
+        assert!(matches!(k.get(5u32.to_be_bytes()), Err(crate::Error::KeyspaceDropped { .. })));
+        assert!(matches!(k.insert("a", "b"), Err(crate::Error::KeyspaceDropped { .. })));
+        other.insert("beside", "1").unwrap();
+        db.keyspace("k").unwrap().insert("new", "1").unwrap();
+        drop(freeing);
+        backend.release();
+        checkpoint.join().unwrap();
+    });
+    // This checkpoint includes the drop, and waits for the pages to be freed.
+    db.checkpoint().unwrap();
+    assert_eq!(used_pages(&pages), 0);
+    assert!(store.engine.space.page_space(pages.id).is_none());
+    assert!(db.check().unwrap().corruption.is_empty());
+    assert!(db.stats().live_bytes < 100 << 10, "{} bytes live on", db.stats().live_bytes);
+    db.close().unwrap();
+    let db = config().open("/db").unwrap();
+    assert_eq!(db.keyspace("k").unwrap().len().unwrap(), 1);
+    assert_eq!(db.keyspace("other").unwrap().get("beside").unwrap().unwrap(), "1");
+}
+
+/// A commit that had located and pinned its leaves before their keyspace was dropped fails, although the leaves are
+/// still in their frames.
+#[test]
+fn a_commit_does_not_reach_a_dropped_leaf() {
+    let (db, k) = stage();
+    (0..2000u32).for_each(|row| k.insert_with(row.to_be_bytes(), [7; 100], Durability::Relaxed).unwrap());
+    let store = db.store().unwrap();
+    let freeing = store.keyspaces.hold_freeing();
+    let mut tx = db.begin().unwrap();
+    (0..2000u32).step_by(50).for_each(|row| tx.insert(&k, row.to_be_bytes(), [8; 100]).unwrap());
+    let mut scan = k.iter();
+    scan.next().unwrap().unwrap();
+    db.drop_keyspace("k").unwrap();
+    assert!(used_pages(&k.tree().pages) > 20);
+    let committed = tx.commit();
+    assert!(matches!(committed, Err(crate::Error::KeyspaceDropped { .. })), "{committed:?}");
+    assert!(matches!(scan.find_map(Result::err), Some(crate::Error::KeyspaceDropped { .. })));
+    drop(freeing);
+    db.checkpoint().unwrap();
+    assert_eq!(used_pages(&k.tree().pages), 0);
+}

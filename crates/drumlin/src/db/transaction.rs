@@ -35,10 +35,10 @@ use crate::txn::write_set::{Change, SharedWrites};
 /// Larger commits are handed to another thread, with a round trip of about 60 µs. The simulation uses a lower limit
 /// because its commits are smaller.
 /// Measured: decision 034.
-const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
+pub(super) const ROWS_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 12 } else { 512 };
 /// The maximum log record size of a commit that a task applies itself.
 /// Measured: decision 034.
-const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } else { 256 << 10 };
+pub(super) const RECORD_BYTES_ON_TASK_MAX: usize = if cfg!(feature = "sim") { 8 << 10 } else { 256 << 10 };
 
 /// The isolation level of a transaction.
 ///
@@ -155,7 +155,7 @@ pub struct Transaction {
     pub(super) options: TxOptions,
     pub(super) locks: RowLocks,
     /// The memory grant for row locks. The write set and the read set have their own grants.
-    memory: Grant,
+    pub(super) memory: Grant,
     roll_backs: RollBacks,
     /// The reason for the conflict that has ended the transaction.
     pub(super) conflict: Option<&'static str>,
@@ -609,13 +609,7 @@ impl Transaction {
             let spilled = &store.engine.spilled;
             Reads { set, snapshot, spilled, published: spilled.published() }
         });
-        let seen = match (horizon.snapshot(), locks.since) {
-            // Some rows may have been locked and read before this snapshot was taken.
-            (Some(snapshot), Some(since)) if since < snapshot.timestamp => RowsSeen::Newest(since),
-            (Some(snapshot), _) => RowsSeen::Snapshot(snapshot),
-            (None, Some(since)) => RowsSeen::Newest(since),
-            (None, None) => RowsSeen::Nothing,
-        };
+        let seen = rows_seen(&horizon, &locks);
         let list: Vec<_> = writes.removals().collect();
         let applied = if list.is_empty() {
             store.apply(mode, for_task, &rows, reads, seen, options.durability, locks).await
@@ -624,7 +618,9 @@ impl Transaction {
                 list: &list,
                 snapshot: horizon.snapshot().map(|snapshot| &**snapshot),
                 spilled_published: store.engine.spilled.published(),
-                meets_prepared: &|_, _| false,
+                meets_prepared: &|keyspace, removed| {
+                    store.engine.locks.any_held_by(keyspace, removed, |owner| store.prepared.is_owner(owner))
+                },
             };
             store.apply_removing(mode, for_task, &rows, &removals, reads, seen, options.durability, locks).await
         };
@@ -643,6 +639,17 @@ impl Transaction {
 
     /// Discards the transaction and its changes. Dropping it has the same effect.
     pub fn abort(self) {}
+}
+
+/// Returns the versions of its rows on which a transaction depends.
+pub(super) fn rows_seen<'h>(horizon: &'h Horizon, locks: &RowLocks) -> RowsSeen<'h> {
+    match (horizon.snapshot(), locks.since) {
+        // Some rows may have been locked and read before this snapshot was taken.
+        (Some(snapshot), Some(since)) if since < snapshot.timestamp => RowsSeen::Newest(since),
+        (Some(snapshot), _) => RowsSeen::Snapshot(snapshot),
+        (None, Some(since)) => RowsSeen::Newest(since),
+        (None, None) => RowsSeen::Nothing,
+    }
 }
 
 impl Deref for Transaction {

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
+//! list of keyspaces:  id (4)   page size (4)   leaves on disk (8)   rows in them (8)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
 //! run:                root (4), 0 without rows   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free   list of removed ranges
 //! removed range:      length of the lower key (2)   length of the upper key (2), 65535 without one   lower key   upper key
 //! list of summaries:  address (8)
@@ -33,7 +33,7 @@ pub(super) const NO_UPPER: u16 = u16::MAX;
 
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.
 pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
-    18 + name_bytes as u64
+    34 + name_bytes as u64
 }
 
 /// A checkpoint's catalogue. See the module.
@@ -53,6 +53,9 @@ pub(crate) struct Catalogue {
 pub(crate) struct KeyspaceEntry {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: u32,
+    /// The number of leaves on disk, and of the rows in them. Only estimates depend on these numbers.
+    pub(crate) leaf_count: u64,
+    pub(crate) leaf_rows: u64,
     pub(crate) name: String,
     /// One address for each chunk.
     pub(crate) chunks: Vec<ExtentAddress>,
@@ -87,6 +90,8 @@ impl Catalogue {
         for keyspace in &self.keyspaces {
             out.extend(keyspace.id.0.to_le_bytes());
             out.extend(keyspace.page_bytes.to_le_bytes());
+            out.extend(keyspace.leaf_count.to_le_bytes());
+            out.extend(keyspace.leaf_rows.to_le_bytes());
             let name_bytes = u16::try_from(keyspace.name.len()).expect("names are limited");
             out.extend(name_bytes.to_le_bytes());
             out.extend(keyspace.name.as_bytes());
@@ -134,6 +139,7 @@ impl Catalogue {
         let keyspaces = reader.list(|reader| {
             let id = KeyspaceId(reader.u32()?);
             let page_bytes = reader.u32()?;
+            let (leaf_count, leaf_rows) = (reader.u64()?, reader.u64()?);
             let name_bytes = usize::from(reader.u16()?);
             let name = std::str::from_utf8(reader.take(name_bytes)?).ok()?.to_owned();
             let chunks = reader.list(|reader| {
@@ -156,7 +162,7 @@ impl Catalogue {
                 let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
                 is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
             })?;
-            Some(KeyspaceEntry { id, page_bytes, name, chunks, runs })
+            Some(KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, name, chunks, runs })
         })?;
         let summaries = reader.list(|reader| ExtentAddress::from_bits(reader.u64()?))?;
         let segments = reader.list(|reader| ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?))?;
@@ -223,6 +229,8 @@ mod tests {
             keyspaces: vec![KeyspaceEntry {
                 id: KeyspaceId(2),
                 page_bytes: 4096,
+                leaf_count: 7,
+                leaf_rows: 9,
                 name: "käse".into(),
                 chunks: vec![address, ExtentAddress::NONE],
                 runs: vec![run],

@@ -246,15 +246,19 @@ fn operations_are_as_documented() {
             }),
             vec![6, 9, 1000, extent.address.to_bits(), 1, 1, 3],
         ),
+        ("7 commit prepared", Operation::CommitPrepared { id: b"abc" }, vec![7, 9, 3]),
+        ("8 put stored", Operation::PutStored { key: b"abc", number: 77 }, vec![8, 9, 3, 77]),
+        ("9 lock", Operation::Lock { key: b"abc", is_shared: true }, vec![9, 9, 3, 1]),
+        ("10 rename", Operation::Rename { name: "name" }, vec![10, 9, 4]),
         (
-            "10 attach run",
+            "11 attach run",
             Operation::Attach(Attachment {
                 rows: 1000,
                 root: AttachedRoot::Run(PageId(77)),
                 images: vec![(7, extent)],
                 segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: SegmentUse(1) }; 3],
             }),
-            vec![10, 9, 1000, 77, 1, 3],
+            vec![11, 9, 1000, 77, 1, 3],
         ),
         ("12 remove range", Operation::RemoveRange { lower: b"abc", upper: Some(b"bcde") }, vec![12, 9, 3, 4]),
     ];
@@ -274,6 +278,8 @@ fn the_catalogue_is_as_documented() {
     let entry = KeyspaceEntry {
         id: KeyspaceId(7),
         page_bytes: 4096,
+        leaf_count: 640,
+        leaf_rows: 99,
         name: "name".into(),
         chunks: vec![address],
         runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec(), removed }],
@@ -291,19 +297,19 @@ fn the_catalogue_is_as_documented() {
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
     // The keyspace is preceded by 16 bytes. Its name occupies 4 bytes and its list of chunks 4 + 8. The remaining lists
     // begin with their lengths.
-    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 4]);
-    assert_eq!(bytes[26..30], *b"name");
-    assert_eq!(bytes[30..42], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
-    assert_eq!(bytes[42..46], 1u32.to_le_bytes());
-    compare_sample("A run above a tree", &bytes[46..], &[6, 55, 3]);
-    assert_eq!(bytes[60..63], *b"key");
-    assert_eq!(bytes[63..67], 1u32.to_le_bytes());
-    compare_sample("A removed range", &bytes[67..], &[1, 2]);
-    assert_eq!(bytes[71..74], *b"abc");
-    assert_eq!(bytes[78..86], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[90..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[110..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 111);
+    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 640, 99, 4]);
+    assert_eq!(bytes[42..46], *b"name");
+    assert_eq!(bytes[46..58], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
+    assert_eq!(bytes[58..62], 1u32.to_le_bytes());
+    compare_sample("A run above a tree", &bytes[62..], &[6, 55, 3]);
+    assert_eq!(bytes[76..79], *b"key");
+    assert_eq!(bytes[79..83], 1u32.to_le_bytes());
+    compare_sample("A removed range", &bytes[83..], &[1, 2]);
+    assert_eq!(bytes[87..90], *b"abc");
+    assert_eq!(bytes[94..102], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[106..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[126..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 138);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

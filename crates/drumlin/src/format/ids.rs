@@ -266,6 +266,11 @@ impl ChunkNumber {
     }
 }
 
+impl KeyspaceId {
+    /// The keyspace of prepared transactions, which programs do not see. It exists from the first prepare on.
+    pub(crate) const PREPARED: KeyspaceId = KeyspaceId(u32::MAX);
+}
+
 impl PageId {
     /// No page.
     pub(crate) const NONE: PageId = PageId(0);

@@ -12,6 +12,7 @@ pub(crate) mod extent;
 pub(crate) mod ids;
 pub(crate) mod log;
 pub(crate) mod node;
+pub(crate) mod prepared;
 pub(crate) mod record;
 pub(crate) mod summary;
 pub(crate) mod superblock;
@@ -25,8 +26,9 @@ pub use ids::{KeyspaceId, Timestamp};
 
 /// The format version that this code writes. It reads no other version.
 ///
-/// Since version 2, a row of an inner node consists of a separator and a page number. In version 1, 12 more bytes
-/// followed.
+/// Since version 3, the catalogue has the numbers of leaves and rows of each keyspace, and there may be prepared
+/// transactions and runs above trees. Since version 2, a row of an inner node consists of a separator and a page
+/// number. In version 1, 12 more bytes followed.
 pub(crate) const FORMAT_VERSION: u32 = 3;
 
 /// The maximum number of streams of a log. The superblock has room for one range per stream.

@@ -12,12 +12,18 @@
 //! 6 attach       rows (8)  root (16)  chunks (4)  runs (4)
 //!                of each chunk: number (4), address and use of its segment (16)
 //!                of each run of segments: first (4), how many (4), use of the first (8)
-//! 10 attach run  rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
+//! 7 commit prepared   id length (2)  id
+//! 8 put stored   key length (2)  number (4)  key
+//! 9 lock         key length (2)  mode (1): 1 shared, 2 exclusive  key
+//! 10 rename      name length (2)  name
+//! 11 attach run  rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
 //! 12 remove range  length of the lower key (2)  length of the upper key (2), 65535 without one  lower key  upper key
 //! ```
 //!
-//! Within a keyspace, the keys of a record ascend, without duplicates. Removed ranges come before all rows of a record,
-//! because the rows that it puts into such a range stay.
+//! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
+//! prepared transactions ([`prepared`](super::prepared)). A record that creates, renames or drops keyspaces does
+//! nothing else. Its operations take effect together: two keyspaces may take each other's names. Removed
+//! ranges come before all rows of a record, because the rows that it puts into such a range stay.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId};
@@ -28,11 +34,18 @@ const REMOVE: u8 = 3;
 const CREATE: u8 = 4;
 const DROP: u8 = 5;
 const ATTACH: u8 = 6;
-/// The kinds 7 to 9 belong to prepared transactions.
-const ATTACH_RUN: u8 = 10;
+const COMMIT_PREPARED: u8 = 7;
+const PUT_STORED: u8 = 8;
+const LOCK: u8 = 9;
+const RENAME: u8 = 10;
+const ATTACH_RUN: u8 = 11;
 const REMOVE_RANGE: u8 = 12;
 /// The length of the upper key of a removed range that has none.
 const NO_UPPER: u16 = u16::MAX;
+
+/// The modes of a lock.
+const LOCK_SHARED: u8 = 1;
+const LOCK_EXCLUSIVE: u8 = 2;
 
 /// One operation of a commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,6 +74,23 @@ pub(crate) enum Operation<'a> {
     },
     Drop,
     Attach(Attachment),
+    /// Makes the changes of a prepared transaction, and removes its rows from the keyspace of prepared transactions.
+    CommitPrepared {
+        id: &'a [u8],
+    },
+    /// Puts a large value that a prepared transaction has stored under this number.
+    PutStored {
+        key: &'a [u8],
+        number: u32,
+    },
+    /// A row that a prepared transaction has locked and not changed.
+    Lock {
+        key: &'a [u8],
+        is_shared: bool,
+    },
+    Rename {
+        name: &'a str,
+    },
 }
 
 /// The pages of a bulk load, which become the pages of a keyspace without rows, or a run above its tree.
@@ -134,6 +164,9 @@ pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
 pub(crate) const REMOVE_RANGE_BYTES: usize = 5 + 2 + 2;
+pub(crate) const PUT_STORED_BYTES: usize = 5 + 2 + 4;
+pub(crate) const LOCK_BYTES: usize = 5 + 2 + 1;
+const COMMIT_PREPARED_BYTES: usize = 5 + 2;
 const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
@@ -183,6 +216,11 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(name.as_bytes());
         }
         Operation::Drop => begin(DROP),
+        Operation::Rename { name } => {
+            begin(RENAME);
+            out.extend((name.len() as u16).to_le_bytes());
+            out.extend_from_slice(name.as_bytes());
+        }
         Operation::Attach(Attachment { rows, root, images, segments }) => {
             begin(if matches!(root, AttachedRoot::Tree(_)) { ATTACH } else { ATTACH_RUN });
             out.extend(rows.to_le_bytes());
@@ -202,6 +240,23 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
                 out.extend(segment_use.0.to_le_bytes());
             }
         }
+        Operation::CommitPrepared { id } => {
+            begin(COMMIT_PREPARED);
+            out.extend((id.len() as u16).to_le_bytes());
+            out.extend_from_slice(id);
+        }
+        Operation::PutStored { key, number } => {
+            begin(PUT_STORED);
+            out.extend((key.len() as u16).to_le_bytes());
+            out.extend(number.to_le_bytes());
+            out.extend_from_slice(key);
+        }
+        Operation::Lock { key, is_shared } => {
+            begin(LOCK);
+            out.extend((key.len() as u16).to_le_bytes());
+            out.push(if *is_shared { LOCK_SHARED } else { LOCK_EXCLUSIVE });
+            out.extend_from_slice(key);
+        }
     }
     let expected = match operation {
         Operation::Put { key, value } => PUT_BYTES + key.len() + value.len(),
@@ -212,7 +267,10 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             let lists = attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES;
             ATTACH_BYTES + attached.root.bytes() + lists
         }
-        Operation::Create { .. } | Operation::Drop => out.len() - start,
+        Operation::CommitPrepared { id } => COMMIT_PREPARED_BYTES + id.len(),
+        Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
+        Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
+        Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => out.len() - start,
     };
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
@@ -248,6 +306,11 @@ fn take_u32(rest: &mut &[u8]) -> Option<u32> {
 
 fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(take(rest, 8)?.try_into().ok()?))
+}
+
+fn take_name<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
+    let name_bytes = take_u16(rest)?;
+    std::str::from_utf8(take(rest, name_bytes)?).ok()
 }
 
 /// Decodes a reference to an extent, and advances past it. Returns `None` if it is empty or malformed.
@@ -317,11 +380,29 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
         }
         CREATE => {
             let page_bytes = take_u32(rest)?;
-            let name_bytes = take_u16(rest)?;
-            Operation::Create { page_bytes, name: std::str::from_utf8(take(rest, name_bytes)?).ok()? }
+            Operation::Create { page_bytes, name: take_name(rest)? }
         }
         DROP => Operation::Drop,
         ATTACH | ATTACH_RUN => Operation::Attach(take_attachment(rest, kind)?),
+        COMMIT_PREPARED => {
+            let id_bytes = take_u16(rest)?;
+            Operation::CommitPrepared { id: take(rest, id_bytes)? }
+        }
+        PUT_STORED => {
+            let key_bytes = take_u16(rest)?;
+            let number = take_u32(rest)?;
+            Operation::PutStored { key: take(rest, key_bytes)?, number }
+        }
+        LOCK => {
+            let key_bytes = take_u16(rest)?;
+            let is_shared = match take(rest, 1)?[0] {
+                LOCK_SHARED => true,
+                LOCK_EXCLUSIVE => false,
+                _ => return None,
+            };
+            Operation::Lock { key: take(rest, key_bytes)?, is_shared }
+        }
+        RENAME => Operation::Rename { name: take_name(rest)? },
         _ => return None,
     };
     Some((keyspace, operation))
@@ -373,6 +454,11 @@ mod tests {
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
             Operation::Attach(attachment()),
+            Operation::CommitPrepared { id: b"transfer 7" },
+            Operation::PutStored { key: b"film", number: 2 },
+            Operation::Lock { key: b"read", is_shared: true },
+            Operation::Lock { key: b"", is_shared: false },
+            Operation::Rename { name: "kuchen" },
             Operation::Attach(Attachment { root: AttachedRoot::Run(PageId(77)), ..attachment() }),
         ];
         let mut body = Vec::new();

@@ -80,7 +80,7 @@ impl Engine {
         let timestamp = take_timestamp()?;
         assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
         // Nothing below this point can fail.
-        self.show_pages(&epoch_guard, pages, tables);
+        let _ = self.show_pages(&epoch_guard, pages, tables);
         self.space.attach_run(pages, Run::of_rows(timestamp, root));
         self.set_newest_run(timestamp);
         // Must follow all of the above: a reader that sees this timestamp looks for the run.
@@ -131,7 +131,7 @@ impl Engine {
             assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
             // Nothing below this point can fail.
             announcement.set_loaded_at(timestamp);
-            self.show_pages(&epoch_guard, pages, tables);
+            let _ = self.show_pages(&epoch_guard, pages, tables);
             // Do this before replacing the root: a thread that reads the new root, and then the published timestamp,
             // must see that the load is published.
             self.clock.mark_applied(timestamp);
@@ -182,18 +182,27 @@ impl Engine {
 
 impl Engine<Replaying> {
     /// Attaches a load by replaying its log record. The pages have been entered into the page table. A load that
-    /// replaces the root drops the keyspace's previous pages, which contained no rows.
-    pub(crate) fn replay_attach(&self, pages: &PageSpace, tables: &LoadTables, timestamp: Timestamp) -> Result<()> {
+    /// replaces the root drops the keyspace's previous pages, which contained no rows. Estimates take all of its pages
+    /// for leaves, because few of them are inner nodes.
+    pub(crate) fn replay_attach(
+        &self,
+        pages: &PageSpace,
+        tables: &LoadTables,
+        rows: u64,
+        timestamp: Timestamp,
+    ) -> Result<()> {
         let epoch_guard = self.space.epoch_latch.exclusive();
         match tables.root {
             LoadRoot::Tree(root) => {
                 self.space.clear_runs(pages);
                 self.pool.clear(&epoch_guard, pages)?;
-                self.show_pages(&epoch_guard, pages, tables);
+                let page_count = self.show_pages(&epoch_guard, pages, tables);
+                pages.leaves_on_disk.set(1 + page_count, rows);
                 self.replace_root(&epoch_guard, pages, None, root);
             }
             LoadRoot::Run(root) => {
-                self.show_pages(&epoch_guard, pages, tables);
+                let page_count = self.show_pages(&epoch_guard, pages, tables);
+                pages.leaves_on_disk.add(page_count as i64, rows as i64);
                 self.space.attach_run(pages, Run::of_rows(timestamp, root));
             }
         }
@@ -203,14 +212,18 @@ impl Engine<Replaying> {
 
 impl<L> Engine<L> {
     /// Turns the load's pages into pages of the keyspace. The keyspace's root does not lead to them yet. Frees the page
-    /// numbers that the load reserved but did not use.
-    fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) {
+    /// numbers that the load reserved but did not use. Returns the number of pages.
+    fn show_pages(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, tables: &LoadTables) -> u64 {
         let is_ascending = |left: &(usize, ExtentAddress), right: &(usize, ExtentAddress)| left.0 < right.0;
         debug_assert!(tables.images.is_sorted_by(is_ascending), "a chunk of a load is attached twice");
+        let mut page_count = 0;
         for &(chunk, address) in &tables.images {
             for page in (chunk * CHUNK_PAGES..(chunk + 1) * CHUNK_PAGES).map(|number| PageId(number as u32)) {
                 match pages.table.load(page) {
-                    PageEntry::Unattached(address) => pages.table.store(page, PageEntry::OnDisk(address)),
+                    PageEntry::Unattached(address) => {
+                        pages.table.store(page, PageEntry::OnDisk(address));
+                        page_count += 1;
+                    }
                     PageEntry::Reserved => drop(pages.table.free(page)),
                     entry => unreachable!("page {page} of a load became {entry:?}"),
                 }
@@ -219,6 +232,7 @@ impl<L> Engine<L> {
                 self.space.record_image(epoch_guard, ChunkImage { keyspace: pages.id, chunk, address });
             }
         }
+        page_count
     }
 
     /// Replaces the keyspace's root, which is empty or already freed, with the load's root.

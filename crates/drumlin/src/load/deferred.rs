@@ -90,8 +90,8 @@ impl<T: Send + 'static> Deferred<T> {
 }
 
 impl<T> SharedTask<T> {
-    /// Waits for the end of work that a thread has begun. Returns `None` if the result was already taken or the work
-    /// was abandoned.
+    /// Waits until a thread finishes work that it has started, and takes the result. Returns `None` if the result was
+    /// already taken or the work was abandoned.
     fn take_result(&self) -> Option<thread::Result<Result<T>>> {
         let mut state = self.state.lock();
         loop {

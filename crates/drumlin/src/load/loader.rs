@@ -27,6 +27,7 @@ use crate::memory::{Account, Budget, Grant};
 use crate::seglog::Body;
 use crate::space::Purpose;
 use crate::task::{WaitMode, ready};
+use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
@@ -252,7 +253,7 @@ impl Loader {
     }
 
     /// Completes the tree and attaches it. Returns the number of rows. On failure, no trace of the load remains.
-    pub(crate) fn finish(mut self, engine: &Engine) -> Result<u64> {
+    pub(crate) fn finish(mut self, engine: &Engine, ready_commits: &ReadyCommits) -> Result<u64> {
         self.open.tree.check_dropped()?;
         if self.sorting.is_some() {
             self.finish_sorting(engine)?;
@@ -262,7 +263,7 @@ impl Loader {
         if rows > 0 {
             let placement = if engine.may_replace_root(&open.tree)? { Placement::Tree } else { Placement::Run };
             let (pages, counts) = tree.into_load(placement)?;
-            attach_durably(engine, &open, pages, counts, rows)?;
+            attach_durably(engine, ready_commits, &open, (pages, counts), rows)?;
         }
         Ok(rows)
     }
@@ -305,13 +306,12 @@ impl LoadMemory {
 /// attached and only the log failed afterwards.
 fn attach_durably(
     engine: &Engine,
+    ready_commits: &ReadyCommits,
     open: &OpenKeyspace,
-    mut pages: LoadPages,
-    counts: Option<LoadedCounts>,
+    (mut pages, mut counts): (LoadPages, Option<LoadedCounts>),
     rows: u64,
 ) -> Result<()> {
     let tree = &open.tree;
-    let mut counts = counts;
     loop {
         let body = Body::naming_extents(attachment(engine, open, &pages, rows));
         let body_bytes_max = engine.log().body_bytes_max();
@@ -319,8 +319,8 @@ fn attach_durably(
             let bytes = body.bytes().len() as u64;
             return Err(Error::record_too_large(rows as usize, bytes, body_bytes_max as u64));
         }
-        // Sync before appending the record: it may be written as soon as it is appended, and should not have to wait
-        // for all of the data then.
+        // Sync before appending the record. The record may be written as soon as it is appended, and its write should
+        // not have to wait for all of the data.
         engine.space.sync()?;
         if matches!(pages.tables().root, LoadRoot::Run(_)) {
             engine.make_room_for_run(tree)?;
@@ -330,6 +330,10 @@ fn attach_durably(
         let chunk_list_bytes = (pages.tables().images.len() * size_of::<u64>()) as u64;
         let bytes = 2 * tree.pages.page_bytes as u64 + chunk_list_bytes;
         let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
+        let _none_ready = match pages.tables().root {
+            LoadRoot::Tree(_) => None,
+            LoadRoot::Run(_) => Some(ready(ready_commits.none(WaitMode::Blocking, engine.backend.as_ref()))?),
+        };
         let timestamp = Cell::new(None);
         let attached = engine.log_ddl(&body, |take_timestamp| {
             engine.attach(tree, pages.tables(), counts.take(), || {

@@ -47,19 +47,25 @@ impl NodeSink for CountedPages<'_> {
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId> {
         let number = self.pages.take_numbers(1)?;
         assert!(number != PageId::ROOT, "the root's number is taken for another node");
-        append_node(self.pages, number, level, page)?;
+        append_node(self.pages, number, level, rows, page)?;
         self.count(number, rows);
         Ok(number)
     }
 
     fn put_root(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<()> {
         self.pages.set_root(if level == 0 { Kind::Leaf } else { Kind::Inner }, page);
+        if level == 0 {
+            self.pages.count_leaf(rows);
+        }
         self.count(PageId::ROOT, rows);
         Ok(())
     }
 }
 
-fn append_node(pages: &mut LoadPages, number: PageId, level: u8, page: &[u8]) -> Result<()> {
+fn append_node(pages: &mut LoadPages, number: PageId, level: u8, rows: u64, page: &[u8]) -> Result<()> {
+    if level == 0 {
+        pages.count_leaf(rows);
+    }
     let name = PageKey { keyspace: pages.keyspace(), page: number };
     pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }

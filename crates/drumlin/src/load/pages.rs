@@ -75,6 +75,9 @@ pub(crate) struct LoadPages {
     /// The write of the last buffer that was handed over.
     write: Option<Deferred<()>>,
     reclaim: Arc<dyn Reclaim>,
+    /// The number of leaves, and of the rows in them.
+    leaf_count: u64,
+    leaf_rows: u64,
     /// `true` once the pages belong to the keyspace.
     is_attached: bool,
 }
@@ -115,6 +118,8 @@ impl LoadPages {
             encoder: Encoder::default(),
             write: None,
             reclaim: Arc::clone(reclaim),
+            leaf_count: 0,
+            leaf_rows: 0,
             is_attached: false,
         }
     }
@@ -122,6 +127,12 @@ impl LoadPages {
     /// Returns the load's keyspace.
     pub(crate) fn keyspace(&self) -> KeyspaceId {
         self.pages.id
+    }
+
+    /// Counts a leaf with this many rows.
+    pub(super) fn count_leaf(&mut self, rows: u64) {
+        self.leaf_count += 1;
+        self.leaf_rows += rows;
     }
 
     /// Takes `count` consecutive page numbers. Amortised O(count).
@@ -372,6 +383,7 @@ impl LoadPages {
     /// Leaves the pages to the keyspace that they were attached to.
     pub(crate) fn release(&mut self) {
         assert!(self.tables.is_some(), "a load is attached before it is complete");
+        self.pages.leaves_on_disk.add(self.leaf_count as i64, self.leaf_rows as i64);
         self.is_attached = true;
     }
 }

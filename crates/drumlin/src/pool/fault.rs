@@ -151,6 +151,7 @@ impl Pool {
             _ => return Err(corrupted(ExtentError::Kind)),
         };
         frame.header().set_address(address);
+        frame.header().set_rows_on_disk(leaf.then(|| (self.nodes.row_count)(&frame) as u32));
         let frame = frame.into_published(page_key);
         Ok(if leaf { PageEntry::Leaf(frame) } else { PageEntry::Immutable(frame) })
     }

@@ -24,6 +24,8 @@ pub(crate) struct FrameHeader {
     pub(super) pins: PinCount,
     /// The number of turns of the clock's hand that the page will survive if it is not used.
     pub(super) references: AtomicU32,
+    /// One more than the number of rows that the newest image on disk of the leaf has; 0 if it has no image.
+    rows_on_disk: AtomicU32,
 }
 
 impl FrameHeader {
@@ -35,6 +37,7 @@ impl FrameHeader {
             address: AtomicU64::new(0),
             pins: PinCount::new(),
             references: AtomicU32::new(0),
+            rows_on_disk: AtomicU32::new(0),
         }
     }
 
@@ -65,6 +68,13 @@ impl FrameHeader {
     /// Returns the address of the page's newest image on disk.
     pub(crate) fn address(&self) -> ExtentAddress {
         ExtentAddress::from_bits(self.address.load(Ordering::Acquire)).unwrap_or(ExtentAddress::NONE)
+    }
+
+    /// Sets the number of rows that the newest image on disk of the leaf has. Returns the number before.
+    pub(super) fn set_rows_on_disk(&self, rows: Option<u32>) -> Option<u32> {
+        debug_assert!(rows.is_none_or(|rows| rows < u32::MAX), "a leaf with {rows:?} rows");
+        let before = self.rows_on_disk.swap(rows.map_or(0, |rows| rows + 1), Ordering::Relaxed);
+        before.checked_sub(1)
     }
 
     pub(crate) fn set_address(&self, address: ExtentAddress) {

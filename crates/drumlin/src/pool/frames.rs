@@ -350,6 +350,13 @@ impl Frames {
         header.is(page_key).then_some(read)
     }
 
+    /// Like [`peek`](Self::peek), but does not wait. Also returns `None` if a writer holds or awaits the latch.
+    pub(crate) fn try_peek(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameRead<'_>> {
+        let header = self.header(frame);
+        let read = self.latched(frame, page_key, header.latch.try_read()?);
+        header.is(page_key).then_some(read)
+    }
+
     /// Latches the page in `frame` for a change. Returns `None` if the frame no longer holds it.
     #[inline]
     pub(crate) fn write(&self, frame: FrameIndex, page_key: PageKey) -> Option<FrameWrite<'_>> {

@@ -33,6 +33,7 @@ impl Frames {
         assert!(header.page_key().is_none() && header.is_idle(), "a free frame is in use");
         self.set_dirty(frame, None);
         header.set_address(ExtentAddress::NONE);
+        header.set_rows_on_disk(None);
         Some(NewFrame { frames: self, frame })
     }
 

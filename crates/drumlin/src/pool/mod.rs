@@ -77,11 +77,15 @@ pub(crate) type VerifyNode = fn(&[u8], Kind) -> Result<(), String>;
 /// in too.
 pub(crate) type KeyOrder = fn(&[u8]) -> u128;
 
+/// Returns the number of rows in a leaf. Passed in by the store, too.
+pub(crate) type RowCount = fn(&[u8]) -> usize;
+
 /// Functions on nodes, which the store passes in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nodes {
     pub(crate) verify: VerifyNode,
     pub(crate) key_order: KeyOrder,
+    pub(crate) row_count: RowCount,
 }
 
 /// The buffer pool of a database. See the module documentation.

@@ -175,10 +175,18 @@ impl Pool {
             crate::coverage::mark!("a page was copied by another thread first");
             return Ok(None);
         }
+        if pages.is_dropped_by(epoch) {
+            self.frames.set_dirty(frame, None);
+            return Ok(None);
+        }
         header.pin();
         match self.append_image(&epoch_guard, epoch, page_key, &read, header, Some(frame)) {
             Ok(()) => {
                 self.frames.set_dirty(frame, None);
+                if entry == PageEntry::Leaf(frame) {
+                    let rows = Some((self.nodes.row_count)(&read) as u32);
+                    pages.leaves_on_disk.replace(header.set_rows_on_disk(rows), rows);
+                }
                 Ok(Some(epoch))
             }
             Err(error) => {

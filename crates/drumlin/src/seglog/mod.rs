@@ -102,7 +102,7 @@ use windows::Window;
 
 pub(crate) use hooks::Hooks;
 pub(crate) use live::Verified;
-pub(crate) use options::LogOptions;
+pub(crate) use options::{LogOptions, READY_COMMITS_MAX};
 pub(crate) use reader::Records;
 pub(crate) use record::{Appended, Body};
 pub(crate) use reservation::Reservation;

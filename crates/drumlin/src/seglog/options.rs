@@ -4,13 +4,27 @@ use super::buffers::Buffers;
 use super::segment::BLOCK;
 use crate::error::{Error, Result};
 use crate::format::log::record_bytes;
+use crate::format::prepared::ID_BYTES_MAX;
 use crate::format::{BLOCK_BYTES, DatabaseId};
 use crate::io::SyncMethod;
 
 /// The minimum size of a stream's buffer. Each stream has two.
 const BUFFER_BYTES_MIN: usize = 4 * BLOCK_BYTES;
 
-const _: () = assert!(BUFFER_BYTES_MIN >= 2 * BLOCK_BYTES + record_bytes(0), "the least buffer has room for no record");
+const _: () = {
+    let least_bytes = 2 * BLOCK_BYTES + record_bytes(0) + READY_BYTES;
+    assert!(BUFFER_BYTES_MIN >= least_bytes, "the least buffer has room for no record");
+};
+
+/// The maximum number of commits that are ready, each with a reservation in the first stream for as long as its caller
+/// likes. The stream's buffers have room for their records besides the longest record, which so never waits for them.
+pub(crate) const READY_COMMITS_MAX: usize = if cfg!(feature = "sim") { 3 } else { 16 };
+
+/// The maximum length of the body of a ready commit's record, which names the id of a prepared transaction.
+const READY_BODY_BYTES_MAX: usize = 7 + ID_BYTES_MAX;
+
+/// The bytes of the first stream's buffers that are left to ready commits.
+const READY_BYTES: usize = READY_COMMITS_MAX * record_bytes(READY_BODY_BYTES_MAX);
 
 /// The settings of a log.
 #[derive(Clone, Debug)]
@@ -53,7 +67,7 @@ impl LogOptions {
 
     /// Returns the minimum size of the first stream's buffers, which have to hold the longest record.
     fn first_buffer_bytes_min(&self) -> usize {
-        Buffers::buffer_bytes_for(record_bytes(self.body_bytes)).max(BUFFER_BYTES_MIN)
+        Buffers::buffer_bytes_for(record_bytes(self.body_bytes) + READY_BYTES).max(BUFFER_BYTES_MIN)
     }
 
     /// Returns the size of each of a stream's two buffers. While one is being written, new records go to the other.
@@ -72,7 +86,8 @@ impl LogOptions {
 
     /// Returns the length of the longest body that a stream accepts.
     pub(super) fn body_bytes_max(&self, stream: usize) -> usize {
-        let record_max = Buffers::record_bytes_max(self.stream_buffer_bytes(stream));
+        let ready_bytes = if stream == 0 { READY_BYTES } else { 0 };
+        let record_max = Buffers::record_bytes_max(self.stream_buffer_bytes(stream)) - ready_bytes;
         (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
     }
 

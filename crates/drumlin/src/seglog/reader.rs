@@ -376,7 +376,7 @@ pub(super) struct Head {
     skipped: Option<Skipped>,
 }
 
-/// Merges the records of all streams by timestamp.
+/// Merges the records of all log streams in the order of their timestamps.
 #[derive(Debug)]
 pub(super) struct Merge {
     pub(super) heads: Vec<Head>,

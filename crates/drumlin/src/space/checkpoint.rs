@@ -147,8 +147,8 @@ impl PageTableStore {
         let incarnations = &mut self.superblock.incarnations;
         assert!(incarnations.last().is_none_or(|&(last, _)| last < incarnation));
         incarnations.push((incarnation, first));
-        // A start is obsolete if the next start hides it, or if both lie at or below the checkpoint. In either case, no
-        // record depends on it.
+        // Remove an opening from the list if the next one begins at the same timestamp or before it, or if the
+        // checkpoint covers everything up to the next one. In either case, no record depends on it.
         let mut index = 0;
         while index + 1 < incarnations.len() {
             let (_, next_first) = incarnations[index + 1];
@@ -299,6 +299,10 @@ impl PageTableStore {
     pub(crate) fn write_catalogue(&mut self, space: &Space, epoch: Epoch, mut catalogue: Catalogue) -> Result<u64> {
         for entry in &mut catalogue.keyspaces {
             entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
+            // As of now, since the checkpoint has counted the leaves that it wrote.
+            if let Some(pages) = space.page_space(entry.id) {
+                (entry.leaf_count, entry.leaf_rows) = pages.leaves_on_disk.get();
+            }
         }
         catalogue.summaries = self.summaries.clone();
         catalogue.segments = self.segment_table.iter().map(|address| space.segments.name(*address)).collect();
@@ -608,6 +612,8 @@ mod tests {
         let keyspace = |id| KeyspaceEntry {
             id: KeyspaceId(id),
             page_bytes: 4096,
+            leaf_count: u64::from(id),
+            leaf_rows: 0,
             name: format!("{id:0255}"),
             chunks: Vec::new(),
             runs: Vec::new(),
@@ -669,7 +675,7 @@ mod tests {
             for page in (1..=PAGES).rev() {
                 space.record(epoch.next(), KEYSPACE, PageId(page), address_of(round, page));
             }
-            // The epoch that is ending and the new epoch have their changes in memory.
+            // The changes of both the ending epoch and the new one are in memory.
             let bytes = u64::from(PAGES * round.min(2)) * size_of::<TableChange>() as u64;
             assert!(space.change_bytes() <= bytes + bytes / 4 + 192, "{} for {bytes}", space.change_bytes());
             complete(&space, &mut page_tables, epoch, &catalogue(0, 0));

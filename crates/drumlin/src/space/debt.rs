@@ -11,7 +11,7 @@ use crate::sync::CachePadded;
 pub(crate) struct CheckpointDebt {
     dirty: CachePadded<DirtyPages>,
     orphan_count: AtomicU64,
-    /// Pages of unneeded large values that wait to be freed.
+    /// The number of pages of unneeded large values waiting to be freed.
     pub(super) unfreed_pages: AtomicU64,
 }
 

@@ -66,13 +66,14 @@ impl PageTableStore {
         space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
         let mut reader = NeighbourReader::new(space);
         for keyspace in &catalogue.keyspaces {
-            let KeyspaceEntry { id, page_bytes, chunks, name, runs } = keyspace;
+            let KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, chunks, name, runs } = keyspace;
             if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
                 continue;
             }
             let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name, &space.budget));
+            pages.leaves_on_disk.set(*leaf_count, *leaf_rows);
             for chunk in 0..chunk_count(keyspace) {
                 let changed = changes.get(id).and_then(|changed| changed.get(&chunk));
                 let entries = self.load_chunk(space, keyspace, chunk, changed, &mut reader, on_corruption)?;

@@ -107,37 +107,44 @@ impl Space {
     }
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
-        assert!(pages.name.len() <= usize::from(u16::MAX), "the catalogue has no room for a name");
-        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(pages.name.len()), Ordering::Relaxed);
+        let name_bytes = pages.name().len();
+        assert!(name_bytes <= usize::from(u16::MAX), "the catalogue has no room for a name");
+        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(name_bytes), Ordering::Relaxed);
         let replaced = self.page_spaces.write().insert(pages.id, pages);
         assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
     }
 
-    /// Removes a dropped keyspace and releases the addresses of all its pages. None of its pages may be in a frame, and
-    /// the caller must hold the epoch latch exclusively.
+    /// Gives a keyspace another name.
+    pub(crate) fn rename_page_space(&self, _epoch_guard: &EpochGuard<'_>, pages: &PageSpace, name: Arc<str>) {
+        assert!(!pages.is_dropped(), "a dropped keyspace is renamed");
+        assert!(name.len() <= usize::from(u16::MAX), "the catalogue has no room for a name");
+        let name_bytes = name.len() as u64;
+        let before = pages.set_name(name);
+        // In this order, because the number must not become negative.
+        self.keyspace_bytes.fetch_add(name_bytes, Ordering::Relaxed);
+        self.keyspace_bytes.fetch_sub(before.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Marks a keyspace as dropped and logs that, under the exclusive epoch latch. Its pages remain until they are
+    /// [freed](crate::pool::Pool::free_dropped), because the running checkpoint may have to write some of them.
     pub(crate) fn drop_page_space(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace) {
-        assert!(pages.dropped.load(Ordering::Acquire), "a keyspace in use is dropped");
+        assert!(!pages.is_dropped(), "keyspace {} is dropped twice", pages.id);
+        pages.set_dropped(epoch_guard);
+        assert!(pages.is_dropped_by(epoch_guard.epoch()), "a drop is left out of its checkpoint");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
-        let removed = self.page_spaces.write().remove(&pages.id);
-        assert!(removed.is_some(), "keyspace {} is dropped twice", pages.id);
-        let keyspace_bytes = catalogue::keyspace_bytes(pages.name.len());
+        let run_bytes: u64 = pages.runs.list().iter().map(|run| entry_bytes(pages, run)).sum();
+        let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len()) + run_bytes;
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
-        // Leave out the pages of bulk loads, because each load frees its own pages.
-        let is_owned = |entry: &PageEntry| !matches!(entry, PageEntry::Unattached(_) | PageEntry::Reserved);
-        let owned = pages.table.iter().filter(|(_, entry)| is_owned(entry));
-        let numbers: Vec<PageId> = owned.map(|(page, _)| page).collect();
-        for page in numbers {
-            match pages.table.free(page) {
-                PageEntry::OnDisk(address) | PageEntry::Reading(address) => {
-                    self.segments.release(address, epoch_guard.epoch());
-                }
-                entry => assert!(
-                    !matches!(entry, PageEntry::Leaf(_) | PageEntry::Immutable(_)),
-                    "page {page} of a keyspace that is dropped is in a frame: {entry:?}"
-                ),
-            }
-        }
+    }
+
+    /// Forgets a dropped keyspace whose pages are freed. The pages of bulk loads remain, which the loads free.
+    pub(crate) fn remove_page_space(&self, pages: &PageSpace) {
+        assert!(pages.is_dropped(), "a keyspace in use is removed");
+        let is_of_load = |entry: PageEntry| matches!(entry, PageEntry::Unattached(_) | PageEntry::Reserved);
+        debug_assert!(pages.table.iter().all(|(_, entry)| is_of_load(entry)), "a dropped keyspace has pages left");
+        let removed = self.page_spaces.write().remove(&pages.id);
+        assert!(removed.is_some(), "keyspace {} is removed twice", pages.id);
     }
 
     /// Returns the memory that the page tables of all keyspaces use, in bytes.
@@ -425,7 +432,7 @@ impl Space {
     /// on a full disk there might be no space for one change per page.
     pub(crate) fn record_free(&self, epoch_guard: &EpochGuard<'_>, pages: &PageSpace, page: PageId) {
         assert!(page != PageId::NONE, "a free page 0 would drop the keyspace");
-        if !pages.dropped.load(Ordering::Acquire) {
+        if !pages.is_dropped() {
             self.record(epoch_guard.epoch(), pages.id, page, ExtentAddress::NONE);
         }
     }

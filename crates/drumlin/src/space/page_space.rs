@@ -1,31 +1,77 @@
 //! The pages of a keyspace: their table, and the state that concerns all of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
+use super::epoch::EpochGuard;
 use super::load_gate::LoadGate;
 use super::runs::Runs;
 use super::table::PageTable;
 use crate::error::quoted;
 use crate::format::node::is_page_bytes;
-use crate::format::{KeyspaceId, PageId};
+use crate::format::{Epoch, KeyspaceId, PageId};
 use crate::memory::Budget;
+use crate::sync::RwLock;
+
+/// The leaves that have an image on disk, and the rows in these images. Only estimates depend on these numbers, which
+/// are not exact after a salvage, or after a crash during a checkpoint.
+#[derive(Debug, Default)]
+pub(crate) struct LeavesOnDisk {
+    leaf_count: AtomicI64,
+    row_count: AtomicI64,
+}
+
+impl LeavesOnDisk {
+    /// Replaces the image of a leaf. `before` and `after` are the numbers of rows in the images, or `None` if there is
+    /// no image.
+    pub(crate) fn replace(&self, before: Option<u32>, after: Option<u32>) {
+        let leaf = |image: Option<u32>| i64::from(image.is_some());
+        let rows = |image: Option<u32>| i64::from(image.unwrap_or(0));
+        self.add(leaf(after) - leaf(before), rows(after) - rows(before));
+    }
+
+    /// Adds leaves and their rows.
+    pub(crate) fn add(&self, leaf_count: i64, row_count: i64) {
+        self.leaf_count.fetch_add(leaf_count, Ordering::Relaxed);
+        self.row_count.fetch_add(row_count, Ordering::Relaxed);
+    }
+
+    /// Sets the numbers of leaves and rows.
+    pub(crate) fn set(&self, leaf_count: u64, row_count: u64) {
+        self.leaf_count.store(leaf_count as i64, Ordering::Relaxed);
+        self.row_count.store(row_count as i64, Ordering::Relaxed);
+    }
+
+    /// Returns the numbers of leaves and rows.
+    pub(crate) fn get(&self) -> (u64, u64) {
+        let [leaves, rows] =
+            [&self.leaf_count, &self.row_count].map(|count| count.load(Ordering::Relaxed).max(0) as u64);
+        (leaves, rows)
+    }
+
+    /// Returns the average number of rows in a leaf, or `None` if no leaf has an image.
+    pub(crate) fn average_rows(&self) -> Option<f64> {
+        let (leaves, rows) = self.get();
+        (leaves > 0).then(|| rows as f64 / leaves as f64)
+    }
+}
 
 /// The pages of one keyspace.
 #[derive(Debug)]
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: usize,
-    /// The keyspace's name, for the catalogue and for error messages.
-    pub(crate) name: Box<str>,
+    /// The keyspace's name, for the catalogue and for error messages. It changes under the epoch latch.
+    name: RwLock<Arc<str>>,
     pub(crate) table: PageTable,
-    /// Set once the keyspace has been dropped and its pages are being freed.
-    pub(crate) dropped: AtomicBool,
+    /// The epoch in which the keyspace was dropped, or 0. It changes under the exclusive epoch latch.
+    dropped_in: AtomicU64,
     /// Set if page-table entries were lost when the database was opened despite corruption. In that case nodes may name
     /// pages that do not exist.
     has_lost_pages: AtomicBool,
     /// The bulk loads that are attached to the keyspace.
     pub(crate) load_gate: LoadGate,
+    pub(crate) leaves_on_disk: LeavesOnDisk,
     /// The runs above the keyspace's tree.
     pub(crate) runs: Runs,
 }
@@ -33,10 +79,39 @@ pub(crate) struct PageSpace {
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
-        let (table, dropped) = (PageTable::new(budget), AtomicBool::new(false));
+        let (table, dropped_in) = (PageTable::new(budget), AtomicU64::new(0));
         let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
-        let runs = Runs::new();
-        PageSpace { id, page_bytes, name: name.into(), table, dropped, has_lost_pages, load_gate, runs }
+        PageSpace {
+            id,
+            page_bytes,
+            name: RwLock::new(name.into()),
+            table,
+            dropped_in,
+            has_lost_pages,
+            load_gate,
+            leaves_on_disk: LeavesOnDisk::default(),
+            runs: Runs::new(),
+        }
+    }
+
+    /// Marks the keyspace as dropped. The caller holds the epoch latch exclusively.
+    pub(super) fn set_dropped(&self, epoch_guard: &EpochGuard<'_>) {
+        let before = self.dropped_in.swap(epoch_guard.epoch().0, Ordering::AcqRel);
+        assert!(before == 0, "keyspace {} is dropped twice", self.id);
+    }
+
+    /// Returns `true` if the keyspace was dropped. Its pages are freed in the background. Under the epoch latch the
+    /// answer does not change.
+    #[inline]
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.dropped_in.load(Ordering::Acquire) != 0
+    }
+
+    /// Returns `true` if the checkpoint that ends this epoch does not include the keyspace, because it was dropped.
+    pub(crate) fn is_dropped_by(&self, epoch: Epoch) -> bool {
+        debug_assert!(epoch != Epoch(0), "no checkpoint ends epoch 0");
+        let dropped_in = self.dropped_in.load(Ordering::Acquire);
+        dropped_in != 0 && dropped_in <= epoch.0
     }
 
     /// Records that entries of the page table may have been lost.
@@ -49,13 +124,48 @@ impl PageSpace {
         self.has_lost_pages.load(Ordering::Acquire)
     }
 
+    /// Returns the keyspace's name.
+    pub(crate) fn name(&self) -> Arc<str> {
+        Arc::clone(&self.name.read())
+    }
+
+    /// Gives the keyspace another name, and returns the one before.
+    pub(super) fn set_name(&self, name: Arc<str>) -> Arc<str> {
+        assert!(!name.is_empty(), "a keyspace loses its name");
+        std::mem::replace(&mut *self.name.write(), name)
+    }
+
     /// Returns the keyspace's name, quoted for an error message.
     pub(crate) fn quoted_name(&self) -> String {
-        quoted(&self.name)
+        if self.id == KeyspaceId::PREPARED { "of prepared transactions".to_owned() } else { quoted(&self.name.read()) }
     }
 
     /// Describes one of the keyspace's pages for an error message.
     pub(crate) fn quoted_page(&self, page: PageId) -> String {
         format!("page {page} of keyspace {}", self.quoted_name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The average is that of the newest images of the leaves.
+    #[test]
+    fn images_replace_each_other() {
+        let on_disk = LeavesOnDisk::default();
+        assert_eq!(on_disk.average_rows(), None);
+        on_disk.replace(None, Some(0));
+        assert_eq!(on_disk.average_rows(), Some(0.0));
+        (0..9).for_each(|_| on_disk.replace(None, Some(20)));
+        assert_eq!(on_disk.average_rows(), Some(18.0));
+        on_disk.replace(Some(20), Some(10));
+        assert_eq!(on_disk.average_rows(), Some(17.0));
+        on_disk.replace(Some(0), None);
+        assert_eq!(on_disk.get(), (9, 170));
+        on_disk.add(-10, -500);
+        assert_eq!(on_disk.get(), (0, 0));
+        on_disk.set(3, 6);
+        assert_eq!(on_disk.average_rows(), Some(2.0));
     }
 }

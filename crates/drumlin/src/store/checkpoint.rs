@@ -62,6 +62,8 @@ impl Store {
     fn prepare_checkpoint(&self, frees: Reclaims) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
+        // The pages of dropped keyspaces need not be written.
+        self.free_dropped()?;
         // This checkpoint frees removed large values that no reader needs, as many as the memory for page-table changes
         // allows.
         engine.collect_all_garbage();
@@ -166,5 +168,35 @@ mod tests {
             checkpoint.join().unwrap();
             assert!(can_fold, "counts are captured for the whole of a checkpoint");
         });
+    }
+
+    /// A checkpoint that includes a drop, but not the freeing of the keyspace's pages, writes none of these pages, and
+    /// the space of all of them is free at the next opening.
+    #[test]
+    fn pages_that_were_not_freed_are_free_at_the_next_opening() {
+        let backend = Arc::new(FaultyBackend::new(crate::io::in_memory()));
+        let config = Config::new().backend(backend.clone()).memory(16 << 20).durability(Durability::Relaxed);
+        let db = config.page_bytes(512).open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        (0..2000u32).for_each(|row| k.insert(row.to_be_bytes(), [7; 50]).unwrap());
+        k.insert("large", drumlin_testing::Random(1).bytes(300_000)).unwrap();
+        db.checkpoint().unwrap();
+        (0..2000u32).step_by(3).for_each(|row| k.insert(row.to_be_bytes(), [8; 50]).unwrap());
+        let store = db.store().unwrap();
+        store.prepare_checkpoint(Reclaims::Nothing).unwrap();
+        let freeing = store.keyspaces.hold_freeing();
+        db.drop_keyspace("k").unwrap();
+        let mut page_tables = store.page_tables.lock();
+        let report = store.make_checkpoint(&mut page_tables, store.now()).unwrap();
+        assert!(report.pages_written < 5, "{} pages were written", report.pages_written);
+        let live_bytes = db.stats().live_bytes;
+        assert!(live_bytes > 300_000, "pages were freed");
+        drop((page_tables, freeing));
+        // Closing makes no other checkpoint, so the disk stays as it is.
+        db.close().unwrap();
+        let db = Config::new().backend(backend).memory(16 << 20).open("/db").unwrap();
+        let live_bytes = db.stats().live_bytes;
+        assert!(live_bytes < 100_000, "{live_bytes} bytes are live");
+        assert!(db.check().unwrap().corruption.is_empty());
     }
 }

@@ -78,6 +78,9 @@ impl Store {
             into.truncate(length_before);
         }
         let reference = value.reference().expect("looked at");
+        if value.is_prepared() {
+            return Err(Error::Invalid("the value can't be read once its transaction has been prepared".into()));
+        }
         self.read_chunk(mode, tree, reference, number, snapshot, part, into).await
     }
 

@@ -202,7 +202,7 @@ fn run_folds(store: &Weak<Store>, maintenance: &Maintenance) {
 /// afterwards, and shortens the file once the database is idle.
 fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
     loop {
-        let (checkpoint_wanted, space_wanted) = {
+        let (free_wanted, checkpoint_wanted, space_wanted) = {
             let mut state = maintenance.state.lock();
             let mut is_idle = false;
             while !state.is_wanted() && !is_idle {
@@ -218,9 +218,19 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             state.checkpoints_begun += u64::from(state.checkpoint_wanted);
             state.space_begun += u64::from(state.space_wanted);
             state.is_unpacked = state.is_wanted();
-            (std::mem::take(&mut state.checkpoint_wanted), std::mem::take(&mut state.space_wanted))
+            let state = &mut *state;
+            let wanted = [&mut state.free_wanted, &mut state.checkpoint_wanted, &mut state.space_wanted];
+            wanted.map(std::mem::take).into()
         };
         let Some(store) = store.upgrade() else { return };
+        if free_wanted {
+            if let Err(error) = store.free_dropped() {
+                log::error!("freeing a dropped keyspace of {}: {error}", store.path.display());
+            }
+            if !checkpoint_wanted && !space_wanted {
+                continue;
+            }
+        }
         if !checkpoint_wanted && !space_wanted {
             let shortened = store.reclaim(&[Goal::ShortenIdleFile]).map(|reclaimed| reclaimed.is_shorter);
             let may_be_worth_more = shortened.unwrap_or_else(|error| {

@@ -2,6 +2,7 @@
 //! and checks.
 
 mod advice;
+mod alterations;
 pub(crate) mod check;
 mod checkpoint;
 mod files;
@@ -10,6 +11,7 @@ pub(crate) mod keyspaces;
 mod large_values;
 mod lock_wait;
 mod maintenance;
+mod prepared;
 pub(crate) mod read_ahead;
 pub(crate) mod reclaim;
 mod recovery;
@@ -28,6 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub(crate) use alterations::Change;
 pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};
 pub use checkpoint::CheckpointReport;
 pub use reclaim::CompactReport;
@@ -45,18 +48,16 @@ pub(crate) use settings::Settings;
 pub use state::Opening;
 pub(crate) use state::Store;
 
-use crate::error::{Error, Result, quoted};
+use crate::error::{Error, Result};
 use crate::format::catalogue::Catalogue;
-use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::Process;
 use crate::load::{LoadMemory, Loader};
 use crate::memory::{Account, Grant, heap_bytes};
-use crate::seglog::{Appended, Body};
-use crate::space::{PageTable, Purpose};
-use crate::task::{WaitMode, ready};
+use crate::seglog::Appended;
+use crate::task::WaitMode;
 use crate::txn::TransactionId;
-use crate::txn::commit::{Admitted, Durability, Removals, Row, RowsSeen};
+use crate::txn::commit::{Admitted, Durability, Recorded, Removals, Row, RowsSeen};
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
@@ -168,8 +169,8 @@ impl Store {
     }
 
     /// Returns the keyspace with this name. First waits until the commit on which the answer depends is durable: the
-    /// keyspace's creation or, if there is no such keyspace, the newest drop. So no power cut can invalidate the
-    /// answer.
+    /// one that gave the keyspace its name or, if there is no such keyspace, the newest that took a name away. So no
+    /// power cut can invalidate the answer.
     pub(crate) fn durable_keyspace(&self, name: &str) -> Result<Option<Arc<OpenKeyspace>>> {
         let (open, since) = self.keyspaces.get_since(name);
         self.engine.wait_durable(since)?;
@@ -178,7 +179,7 @@ impl Store {
 
     /// Like [`durable_keyspace`](Self::durable_keyspace), but returns `None` instead of waiting.
     pub(crate) fn open_keyspace_of(&self, name: &str) -> Option<Arc<OpenKeyspace>> {
-        self.keyspace(name).filter(|open| self.has_created(open))
+        self.keyspace(name).filter(|open| Timestamp(open.named.load(Ordering::Relaxed)) <= self.engine.log().durable())
     }
 
     /// Returns `true` if the keyspace's creation is durable.
@@ -186,59 +187,9 @@ impl Store {
         open.created <= self.engine.log().durable()
     }
 
-    pub(crate) fn create_keyspace(&self, name: &str, page_bytes: usize) -> Result<Arc<OpenKeyspace>> {
-        let _defining = self.defining.lock();
-        if let Some(open) = self.durable_keyspace(name)? {
-            crate::coverage::mark!("two threads created the same keyspace");
-            return Ok(open);
-        }
-        self.check_writable()?;
-        if name.is_empty() || name.len() > 255 {
-            let name = quoted(name);
-            return Err(Error::Invalid(format!("{name} can't name a keyspace: names have 1 to 255 bytes")));
-        }
-        let table_bytes = PageTable::memory_bytes_of(1);
-        self.engine.space.check_table_growth(table_bytes)?;
-        self.engine.pool.fit_frames(table_bytes)?;
-        ready(self.engine.secure_changes(WaitMode::Blocking, 1));
-        let Some(id) = self.keyspaces.next() else {
-            return Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into()));
-        };
-        let mut body = Vec::new();
-        record::encode(id, &Operation::Create { page_bytes: page_bytes as u32, name }, &mut body);
-        // Reserve space for the first page, which will be dirty, and for the keyspace's entry in the catalogue.
-        let _reserved_pages =
-            ready(self.engine.reserve_space(WaitMode::Blocking, Purpose::Put, 2 * page_bytes as u64))?;
-        let created = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
-            let frame = self.engine.pool.take_frame(page_bytes)?;
-            let epoch_guard = self.engine.space.epoch_latch.shared();
-            let timestamp = take_timestamp()?;
-            let open = self.keyspaces.create_root(&self.engine, id, (name, timestamp), frame, &epoch_guard);
-            self.engine.clock.mark_applied(timestamp);
-            Ok(open)
-        })?;
-        Ok(created.0)
-    }
-
-    pub(crate) fn drop_keyspace(&self, name: &str) -> Result<()> {
-        self.check_writable()?;
-        let _defining = self.defining.lock();
-        let open = self.keyspace(name).ok_or_else(|| Error::NoSuchKeyspace { name: name.to_owned() })?;
-        let mut body = Vec::new();
-        record::encode(open.tree.pages.id, &Operation::Drop, &mut body);
-        let dropped = self.engine.log_ddl(&Body::new(body), |take_timestamp| {
-            // While `page_tables` is locked, no checkpoint is running, and the next check makes sure that none has
-            // failed. So no checkpoint still needs the image of a page, and nothing can fail after the record of the
-            // drop has been appended.
-            let _page_tables = self.page_tables.lock();
-            self.engine.check_failure()?;
-            let epoch_guard = self.engine.space.epoch_latch.exclusive();
-            let timestamp = take_timestamp()?;
-            let result = self.keyspaces.drop_tree(&self.engine, &open, &epoch_guard, timestamp);
-            self.engine.clock.mark_applied(timestamp);
-            result
-        });
-        dropped.map(drop)
+    /// Frees the memory and the disk space of dropped keyspaces, if there are any.
+    pub(super) fn free_dropped(&self) -> Result<()> {
+        self.keyspaces.free_dropped(&self.engine)
     }
 
     /// Returns the keyspaces and values that a checkpoint records. Called under the exclusive epoch latch.
@@ -406,7 +357,8 @@ impl Store {
         locks: L,
     ) -> Result<Appended> {
         let admitted = self.engine.admit(mode, rows, reads, removals.record_bytes()).await;
-        let (applied, admitted) = self.engine.apply_removing(mode, rows, removals, reads, seen, admitted).await?;
+        let recorded = Recorded::RowsAndRanges(removals);
+        let (applied, admitted) = self.engine.apply_as(mode, rows, reads, seen, admitted, recorded).await?;
         self.end_locks(locks);
         drop(admitted);
         let logged = self.engine.request_write(for_task, rows, applied, durability);
@@ -416,7 +368,7 @@ impl Store {
 
     /// Returns the keyspace with this id, unless it has been dropped.
     pub(crate) fn keyspace_with_id(&self, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
-        self.keyspaces.get_by_id(id)
+        self.keyspaces.get_by_id(&self.engine, id)
     }
 
     /// Releases the locks of an applied commit, and requests a checkpoint if one is due.

@@ -15,7 +15,8 @@
 //! 7. `replay` frees the values that only snapshots were still reading, and applies the records after the checkpoint.
 //!    Between barriers (create, drop, attach), it sorts operations by key and applies the newest operation on each key.
 //!    If a large part of the log has to be replayed, several threads share it.
-//! 8. `start_log` makes the log ready for new records. The background threads start after this step.
+//! 8. `start_log` makes the log ready for new records, and takes the row locks of prepared transactions again. The
+//!    background threads start after this step.
 //!
 //! # A closed database
 //!
@@ -59,7 +60,9 @@ use crate::space::superblocks::{self, Superblocks};
 use crate::space::{BACKGROUND_SHARE, ChunkImage, PageEntry, Space};
 use crate::sync::Mutex;
 use crate::txn::Reclaim;
+use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::engine::{Engine, Replaying};
+use crate::txn::prepared::PreparedTransactions;
 use crate::txn::spilled::Spilled;
 use crate::txn::values;
 use crate::txn::versions::Versions;
@@ -89,6 +92,7 @@ impl Opener<'_> {
         let nodes = Nodes {
             verify: |page, kind| crate::tree::check_node(page, kind).map_err(|reason| reason.to_string()),
             key_order: crate::tree::key_order,
+            row_count: crate::tree::row_count,
         };
         Arc::new(Pool::new(Arc::clone(space), Arc::clone(&self.backend), budget, nodes))
     }
@@ -452,10 +456,12 @@ impl Replayed<'_> {
                 "{path}: recovered {recovered_records} records, {recovered_bytes} bytes of log, in {duration:?}"
             );
         }
-        Ok(Store {
+        let mut store = Store {
             path: opener.path().to_path_buf(),
             engine: Arc::new(engine.into_live(log, recovered_bytes)),
             keyspaces: recovering.keyspaces,
+            prepared: PreparedTransactions::default(),
+            ready: ReadyCommits::default(),
             defining: Mutex::default(),
             unneeded: Mutex::default(),
             page_tables: Mutex::new(page_tables),
@@ -482,7 +488,11 @@ impl Replayed<'_> {
             contention: Contention::default(),
             on_lock_wait: opener.settings.on_lock_wait.clone(),
             closed: Mutex::default(),
-        })
+        };
+        let mut skipped = Vec::new();
+        store.lock_prepared(&mut |error| opener.skip(error, &mut skipped))?;
+        store.opening.skipped.append(&mut skipped);
+        Ok(store)
     }
 }
 

@@ -5,23 +5,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::keyspaces::Keyspaces;
+use super::keyspaces::{Alteration, Keyspaces, NewKeyspace};
 use crate::error::{Error, Result};
 use crate::format::node::is_page_bytes;
+use crate::format::prepared::{self, Head};
 use crate::format::record::{self, AttachedRoot, Attachment, Operation};
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, Timestamp};
+use crate::hash::HashMap;
 use crate::load::{LoadRoot, LoadTables};
 use crate::memory::Account;
+use crate::pool::Stop;
 use crate::seglog::Scan;
 use crate::space::loading::read_image;
 use crate::space::runs::{RemovedKeys, RemovedRange};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
+use crate::task::{WaitMode, ready};
+use crate::tree::Target;
+use crate::tree::node::{Leaf, RowValue};
 use crate::txn::commit::Row;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::keyspace::OpenKeyspace;
-use crate::txn::values::LargeValue;
+use crate::txn::prepared::check_id;
+use crate::txn::values::{self, LargeValue};
 use crate::txn::write_set::Change;
 
 /// Applies the records after the checkpoint.
@@ -39,6 +46,16 @@ struct ReplayBatch {
     bytes: Vec<u8>,
     operations: Vec<ReplayedOperation>,
     large: Vec<Arc<LargeValue>>,
+    /// The newest changes of prepared transactions among the operations, by key.
+    prepared: HashMap<Vec<u8>, PreparedRow>,
+}
+
+/// A row of the keyspace of prepared transactions, as the batch leaves it.
+enum PreparedRow {
+    Put(Span),
+    /// The changes are in extents.
+    PutLarge,
+    Removed,
 }
 
 /// One operation on a row. Its key and value are in the batch. The struct is small because a batch has many of them.
@@ -201,9 +218,9 @@ impl Replay<'_> {
             batch.bytes.extend_from_slice(&record.body);
             let offsets_of =
                 |part: &[u8]| Span::new(base + (part.as_ptr() as usize - record.body.as_ptr() as usize), part.len());
-            let mut defines = false;
+            let mut is_whole = false;
             for operation in record::decode(&record.body) {
-                let operation = operation.filter(|_| !defines);
+                let operation = operation.filter(|_| !is_whole);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
                 if let Operation::RemoveRange { lower, upper } = operation {
                     if removed.last().is_none_or(|(last, _)| *last != keyspace) {
@@ -214,28 +231,17 @@ impl Replay<'_> {
                     continue;
                 }
                 self.attach_removed(&mut removed, record.timestamp)?;
-                // An operation that creates or drops a keyspace, or attaches a load, must be the only one in its
-                // record.
-                defines = matches!(operation, Operation::Create { .. } | Operation::Drop | Operation::Attach(_));
                 let (key, change) = match operation {
-                    Operation::Create { page_bytes, name } => {
+                    Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => {
                         self.apply_batch(&mut batch, newest)?;
-                        self.create(keyspace, page_bytes, name, record.timestamp)?;
-                        let open = self.open(keyspace).expect("just made");
-                        for image in loads.iter().filter(|image| image.keyspace == keyspace) {
-                            let addresses = read_image(&self.engine.space, *image)?;
-                            self.take_numbers(&open.tree.pages, image.chunk, &addresses, record.timestamp)?;
-                        }
-                        continue;
+                        self.alter(&record.body, loads, record.timestamp)?;
+                        // The whole record has been applied.
+                        break;
                     }
-                    Operation::Drop => {
-                        self.apply_batch(&mut batch, newest)?;
-                        let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
-                        let epoch_guard = self.engine.space.epoch_latch.exclusive();
-                        self.keyspaces.drop_tree(self.engine, &open, &epoch_guard, record.timestamp)?;
-                        continue;
-                    }
+                    // An operation that attaches a load, or commits a prepared transaction, must be the only one in its
+                    // record.
                     Operation::Attach(attachment) => {
+                        is_whole = true;
                         self.apply_batch(&mut batch, newest)?;
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
                         // The list of changes may contain removals of earlier rows. A count would subtract them from
@@ -243,6 +249,14 @@ impl Replay<'_> {
                         open.tree.counts.discard();
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
+                    }
+                    Operation::CommitPrepared { id } => {
+                        is_whole = true;
+                        self.commit_prepared(&mut batch, id, newest, record.timestamp)?;
+                        continue;
+                    }
+                    Operation::PutStored { .. } | Operation::Lock { .. } => {
+                        return Err(self.malformed(record.timestamp));
                     }
                     Operation::Put { key, value } => (key, ReplayedChange::Put(offsets_of(value))),
                     Operation::PutLarge { key, length, value_id, extents } => {
@@ -254,8 +268,10 @@ impl Replay<'_> {
                     Operation::Remove { key } => (key, ReplayedChange::Remove),
                     Operation::RemoveRange { .. } => unreachable!("a removed range was taken for a row"),
                 };
-                let head = head_of(key);
-                batch.operations.push(ReplayedOperation { keyspace, head, key: offsets_of(key), change });
+                if keyspace == KeyspaceId::PREPARED {
+                    batch.note_prepared(key, &change);
+                }
+                batch.push(keyspace, key, offsets_of(key), change);
             }
             self.attach_removed(&mut removed, record.timestamp)?;
             newest = record.timestamp;
@@ -275,6 +291,117 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// Adds the changes of a prepared transaction to the batch. The keyspace of prepared transactions has them, or the
+    /// batch, which needs not be applied first: a database may commit many prepared transactions.
+    fn commit_prepared(
+        &self,
+        batch: &mut ReplayBatch,
+        id: &[u8],
+        newest: Timestamp,
+        timestamp: Timestamp,
+    ) -> Result<()> {
+        let malformed = || self.malformed(timestamp);
+        check_id(id).map_err(|_| malformed())?;
+        let hidden = self.open(KeyspaceId::PREPARED).ok_or_else(malformed)?;
+        let key = prepared::changes_key(id);
+        let changes = match batch.prepared.get(&key) {
+            Some(PreparedRow::Put(value)) => batch.bytes[value.range()].to_vec(),
+            Some(PreparedRow::Removed) => return Err(malformed()),
+            Some(PreparedRow::PutLarge) | None => {
+                if batch.prepared.contains_key(&key) {
+                    self.apply_batch(batch, newest)?;
+                }
+                self.prepared_changes(&hidden, &key)?.ok_or_else(malformed)?
+            }
+        };
+        let head = Head::decode(&changes).ok_or_else(malformed)?;
+        let values = match head.value_count {
+            0 => Vec::new(),
+            count => {
+                self.apply_batch(batch, newest)?;
+                self.take_values(&hidden, id, count, timestamp)?
+            }
+        };
+        let base = batch.bytes.len();
+        batch.bytes.extend_from_slice(&changes);
+        let span_of = |part: &[u8]| Span::new(base + (part.as_ptr() as usize - changes.as_ptr() as usize), part.len());
+        for (keyspace, operation) in prepared::operations(&changes) {
+            let (key, change) = match operation {
+                Operation::Put { key, value } => (key, ReplayedChange::Put(span_of(value))),
+                Operation::PutStored { key, number } => {
+                    batch.large.push(Arc::clone(&values[number as usize]));
+                    (key, ReplayedChange::PutLarge(batch.large.len() as u32 - 1))
+                }
+                Operation::Remove { key } => (key, ReplayedChange::Remove),
+                _ => continue,
+            };
+            if self.open(keyspace).is_none() {
+                return Err(malformed());
+            }
+            batch.push(keyspace, key, span_of(key), change);
+        }
+        let key_span = Span::new(batch.bytes.len(), key.len());
+        batch.bytes.extend_from_slice(&key);
+        batch.note_prepared(&key, &ReplayedChange::Remove);
+        batch.push(KeyspaceId::PREPARED, &key, key_span, ReplayedChange::Remove);
+        crate::coverage::mark!("a recovery committed a prepared transaction");
+        Ok(())
+    }
+
+    /// Returns the changes of a prepared transaction that earlier batches have put, or that the checkpoint has.
+    fn prepared_changes(&self, hidden: &OpenKeyspace, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let tree = &hidden.tree;
+        let found = tree.pool.waiting(|_| {
+            let page = tree.read_leaf(Target::At(key))?;
+            let leaf = Leaf::new(&page);
+            Ok::<_, Stop>(leaf.search(key).ok().map(|index| match leaf.value(index) {
+                RowValue::Inline(value) => Ok(value.to_vec()),
+                RowValue::Large(reference) => Err(reference),
+            }))
+        })?;
+        match found {
+            None => Ok(None),
+            Some(Ok(value)) => Ok(Some(value)),
+            Some(Err(reference)) => ready(values::read_whole(WaitMode::Blocking, tree, &reference, Vec::new())),
+        }
+    }
+
+    /// Removes the rows of a prepared transaction's large values, and returns the values for the rows that the commit
+    /// puts.
+    fn take_values(
+        &self,
+        hidden: &OpenKeyspace,
+        id: &[u8],
+        count: u32,
+        timestamp: Timestamp,
+    ) -> Result<Vec<Arc<LargeValue>>> {
+        let (engine, tree) = (self.engine, &hidden.tree);
+        let keys: Vec<Vec<u8>> = (0..count).map(|number| prepared::value_key(id, number)).collect();
+        let mut taken = Vec::new();
+        for key in &keys {
+            let reference = tree.pool.waiting(|_| {
+                let page = tree.read_leaf(Target::At(key))?;
+                let leaf = Leaf::new(&page);
+                Ok::<_, Stop>(leaf.search(key).ok().and_then(|index| match leaf.value(index) {
+                    RowValue::Large(reference) => Some(reference),
+                    RowValue::Inline(_) => None,
+                }))
+            })?;
+            let reference = reference.ok_or_else(|| self.malformed(timestamp))?;
+            // Fails unless these are pages of a value.
+            LargeValue::of_prepared(&engine.pool, &tree.pages, &reference)?;
+            let epoch_guard = engine.space.epoch_latch.shared();
+            let (first, count) = (reference.first_page, reference.chunk_count);
+            let addresses = engine.pool.take_pages(&epoch_guard, &tree.pages, first, count);
+            taken.push(Arc::new(LargeValue::of_record(reference.length, reference.id, addresses)));
+        }
+        let rows: Vec<Row<'_>> = keys.iter().map(|key| Row { tree, key, change: Change::Remove }).collect();
+        for rows in rows.chunks(VALUE_ROWS_MAX) {
+            engine.replay_removal_of_moved(rows, timestamp)?;
+        }
+        Ok(taken)
+    }
+
     /// Attaches a bulk load under the page numbers that it was written with.
     fn attach(&self, pages: &PageSpace, attachment: &Attachment, timestamp: Timestamp) -> Result<()> {
         let image = |&(chunk, extent): &(u32, ExtentRef)| (chunk as usize, extent.address);
@@ -283,23 +410,58 @@ impl Replay<'_> {
             AttachedRoot::Tree(root) => LoadRoot::Tree(root.address),
             AttachedRoot::Run(page) => LoadRoot::Run(page),
         };
-        self.engine.replay_attach(pages, &LoadTables { images, root }, timestamp)
+        self.engine.replay_attach(pages, &LoadTables { images, root }, attachment.rows, timestamp)
     }
 
     fn open(&self, keyspace: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
-        self.keyspaces.get_by_id(keyspace)
+        self.keyspaces.get_by_id(self.engine, keyspace)
     }
 
-    fn create(&self, id: KeyspaceId, page_bytes: u32, name: &str, timestamp: Timestamp) -> Result<()> {
-        if !is_page_bytes(page_bytes as usize) {
-            return Err(self.malformed(timestamp));
+    /// Applies a record that creates, renames and drops keyspaces.
+    fn alter(&self, body: &[u8], loads: &[ChunkImage], timestamp: Timestamp) -> Result<()> {
+        let (engine, malformed) = (self.engine, || self.malformed(timestamp));
+        let mut alteration = Alteration::default();
+        for operation in record::decode(body) {
+            let (id, operation) = operation.ok_or_else(malformed)?;
+            match operation {
+                Operation::Create { page_bytes, name } => {
+                    let page_bytes = page_bytes as usize;
+                    if !is_page_bytes(page_bytes) || engine.space.page_space(id).is_some() {
+                        return Err(malformed());
+                    }
+                    alteration.created.push(NewKeyspace { id, page_bytes, name: name.into() });
+                }
+                Operation::Rename { name } => {
+                    alteration.renamed.push((self.open(id).ok_or_else(malformed)?, name.into()));
+                }
+                Operation::Drop => alteration.dropped.push(self.open(id).ok_or_else(malformed)?),
+                _ => return Err(malformed()),
+            }
         }
-        let engine = self.engine;
-        let _reserved_pages = engine.space.reserve(Purpose::Replay, 2 * u64::from(page_bytes))?;
-        let frame = engine.pool.take_frame(page_bytes as usize)?;
-        let epoch_guard = engine.space.epoch_latch.shared();
-        self.keyspaces.create_root(engine, id, (name, timestamp), frame, &epoch_guard);
-        Ok(())
+        let created = &alteration.created;
+        if !self.keyspaces.allows(&alteration) || !created.is_sorted_by(|one, next| one.id < next.id) {
+            return Err(malformed());
+        }
+        let root_bytes: u64 = created.iter().map(|new| new.page_bytes as u64).sum();
+        let _reserved_pages = match root_bytes {
+            0 => None,
+            _ => Some(engine.space.reserve(Purpose::Replay, 2 * root_bytes)?),
+        };
+        let frames = created.iter().map(|new| engine.pool.take_frame(new.page_bytes)).collect::<Result<_>>()?;
+        {
+            let epoch_guard = engine.space.epoch_latch.exclusive();
+            let mut dropped = alteration.dropped.iter();
+            dropped.try_for_each(|open| engine.pool.prepare_root(&epoch_guard, &open.tree.pages))?;
+            self.keyspaces.alter(engine, &alteration, frames, &epoch_guard, timestamp);
+        }
+        for new in &alteration.created {
+            let open = self.open(new.id).expect("it was just created");
+            for image in loads.iter().filter(|image| image.keyspace == new.id) {
+                let addresses = read_image(&engine.space, *image)?;
+                self.take_numbers(&open.tree.pages, image.chunk, &addresses, timestamp)?;
+            }
+        }
+        self.keyspaces.free_dropped(engine)
     }
 
     /// Applies the newest operation on each row in key order, and empties the batch. Several threads share a large
@@ -352,7 +514,26 @@ fn thread_operations_min() -> usize {
 /// is little memory for pinned leaves. Each thread reserves space for this number of leaves.
 const ROWS_MAX: usize = 512;
 
+/// The maximum number of rows of large values of a prepared transaction that are removed together.
+const VALUE_ROWS_MAX: usize = 16;
+
 impl ReplayBatch {
+    fn push(&mut self, keyspace: KeyspaceId, key: &[u8], span: Span, change: ReplayedChange) {
+        self.operations.push(ReplayedOperation { keyspace, head: head_of(key), key: span, change });
+    }
+
+    /// Notes how an operation leaves a row of the keyspace of prepared transactions.
+    fn note_prepared(&mut self, key: &[u8], change: &ReplayedChange) {
+        let row = match change {
+            ReplayedChange::Put(value) => PreparedRow::Put(*value),
+            ReplayedChange::PutLarge(_) => PreparedRow::PutLarge,
+            ReplayedChange::Remove => PreparedRow::Removed,
+        };
+        if !prepared::is_value_key(key) {
+            self.prepared.insert(key.to_vec(), row);
+        }
+    }
+
     fn key(&self, operation: &ReplayedOperation) -> &[u8] {
         &self.bytes[operation.key.range()]
     }
@@ -397,6 +578,7 @@ impl ReplayBatch {
         self.bytes.clear();
         self.operations.clear();
         self.large.clear();
+        self.prepared.clear();
     }
 }
 

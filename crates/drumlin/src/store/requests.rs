@@ -48,6 +48,8 @@ pub(crate) struct MaintenanceState {
     pub(crate) checkpoints_begun: u64,
     pub(crate) checkpoints_ended: u64,
     pub(crate) is_checkpoint_refused: bool,
+    /// `true` if the pages of dropped keyspaces are to be freed.
+    pub(super) free_wanted: bool,
     /// `true` if reclaiming space is requested.
     pub(crate) space_wanted: bool,
     /// The number of requested reclaims that have begun. The next field counts those that have ended.
@@ -62,7 +64,7 @@ pub(crate) struct MaintenanceState {
 impl MaintenanceState {
     /// Returns `true` if the maintenance thread has a request to serve or must stop.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.checkpoint_wanted || self.space_wanted || self.stop
+        self.checkpoint_wanted || self.free_wanted || self.space_wanted || self.stop
     }
 }
 
@@ -74,6 +76,12 @@ impl Maintenance {
     /// Requests a checkpoint.
     pub(crate) fn ask(&self) {
         self.state.lock().checkpoint_wanted = true;
+        self.changed.notify_all();
+    }
+
+    /// Requests that the pages of dropped keyspaces be freed.
+    pub(super) fn ask_to_free(&self) {
+        self.state.lock().free_wanted = true;
         self.changed.notify_all();
     }
 

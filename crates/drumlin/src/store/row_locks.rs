@@ -107,7 +107,12 @@ impl Store {
                     // Several tasks of a thread may hold row locks, so for a task, the thread does not identify the
                     // owner.
                     let is_own = matches!(mode, WaitMode::Blocking) && locks.is_of_this_thread(keyspace, key);
-                    let holder = if is_own { LockHolder::SameThread } else { LockHolder::Other };
+                    let is_prepared = locks.holders(keyspace, key).iter().any(|holder| self.prepared.is_owner(*holder));
+                    let holder = match (is_prepared, is_own) {
+                        (true, _) => LockHolder::Prepared,
+                        (false, true) => LockHolder::SameThread,
+                        (false, false) => LockHolder::Other,
+                    };
                     self.lock_timeout(keyspace, key, timeout, holder)
                 }
                 LockError::Deadlock => {
@@ -132,7 +137,7 @@ impl Store {
     /// Returns the name of a keyspace, which may have been dropped.
     pub(crate) fn keyspace_name(&self, keyspace: KeyspaceId) -> String {
         let pages = self.engine.space.page_space(keyspace);
-        pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name.to_string())
+        pages.map_or_else(|| format!("number {keyspace}"), |pages| pages.name().to_string())
     }
 
     fn lock_timeout(&self, keyspace: KeyspaceId, key: &[u8], waited: Duration, holder: LockHolder) -> Error {

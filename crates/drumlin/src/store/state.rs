@@ -19,7 +19,9 @@ use crate::io::SyncMethod;
 use crate::space::checkpoint::PageTableStore;
 use crate::sync::Mutex;
 use crate::txn::commit::Durability;
+use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::engine::Engine;
+use crate::txn::prepared::PreparedTransactions;
 
 /// The result of opening a database.
 ///
@@ -54,6 +56,8 @@ pub(crate) struct Store {
     pub(crate) path: PathBuf,
     pub(crate) engine: Arc<Engine>,
     pub(crate) keyspaces: Keyspaces,
+    pub(crate) prepared: PreparedTransactions,
+    pub(crate) ready: ReadyCommits,
     /// Held while keyspaces are created and dropped.
     pub(super) defining: Mutex<()>,
     /// Held while space is reclaimed. Locked before `page_tables`.

@@ -12,6 +12,7 @@
 //! 4. A core operation never waits. If it lacks a page or a frame, it changes nothing and returns what it needs
 //!    ([`Needs`]).
 
+mod estimate;
 pub(crate) mod node;
 mod runs;
 mod structure;
@@ -90,6 +91,12 @@ pub(crate) fn key_order(page: &[u8]) -> u128 {
         first[..count].copy_from_slice(&lower[..count]);
     }
     u128::from_be_bytes(first)
+}
+
+/// Returns the number of rows in a leaf.
+pub(crate) fn row_count(page: &[u8]) -> usize {
+    debug_assert_eq!(Node::new(page).level(), 0, "the rows of an inner node are counted");
+    Node::new(page).len()
 }
 
 /// The order in which a scan visits rows.
@@ -429,8 +436,8 @@ impl Tree {
 
     /// Fails if the keyspace is being dropped, since dropping frees its pages.
     pub(crate) fn check_dropped(&self) -> Result<(), Error> {
-        if self.pages.dropped.load(std::sync::atomic::Ordering::Acquire) {
-            return Err(Error::KeyspaceDropped { name: self.pages.name.to_string() });
+        if self.pages.is_dropped() {
+            return Err(Error::KeyspaceDropped { name: self.pages.name().to_string() });
         }
         Ok(())
     }

@@ -265,6 +265,14 @@ impl RemovedKeys {
     }
 }
 
+/// Names a page that an operation lacks as one of a run, so that the next attempt begins at the root of the tree.
+pub(super) fn of_run(stop: Stop) -> Stop {
+    match stop {
+        Stop::Needs(Needs::Page(pages, page)) => Needs::RunPage(pages, page).into(),
+        stop => stop,
+    }
+}
+
 impl Run {
     /// Returns `true` if the target is among the keys whose rows have been folded and freed.
     fn has_freed(&self, target: Target<'_>) -> bool {
@@ -288,8 +296,7 @@ impl Tree {
                     }
                 }
                 Ok(None) => {}
-                Err(Stop::Needs(Needs::Page(pages, page))) => return Err(Needs::RunPage(pages, page).into()),
-                Err(stop) => return Err(stop),
+                Err(stop) => return Err(of_run(stop)),
             }
             self.pause(restart).map_err(Stop::Error)?;
         }

@@ -241,7 +241,7 @@ impl Engine<Replaying> {
 impl<L> Engine<L> {
     /// Returns an error if a run that was attached while the rows were locked has one of them, or a row that the
     /// transaction has read. Otherwise returns a timestamp up to which this is so.
-    pub(super) async fn check_runs(
+    pub(crate) async fn check_runs(
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
@@ -423,6 +423,9 @@ impl Engine {
             match pages.table.load(page) {
                 entry @ (PageEntry::OnDisk(_) | PageEntry::Reading(_)) => {
                     if self.pool.free_on_disk(epoch_guard, pages, page, entry) {
+                        // Few pages of a run are inner nodes.
+                        let rows = pages.leaves_on_disk.average_rows().map(|rows| rows as u32);
+                        pages.leaves_on_disk.replace(rows, None);
                         return Ok(());
                     }
                 }

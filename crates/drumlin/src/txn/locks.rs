@@ -397,6 +397,12 @@ impl LockTable {
         self.holders(keyspace, key).contains(&owner)
     }
 
+    /// Returns the mode in which the row is locked, or `None` if it is not locked.
+    pub(crate) fn mode(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<LockMode> {
+        let hash = self.hash(keyspace, key);
+        self.shard(hash).find(hash, keyspace, key).map(|lock| lock.mode)
+    }
+
     /// Returns the transactions that hold a lock of the row.
     pub(crate) fn holders(&self, keyspace: KeyspaceId, key: &[u8]) -> Vec<TransactionId> {
         let hash = self.hash(keyspace, key);

@@ -17,6 +17,7 @@ pub(crate) mod interrupt;
 pub(crate) mod keyspace;
 pub(crate) mod locks;
 pub(crate) mod old_rows;
+pub(crate) mod prepared;
 pub(crate) mod read_set;
 pub(crate) mod row_locks;
 pub(crate) mod running;

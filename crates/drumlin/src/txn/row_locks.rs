@@ -104,7 +104,8 @@ impl RowLocks {
         RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None, since: None }
     }
 
-    /// Returns the memory of the locks and of one more lock, for which the transaction may have to wait.
+    /// Returns the memory that the locks would use with one more lock on `key`, including what the transaction needs if
+    /// it has to wait for it.
     pub(crate) fn memory_bytes_with(&self, key: &[u8]) -> usize {
         let planned = self.planned.unwrap_or_default();
         let key_bytes = planned.key_bytes + grown_capacity(&self.key_bytes, key.len());
@@ -148,16 +149,31 @@ impl RowLocks {
     }
 }
 
-impl Drop for RowLocks {
-    fn drop(&mut self) {
-        self.end_pending();
+impl RowLocks {
+    pub(crate) fn owner(&self) -> TransactionId {
+        self.owner
+    }
+
+    /// Returns the rows whose locks the transaction holds, in the order in which it took them.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (KeyspaceId, &[u8])> {
         let end = self.keys.last().map_or(0, |(_, end)| *end);
         assert_eq!(end, self.key_bytes.len(), "a lock has a key that belongs to no row");
         let mut start = 0;
-        let keys = self.keys.iter().map(|&(keyspace, end)| {
+        self.keys.iter().map(move |&(keyspace, end)| {
             let key = &self.key_bytes[std::mem::replace(&mut start, end)..end];
             (keyspace, key)
-        });
-        self.engine.locks.unlock_all(self.owner, keys);
+        })
+    }
+
+    /// Returns the memory of the locks.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.key_bytes.capacity() + self.keys.capacity() * size_of::<(KeyspaceId, usize)>() + self.table_bytes
+    }
+}
+
+impl Drop for RowLocks {
+    fn drop(&mut self) {
+        self.end_pending();
+        self.engine.locks.unlock_all(self.owner, self.rows());
     }
 }

@@ -14,10 +14,16 @@
 //! shares the `LargeValue` with readers of its own writes. Once a commit refers to the value, a page table owns the
 //! extents. A reader then reads the value like that of any other row, and the reader's snapshot, which is older than
 //! the commit, protects the extents from being freed.
+//!
+//! A prepared transaction stores its large values as rows of the hidden keyspace ([`KeyspaceId::PREPARED`]), whose page
+//! table owns the extents until the transaction ends. The commit moves the entries from that page table to the one of
+//! the value's own keyspace. The extents stay where they are, and name the value's own keyspace from the beginning.
 
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::io::Read;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use futures_io::AsyncRead;
@@ -25,7 +31,7 @@ use futures_io::AsyncRead;
 use crate::error::{Error, Result};
 use crate::format::extent::{self, HEADER_BYTES, Header, Kind, PageKey};
 use crate::format::node::LargeRef;
-use crate::format::{BLOCK_BYTES, ChunkNumber, ExtentAddress, PageId, ValueId, get_u64, put_u64};
+use crate::format::{BLOCK_BYTES, ChunkNumber, ExtentAddress, KeyspaceId, PageId, ValueId, get_u64, put_u64};
 use crate::memory::Grant;
 use crate::pool::{PAGE_BYTES_MAX, PAGE_BYTES_MIN, Pool, Wanted};
 use crate::space::extents::open_extent_into;
@@ -110,25 +116,82 @@ pub(crate) struct LargeValue {
     pub(crate) addresses: Vec<ExtentAddress>,
     /// The reference. It is set once a page table refers to the extents.
     reference: OnceLock<LargeRef>,
-    /// `None` for a value in a log record.
+    /// Set if that page table belongs to the keyspace of prepared transactions.
+    is_prepared: AtomicBool,
+    /// `None` for a value in a log record, and for one that a prepared transaction has stored.
     pool: Option<Arc<Pool>>,
+    stored: Option<StoredValue>,
+}
+
+/// The pages of a large value that a prepared transaction has stored.
+#[derive(Debug)]
+pub(crate) struct StoredValue {
+    pages: Arc<PageSpace>,
+    reference: LargeRef,
 }
 
 impl LargeValue {
     fn new(pool: &Arc<Pool>, value_id: ValueId, addresses: Vec<ExtentAddress>) -> LargeValue {
-        LargeValue { length: 0, value_id, addresses, reference: OnceLock::new(), pool: Some(Arc::clone(pool)) }
+        LargeValue::with(0, value_id, addresses, Some(Arc::clone(pool)), None)
     }
 
     /// Creates a value that a log record refers to.
     pub(crate) fn of_record(length: u64, value_id: ValueId, addresses: Vec<ExtentAddress>) -> LargeValue {
-        LargeValue { length, value_id, addresses, reference: OnceLock::new(), pool: None }
+        LargeValue::with(length, value_id, addresses, None, None)
+    }
+
+    /// Creates a value that a prepared transaction has stored in the hidden keyspace with these pages. Fails if they
+    /// are not pages of a large value.
+    pub(crate) fn of_prepared(pool: &Pool, pages: &Arc<PageSpace>, reference: &LargeRef) -> Result<LargeValue> {
+        assert!(pages.id == KeyspaceId::PREPARED, "a value is stored in keyspace {}", pages.id);
+        let numbers = (0..reference.chunk_count).map(|index| PageId(reference.first_page.0.saturating_add(index)));
+        let address = |page| match pages.table.load(page) {
+            PageEntry::OnDisk(address) | PageEntry::Reading(address) => Ok(address),
+            _ => Err(misnamed(pool, pages, "it names pages that are no value's")),
+        };
+        let addresses = numbers.map(address).collect::<Result<_>>()?;
+        let stored = Some(StoredValue { pages: Arc::clone(pages), reference: *reference });
+        Ok(LargeValue::with(reference.length, reference.id, addresses, None, stored))
+    }
+
+    fn with(
+        length: u64,
+        value_id: ValueId,
+        addresses: Vec<ExtentAddress>,
+        pool: Option<Arc<Pool>>,
+        stored: Option<StoredValue>,
+    ) -> LargeValue {
+        assert!(pool.is_none() || stored.is_none(), "a value is written and stored");
+        let (reference, is_prepared) = (OnceLock::new(), AtomicBool::new(false));
+        LargeValue { length, value_id, addresses, reference, is_prepared, pool, stored }
+    }
+
+    /// Returns the addresses of the extents, for a commit that assigns page numbers to them under the epoch latch. If a
+    /// prepared transaction has stored the value, takes the extents from the pages that have them: the reclaimer may
+    /// have moved them since the commit began.
+    pub(crate) fn take_addresses(&self, pool: &Pool, epoch_guard: &EpochGuard<'_>) -> Cow<'_, [ExtentAddress]> {
+        match &self.stored {
+            None => Cow::Borrowed(&self.addresses),
+            Some(StoredValue { pages, reference }) => {
+                crate::coverage::mark!("the large values of a prepared transaction were put");
+                let taken = pool.take_pages(epoch_guard, pages, reference.first_page, reference.chunk_count);
+                assert!(taken.len() == self.addresses.len(), "a stored value has other chunks");
+                Cow::Owned(taken)
+            }
+        }
+    }
+
+    /// Returns the maximum number of page-table changes of a commit that puts the value.
+    pub(crate) fn changes_max(&self) -> u64 {
+        self.addresses.len() as u64 * if self.stored.is_some() { 2 } else { 1 }
     }
 
     /// Sets the page numbers that a commit has assigned to the extents. The commit still holds the epoch latch under
     /// which it assigned them, so no checkpoint can have moved the extents since.
-    pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, reference: LargeRef) {
+    pub(crate) fn set_reference(&self, _guard: &EpochGuard<'_>, keyspace: KeyspaceId, reference: LargeRef) {
         assert!((reference.length, reference.id) == (self.length, self.value_id), "{reference:?} is another value's");
         assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
+        self.is_prepared.store(keyspace == KeyspaceId::PREPARED, Ordering::Release);
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
@@ -141,6 +204,11 @@ impl LargeValue {
     /// Returns the reference that rows store, or `None` until a commit has put the value.
     pub(crate) fn reference(&self) -> Option<&LargeRef> {
         self.reference.get()
+    }
+
+    /// Returns `true` if the value's [reference](Self::reference) leads to the keyspace of prepared transactions.
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.is_prepared.load(Ordering::Acquire)
     }
 }
 

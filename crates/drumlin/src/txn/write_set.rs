@@ -187,9 +187,9 @@ pub(crate) struct WriteSet {
     removed: BTreeMap<KeyspaceId, RemovedKeys>,
     removed_bytes: usize,
     large_bytes: usize,
-    /// The size of the commit's record, in bytes: the newest change of each row. The next field is the number of these
-    /// rows.
+    /// The size in bytes of the commit's record, which contains only the newest change of each row.
     record_bytes: usize,
+    /// The number of rows in that record.
     row_count: usize,
 }
 
@@ -296,6 +296,11 @@ impl WriteSet {
     /// Returns the number of rows with a change.
     pub(crate) fn row_count(&self) -> usize {
         self.row_count
+    }
+
+    /// Returns the bytes that the changes take in a commit's record.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.record_bytes
     }
 
     /// Returns `true` if the commit changes more rows than `row_count` or its record is longer than `record_bytes`.

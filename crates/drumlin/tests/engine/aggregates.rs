@@ -382,8 +382,8 @@ impl Reducer for FirstBytes {
     }
 }
 
-/// A reducer receives only the bytes that it uses. Values can have any length, can be stored in leaves, in one extent
-/// or in several, and can be committed or put by the calling transaction.
+/// A reducer receives only the bytes that it uses. This holds for values of any length, stored in a leaf, in one extent
+/// or in several, whether committed or put by the calling transaction.
 #[test]
 fn reducers_are_shown_the_bytes_that_they_look_at() {
     const LENGTHS: [usize; 9] = [0, 7, 300, 5_000, 65_000, 66_000, 262_100, 262_200, 700_000];
@@ -574,7 +574,7 @@ fn sums_of_floats_do_not_depend_on_the_tree() {
     }
 }
 
-/// A reducer whose name has this number of bytes.
+/// A reducer with a name of this many bytes.
 struct Named(usize);
 
 impl Reducer for Named {

@@ -146,8 +146,8 @@ async fn a_scan_reads_from_both_ends(keyspace: &Keyspace, model: &Model) {
     assert!(front.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).eq(model.clone()));
 }
 
-/// Writes values from readers, and reads them from the beginning and from a position. Returns the larger value, which
-/// is that of row `film`.
+/// Writes values from readers, and reads them from the beginning and from a position. Returns the larger value, that of
+/// row `film`.
 async fn a_value_is_a_stream(keyspace: &Keyspace) -> Vec<u8> {
     let film = Random(9).bytes(1_000_000);
     assert_eq!(keyspace.insert_from_async(b"film", &film[..]).await.unwrap(), 1_000_000);
@@ -560,7 +560,7 @@ impl Wake for Panics {
     }
 }
 
-/// A waker that panics ends the thread that reads for tasks, but no task hangs because of that.
+/// A waker that panics ends the thread that reads for tasks, but does not make any task hang.
 #[test]
 fn a_waker_that_panics_leaves_no_task_waiting() {
     let folder = Folder::new();

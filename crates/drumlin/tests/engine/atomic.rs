@@ -118,7 +118,7 @@ fn every_call_answers_as_a_map_does() {
     assert!(k.iter().map(Result::unwrap).map(|(key, value)| (key.into_vec(), value.into_vec())).eq(model));
 }
 
-/// If several threads make such calls on the same rows, each call takes effect exactly once, and no caller has to
+/// If several threads change the same rows with these calls, each call takes effect exactly once, and no caller has to
 /// retry.
 #[test]
 fn calls_for_one_row_take_effect_one_after_the_other() {
@@ -416,8 +416,7 @@ fn poll_some<T>(future: impl Future<Output = T>, polls: usize) -> Option<T> {
     None
 }
 
-/// A future that is dropped at any point has either not changed its row or changed it completely, and leaves it
-/// unlocked.
+/// Dropping a future at any point leaves its row unlocked, and either unchanged or completely changed.
 #[test]
 fn dropped_futures_do_all_or_nothing() {
     let config = support::small().backend(drumlin_io::in_memory());
@@ -474,8 +473,8 @@ fn dropped_futures_do_all_or_nothing() {
     assert!(began.elapsed() < Duration::from_secs(60), "a row stayed locked");
 }
 
-/// A removal of more rows than fit in a transaction, of all sizes, removes all of them and leaves other keyspaces
-/// untouched.
+/// A bulk removal removes rows of all sizes, even if they are more than fit in one transaction, and leaves other
+/// keyspaces untouched.
 #[test]
 fn any_number_of_rows_is_removed() {
     let (db, k) = opened();

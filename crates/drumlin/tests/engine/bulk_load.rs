@@ -67,7 +67,8 @@ fn insert_in_any_order(
     Ok(())
 }
 
-/// Checks that the keyspace has exactly these rows, also by scans from both ends, and that the database is undamaged.
+/// Checks by reads and by scans from either end that the keyspace has exactly these rows, and that the database is
+/// undamaged.
 fn assert_holds(db: &Database, keyspace: &Keyspace, rows: &Model) {
     compare(keyspace, rows);
     let unwrapped = |row: drumlin::Result<(drumlin::Value, drumlin::Value)>| {
@@ -116,8 +117,8 @@ fn sorted_rows_are_loaded() {
     }
 }
 
-/// Rows of every kind in any order, at every page size, are loaded. Few rows are sorted in memory. Many rows are sorted
-/// as runs, which are merged more than once if pages are large.
+/// A load accepts rows of every kind in any order, at every page size. It sorts a few rows in memory, and many rows as
+/// runs, which it merges more than once if pages are large.
 #[test]
 fn rows_in_any_order_are_loaded() {
     for (seed, count) in (0..).zip([1, 2, 40, 1000, 30_000]) {
@@ -392,8 +393,8 @@ fn versions_that_no_snapshot_needs_refuse_no_load() {
     assert_holds(&db, &keyspace, &rows);
 }
 
-/// All rows of a keyspace larger than memory are removed in any order, and some of its leaves can't be merged. The
-/// keyspace then accepts a load. If one of those leaves has a row after all, the row is found.
+/// A keyspace larger than memory accepts a load once all its rows have been removed, in any order, even if some of its
+/// leaves can't be merged. If one of those leaves has a row after all, the load finds the row and is refused.
 #[test]
 fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
     let mut page_count_max = 0;
@@ -471,7 +472,7 @@ fn page_numbers_are_used_again() {
             } else {
                 load(&db, "k", &rows).unwrap();
             }
-            // First while it is full, then after it is emptied.
+            // Use the keyspace first while it is full, then after it is emptied.
             for is_filled in [true, false] {
                 if !is_filled {
                     db.keyspace("k").unwrap().clear().unwrap();
@@ -868,8 +869,8 @@ fn assert_whole(medium: Medium, rows: &Model, last_ack: Option<Ack>, place: &str
     recovered
 }
 
-/// Cuts the power after the writes and syncs of a session, once in every `step` states, and sometimes also during
-/// recovery.
+/// Cuts the power after each write and sync of a session, with every kind of loss, and sometimes again during recovery.
+/// Tries one in `step` of these states.
 fn cut_everywhere(rows: &Model, is_sorted: bool, moments: [bool; 3], step: usize) {
     let disk = Disk::new(Medium::default(), 7);
     disk.record();

@@ -31,8 +31,8 @@ fn of_io<T>(result: std::io::Result<T>) -> Option<Error> {
     result.err().map(|error| error.into_inner().unwrap().downcast_ref::<Error>().unwrap().clone())
 }
 
-/// Handles of each kind are created while the database is open, and used after it was closed and its folder was
-/// reopened. All calls return `Closed`, and no handle keeps the folder locked.
+/// Calls through handles of each kind return `Closed` if the handle was created before the database was closed and its
+/// folder reopened. No such handle keeps the folder locked.
 #[test]
 fn every_handle_ends_with_the_database() {
     for backend in BACKENDS {
@@ -213,8 +213,8 @@ fn a_database_is_closed_during_calls_of_other_threads() {
     assert!(report.corruption.is_empty(), "{:?}", report.corruption);
 }
 
-/// A thread of the database makes a commit of many rows. The task gets the successful result, even if it polls only
-/// after the database was closed.
+/// A thread of the database performs a task's commit of many rows. The task gets the successful result even if it polls
+/// only after the database was closed.
 #[test]
 fn a_commit_that_was_made_says_so_after_closing() {
     const ROWS: u32 = 600;

@@ -1,5 +1,5 @@
-//! Flipped, zeroed, overwritten and truncated bytes in every file, of a database that was closed and of one that was
-//! killed.
+//! Damages every file of a closed database and of a killed one: flips, zeroes and overwrites bytes, and truncates
+//! files.
 //!
 //! However the files are damaged, the engine never panics and never returns a wrong answer. Either an error names a
 //! file, or all rows are correct. Undamaged parts stay readable, and if a check finds nothing, all rows are correct.

@@ -1,4 +1,4 @@
-//! Counts of ranges: exact at every snapshot, after any change to the tree.
+//! Counting the rows of a range is exact for every snapshot, whatever has changed in the tree since.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -1,5 +1,4 @@
-//! Invalid input and failures of the environment end in a clear error with advice. No commit is lost, and nothing
-//! panics.
+//! Invalid input and environment failures cause a clear error with advice. No commit is lost, and nothing panics.
 //!
 //! `DRUMLIN_TEST_FULL_DISKS` is the number of disks that are filled (default 12).
 
@@ -152,7 +151,7 @@ fn one_superblock_of_a_closed_database_is_enough() {
     }
 }
 
-/// Before an opening overwrites the other superblock, it rewrites the one that it found. The last sync of the previous
+/// An opening rewrites the superblock that it found before it overwrites the other one. The last sync of the previous
 /// process may have failed, so that the page cache still shows writes that were lost.
 #[test]
 fn the_superblock_that_was_found_is_written_again() {
@@ -177,7 +176,7 @@ fn the_superblock_that_was_found_is_written_again() {
     }
 }
 
-/// The directory entry of a new database's folder is durable before its data file is renamed, also if the path is
+/// The directory entry of a new database's folder is durable before its data file is renamed, even if the path is
 /// relative or a killed creation left the folder behind.
 #[test]
 fn the_name_of_the_folder_is_durable() {
@@ -260,7 +259,7 @@ fn page_tables_leave_memory_for_frames() {
 }
 
 /// If page tables would use up a budget, opening fails with an error that names a sufficient budget. Opening with that
-/// budget works, and so does opening with the one with which the tables were created.
+/// budget works, and so does opening with the budget under which the tables were created.
 #[test]
 fn a_budget_too_small_for_page_tables_says_which_works() {
     let (_, config) = faulty();
@@ -286,7 +285,7 @@ fn a_budget_too_small_for_page_tables_says_which_works() {
     }
 }
 
-/// The sync method is measured again only if the file system is a different one.
+/// The sync method is measured again only if the file system has changed.
 #[test]
 fn a_place_that_has_changed_is_measured_again() {
     let folder = Folder::new();
@@ -303,7 +302,8 @@ fn a_place_that_has_changed_is_measured_again() {
     assert_eq!(again.lines().find(is_place), Some(place), "{again}");
 }
 
-/// The process id in the lock file is only informative: a database can be opened even if there is no disk space for it.
+/// The process id in the lock file is only informative: a database can be opened even if there is no disk space to
+/// write the id.
 #[test]
 fn a_lock_that_cannot_be_written_locks() {
     let (faulty, config) = faulty();

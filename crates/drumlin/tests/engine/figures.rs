@@ -69,7 +69,7 @@ fn hits_and_misses_are_counted() {
     assert_eq!((then.page_hits - first.page_hits, then.page_misses - first.page_misses), (100, 0));
 }
 
-/// Each snapshot that is ended because its versions need too much memory is counted.
+/// `Stats` counts each snapshot that is ended because its versions need too much memory.
 #[test]
 fn ended_snapshots_are_counted() {
     let db = Config::in_memory().memory(8 << 20).version_disk_bytes(0).open("").unwrap();

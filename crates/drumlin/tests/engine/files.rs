@@ -222,7 +222,7 @@ fn a_folder_may_be_moved() {
     assert_rows(&config().open(&old).unwrap(), 60);
 }
 
-/// Removing or replacing the lock file or the data file does not let a second handle in.
+/// Removing or replacing the lock file or the data file does not make it possible to open the database twice.
 #[test]
 fn the_lock_can_not_be_removed() {
     let folder = Folder::new();
@@ -325,7 +325,7 @@ fn with_advice() -> Folder {
     made
 }
 
-/// Inserts row `number` and two more rows. Counts and makes a checkpoint after each.
+/// Inserts row `number` and two more rows. After each of them, counts the rows and makes a checkpoint.
 fn work_with_advice(path: &Path, number: u64) {
     let db = config().warm_start(true).open(path).unwrap();
     let rows = db.keyspace("rows").unwrap();
@@ -384,8 +384,8 @@ fn advice_of_earlier_formats_is_written_again() {
     }
 }
 
-/// If a power cut zeroed the first block of an advice file, the file is rewritten if a later block proves that it is
-/// one.
+/// An advice file whose first block was zeroed by a power cut is rewritten if a later block proves that it is an advice
+/// file.
 #[test]
 fn advice_without_its_first_block_is_written_again() {
     let made = with_advice();
@@ -424,8 +424,8 @@ fn empty_files_of_advice_are_written_again() {
     }
 }
 
-/// A foreign entry at the path of the data file, the log or a log segment stays unchanged. Opening fails, also in
-/// read-only mode, with an error that names the entry.
+/// A foreign entry at the path of the data file, the log or a log segment stays unchanged. Even in read-only mode,
+/// opening fails with an error that names the entry.
 #[test]
 fn the_places_of_others_are_not_written_to() {
     for name in ["data", "log/0-1.seg", "log"] {

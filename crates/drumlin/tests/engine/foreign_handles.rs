@@ -48,7 +48,7 @@ fn refused_rows(mut range: drumlin::Range) {
     assert!(range.next().is_none() && range.next_back().is_none() && block_on(range.next_async()).is_none());
 }
 
-/// Makes every call of a snapshot that has a keyspace as an argument.
+/// Makes every call of a snapshot that takes a keyspace.
 fn ask_snapshot(snapshot: &Snapshot, k: &Keyspace) {
     for key in [&[0, 0, 0, 1][..], b"large", b"missing", &[7; 5000]] {
         refused(snapshot.get(k, key));
@@ -88,7 +88,7 @@ impl futures_io::AsyncRead for Untouched {
     }
 }
 
-/// Makes every call of a transaction that has a keyspace as an argument.
+/// Makes every call of a transaction that takes a keyspace.
 fn ask_transaction(tx: &mut Transaction, k: &Keyspace) {
     for key in [&[0, 0, 0, 1][..], b"large", b"missing", &[7; 5000]] {
         refused(tx.get(k, key));

@@ -150,8 +150,8 @@ fn fill_up(keyspace: &drumlin::Keyspace) {
     assert!(matches!(refused, Error::DiskFull { .. }), "{refused:?}");
 }
 
-/// A load that finds the disk full, or is dropped, returns its space, even if the checkpoints that it waited for come
-/// after its pages in the file. The rows from before the load are still present.
+/// If a load finds the disk full or is dropped, its space is returned, even if the checkpoints that it waited for are
+/// stored after its pages in the file. The rows from before the load are still present.
 #[test]
 fn a_load_that_ends_without_success_gives_its_space_back() {
     for (is_sorted, is_dropped) in [(true, false), (false, false), (true, true), (false, true)] {

@@ -9,8 +9,8 @@
 //! are the slots in `data`, `=` marks a result and `!` an error. `tally` before an operation counts the events of each
 //! kind and file; `quiet` omits the events.
 //!
-//! The database is small, its disk is simulated, and the log has no threads: the operation that needs a segment
-//! prepares it, instead of a thread in advance.
+//! The database is small, its disk is simulated, and the log has no threads: an operation prepares a segment when it
+//! needs one, instead of a thread preparing it in advance.
 //!
 //! | operation | effect |
 //! | --- | --- |

@@ -230,8 +230,8 @@ impl Stage {
         tx.commit().await.map(Some)
     }
 
-    /// Reads a range from either end, possibly stopping before the other end. Records rows that do not appear as
-    /// absent.
+    /// Reads a range from either end, possibly stopping before the other end. Records the rows missing from the result
+    /// as absent.
     async fn scan(&self, tx: &Tx, first: Key, steps: &mut Vec<Step>, random: &mut Random) -> Result<()> {
         let last = (first + random.below(6) as Key).min(ROWS - 1);
         let mut scan = tx.0.range(&self.rows, (Bound::Included(key(first)), Bound::Included(key(last))));
@@ -380,8 +380,8 @@ fn in_memory() -> Config {
     Config::in_memory().memory(8 << 20).log_segment_bytes(1 << 20).checkpoint_log_bytes(4 << 20)
 }
 
-/// Transactions of all levels run together, and each of them gets the guarantees of its level. The database is in
-/// memory, and in the last round on disk.
+/// Transactions of all levels run together, and each of them gets the guarantees of its level. The database is on disk
+/// in the last round, and in memory in all others.
 #[test]
 fn every_level_keeps_its_promise() {
     let count = number("DRUMLIN_TEST_HISTORY_TRANSACTIONS", 3 * ROUND);
@@ -416,8 +416,8 @@ fn every_level_keeps_its_promise() {
     assert!(all.ambiguous < all.reads / 10, "too many reads say nothing");
 }
 
-/// A history is recorded at one level and checked at the next stricter level. It contains an anomaly that only the
-/// stricter level forbids, and the checker finds it.
+/// In a history that is recorded at one level and checked at the next stricter level, the checker finds an anomaly that
+/// only the stricter level forbids.
 #[test]
 fn an_engine_that_does_not_validate_is_caught() {
     for (done, taken_for, expected) in [(Snapshot, Serializable, "G2"), (ReadCommitted, Snapshot, "G-nonadjacent")] {

@@ -75,7 +75,7 @@ fn churn(db: &Database, rows: &Keyspace, numbers: &(impl Iterator<Item = u64> + 
     }
 }
 
-/// Everything around a page is rewritten and moved, and the neighbouring segments are reused.
+/// Reading a page succeeds while everything around it is rewritten and moved, and the neighbouring segments are reused.
 #[test]
 fn a_page_around_which_everything_moves() {
     for (api, get) in APIS {
@@ -90,7 +90,7 @@ fn a_page_around_which_everything_moves() {
     }
 }
 
-/// A value is replaced or removed, and its extents are overwritten.
+/// Reading a value succeeds while it is replaced or removed, and its extents are overwritten.
 #[test]
 fn a_value_that_is_replaced() {
     for (api, get) in APIS {
@@ -109,7 +109,7 @@ fn a_value_that_is_replaced() {
             let found = found.unwrap_or_else(|error| panic!("{api}: {error}"));
             let expected = [Random(ROWS << 8).bytes(300_000), Random(9 ^ ROWS << 8).bytes(290_000)];
             match (found, replaced) {
-                // The value is either the current one or the one that was current when the read began.
+                // The read returns either the current value or the value from when it began.
                 (Some(found), true) => assert!(expected.iter().any(|value| value[..] == found[..]), "{api}"),
                 (Some(found), false) => assert!(expected[0][..] == found[..], "{api}"),
                 (None, false) => {}
@@ -120,7 +120,8 @@ fn a_value_that_is_replaced() {
     }
 }
 
-/// A keyspace is dropped, and a new one reuses its space.
+/// Reading a row while its keyspace is dropped and a new keyspace reuses the space returns the row, no row, or the
+/// error for a dropped keyspace.
 #[test]
 fn a_keyspace_that_is_dropped() {
     for (api, get) in APIS {

@@ -548,7 +548,7 @@ fn dropped_keyspaces_end_those_who_read_them() {
     assert_eq!(now(&k, "x"), Some(1));
 }
 
-/// After a serializable transaction was committed, its scans fail, because further rows would not be validated.
+/// Once a serializable transaction has committed, its scans fail, because further rows would not be validated.
 #[test]
 fn scans_end_with_their_serializable_transaction() {
     let names: Vec<String> = (0..100).map(|number| format!("row/{number:04}/with a key of some length")).collect();
@@ -888,8 +888,8 @@ fn while_a_record_is_held<T>(before: impl Fn(&Database) -> T, meanwhile: impl Fn
     });
 }
 
-/// While a commit waits to become durable, its old version needs the same amount of memory as that of a finished
-/// commit.
+/// While a commit waits to become durable, its old version needs the same amount of memory as the old version of a
+/// finished commit.
 #[test]
 fn a_commit_on_its_way_counts_its_versions_once() {
     let before = |db: &Database| {
@@ -913,7 +913,7 @@ fn a_commit_on_its_way_counts_its_versions_once() {
 fn commit_what_is_on_its_way(level: Isolation, read: impl Fn(&Transaction, &Keyspace) -> Option<Value>) {
     let before = |db: &Database| (db.clone(), begin(db, level));
     while_a_record_is_held(before, |disk, k, (db, early)| {
-        // A transaction with a snapshot must begin only now, to see the row.
+        // To see the row, a transaction that reads from a snapshot must not begin before this point.
         let tx = if level == ReadCommitted { early } else { begin(&db, level) };
         assert_eq!(read(&tx, k).unwrap(), b"new", "{level:?}");
         let before = db.stats().durable;

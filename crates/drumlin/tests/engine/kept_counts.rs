@@ -265,9 +265,9 @@ fn a_check_keeps_its_counts() {
     check(&db.snapshot(), &db.existing_keyspace("k").unwrap(), &model, &mut Random(1));
 }
 
-/// In a tree with stored counts, rows are removed, and then a bulk load replaces the tree. At the kill, removals and
-/// load are only in the log. The first count does not subtract the removals from the rows of the load. With many
-/// removals, it would fold them, and with few, it would add them up.
+/// Rows are removed from a tree with stored counts, then a bulk load replaces the tree, then the process is killed. The
+/// removals and the load are only in the log. The first count must not subtract the removals from the rows of the load,
+/// whether they are so many that it would fold them, or so few that it would add them up.
 #[test]
 fn the_first_count_of_a_load_after_a_kill_is_right() {
     for row_count in [1_500, 20_000] {
@@ -390,9 +390,9 @@ fn keyspaces_that_are_loaded_or_made_again_begin_without_counts() {
     }
 }
 
-/// Power cuts at every write and sync of a session with checkpoints, commits and counts. The disk retains any subset of
-/// the unsynced writes, including those of the files of counts. In the next opening, every count equals the number of
-/// rows that a walk of the tree finds.
+/// After a power cut at any write or sync of a session with checkpoints, commits and counts, every count in the next
+/// opening equals the number of rows that a walk of the tree finds. The disk retains any subset of the unsynced writes,
+/// including those of the files of counts.
 #[test]
 fn counts_after_a_power_cut_are_those_of_a_walk() {
     let config = |disk: &Disk| {

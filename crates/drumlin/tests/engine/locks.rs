@@ -82,8 +82,8 @@ fn a_shared_lock_of_a_changed_row_conflicts() {
     assert_eq!(latest.get_for_share(&k, "a").unwrap().as_deref(), Some(&b"1"[..]));
 }
 
-/// If two transactions share a lock and both write, one waits and the other gets a conflict immediately. The wait then
-/// ends with the lock.
+/// If two transactions share a lock and both write, one waits and the other gets a conflict immediately. The waiting
+/// transaction then gets the lock.
 #[test]
 fn two_upgrades_are_a_deadlock() {
     let (db, k) = database();

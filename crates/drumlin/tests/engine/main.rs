@@ -4,6 +4,7 @@
 //! the working directory) run in a separate process: [`support::alone`].
 
 mod aggregates;
+mod alterations;
 mod asynchronous;
 mod atomic;
 mod bulk_load;
@@ -13,6 +14,7 @@ mod corruption;
 mod counts;
 mod dropped;
 mod errors;
+mod estimates;
 mod figures;
 mod files;
 mod foreign_handles;
@@ -32,6 +34,7 @@ mod memory;
 mod model;
 mod old_versions;
 mod power;
+mod prepared;
 mod range_removal;
 mod read_only;
 mod runs;

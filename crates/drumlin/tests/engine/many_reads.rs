@@ -39,8 +39,8 @@ fn reads_of(db: &Database, body: impl FnOnce()) -> u64 {
     db.stats().device_reads - before
 }
 
-/// Values outside of their leaves are read together if they are neighbours on disk, by `get_many` and by a range from
-/// either end.
+/// `get_many`, and a range from either end, read values stored outside of their leaves together if these values are
+/// adjacent on disk.
 #[test]
 fn values_outside_of_leaves_are_read_together() {
     let numbers = 500..756u32;

@@ -443,8 +443,8 @@ fn streams_of_values_stay_within_the_budget() {
     });
 }
 
-/// A scan with value readers does not read values until it is asked to. Rows of 32 MiB pass through a budget of 8 MiB,
-/// forwards and backwards, and so do short rows among them and rows that a transaction wrote.
+/// A scan with value readers reads a value only on request. Rows of 32 MiB pass through a budget of 8 MiB, forwards and
+/// backwards, and so do short rows among them and rows that a transaction wrote.
 #[test]
 fn rows_of_any_size_stay_within_the_budget() {
     const VALUE_BYTES: usize = 32 << 20;
@@ -556,7 +556,7 @@ fn open_scans_stay_within_the_budget() {
 }
 
 /// A killed database recovers within the budget from a log of many streams, which are read in parallel, with records of
-/// any length. So it does with fewer streams than before. Examinations and checks also stay within the budget.
+/// any length, even if it uses fewer streams than before. Examinations and checks also stay within the budget.
 #[test]
 fn recovery_stays_within_the_budget() {
     const STREAMS: u64 = 16;
@@ -677,8 +677,8 @@ fn plain_writes_that_wait_stay_within_the_budget() {
     });
 }
 
-/// A snapshot's scan, in either direction, returns all rows of its time after most of them have been removed. Few
-/// leaves then hold all old versions, and the scan reads these versions in parts.
+/// A snapshot's scan, in either direction, returns all rows as of the snapshot, even after most of them have been
+/// removed. Few leaves then hold all old versions, and the scan reads these versions in parts.
 #[test]
 fn a_scan_of_removed_rows_sees_them_all() {
     const ROWS: u64 = 2000;
@@ -967,8 +967,8 @@ fn fill_and_read(db: &Database, rows: u64, value_bytes: usize) {
     }
 }
 
-/// Prints the resident memory next to the figure of `stats`, with the default allocator and with two heaps. The
-/// difference is the memory that the allocator retains. The test fails only if a workload fails.
+/// Prints the resident memory next to the figure that `stats` reports, with the default allocator and with two heaps.
+/// The difference is the memory that the allocator retains. The test fails only if a workload fails.
 #[test]
 #[ignore = "a measurement"]
 fn allocators() {

@@ -124,8 +124,8 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Snapshots of several ages still see their rows after changes whose versions need many times the memory for versions,
-/// across splits and merges. The file is removed with the last of the snapshots.
+/// Snapshots of several ages still see their rows after changes whose versions exceed the memory for versions many
+/// times over, across splits and merges. The file is removed with the last of the snapshots.
 #[test]
 fn snapshots_outlive_the_memory_for_their_versions() {
     let folder = Folder::new();
@@ -251,7 +251,7 @@ fn without_disk_the_oldest_snapshot_ends() {
     assert!(!versions_file(&folder).exists());
 }
 
-/// The database keeps roughly to the disk limit: it ends the snapshot that would need more space, and writers continue.
+/// The database roughly respects the disk limit: it ends the snapshot that would need more space, and writers continue.
 #[test]
 fn a_limit_on_disk_ends_the_oldest_snapshot() {
     const LIMIT: u64 = MIB;
@@ -494,7 +494,7 @@ fn transact_gives_up_on_reads_that_end() {
     }
 }
 
-/// If commits are delayed instead of snapshots being ended, a writer waits until the snapshot is dropped.
+/// If the database delays commits instead of ending snapshots, a writer waits until the snapshot is dropped.
 #[test]
 fn commits_wait_for_a_snapshot_to_end() {
     let config = config().version_disk_bytes(MIB).version_overflow(VersionOverflow::DelayCommits);

@@ -19,14 +19,14 @@ use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium};
 use support::workload::{Ack, Workload, disturb};
 use support::{Random, number, small};
 
-/// The note which says that the keyspaces of the workload exist.
+/// The note that marks the creation of the workload's keyspaces as complete.
 const PREPARED: u64 = u64::MAX;
 
 fn config(disk: &Disk, streams: u16) -> Config {
     small().log_streams(streams).checkpoint_log_bytes(256 << 10).backend(disk.backend())
 }
 
-/// Acknowledgements, each preceded by the number of disk changes up to then.
+/// Acknowledgements, each with the number of disk changes that preceded it.
 #[derive(Default)]
 struct Notes(Mutex<Vec<(u64, u64)>>);
 
@@ -197,8 +197,8 @@ fn survive(seed: u64, threads: u64, streams: u16, large_percent: u64, steps: u64
     println!("{} states of {} changes verified", rig.states, first.changes.len());
 }
 
-/// With one thread and one log stream, exactly the acknowledged commits are present after any cut, and possibly the one
-/// in flight.
+/// With one thread and one log stream, the database after any cut has all acknowledged commits, possibly the one in
+/// flight, and no others.
 #[test]
 fn a_power_cut_takes_nothing_acknowledged() {
     survive(1, 1, 1, 5, 300);

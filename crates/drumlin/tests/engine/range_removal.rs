@@ -264,6 +264,27 @@ fn range_deletes_wait_for_locked_rows() {
     assert_eq!(keyspace.range(key(100)..key(200)).count(), 0);
 }
 
+/// A range delete waits for the rows of a prepared transaction, which keeps its changes.
+#[test]
+fn range_deletes_wait_for_prepared_rows() {
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace, _) = filled(&disk);
+    let mut tx = db.begin().unwrap();
+    tx.insert(&keyspace, key(150), "prepared").unwrap();
+    tx.prepare("id").unwrap();
+    let options = TxOptions { lock_timeout: Duration::ZERO, isolation: Isolation::ReadCommitted, ..db.tx_options() };
+    for _ in 0..2 {
+        let mut removes = db.begin_with(options).unwrap();
+        removes.remove_range(&keyspace, key(100)..key(200)).unwrap();
+        assert!(matches!(removes.commit(), Err(Error::LockTimeout { .. })));
+    }
+    db.commit_prepared("id").unwrap();
+    assert_eq!(keyspace.get(key(150)).unwrap().unwrap(), "prepared");
+    keyspace.remove_range(key(100)..key(200)).unwrap();
+    assert_eq!(keyspace.range(key(100)..key(200)).count(), 0);
+    assert_eq!(keyspace.estimate(key(90)..key(210)).unwrap(), 20);
+}
+
 /// Errors leave the transaction as it was.
 #[test]
 fn refused_range_deletes_change_nothing() {
@@ -277,6 +298,10 @@ fn refused_range_deletes_change_nothing() {
         tx.remove_range(&keyspace, key(number)..key(number + 1)).unwrap();
     }
     assert!(matches!(tx.remove_range(&keyspace, ..), Err(Error::Invalid(_))));
+    assert!(matches!(tx.prepare("id"), Err(Error::Invalid(_))));
+    assert_eq!(keyspace.count(..).unwrap(), rows.len() as u64);
+    let mut tx = db.begin().unwrap();
+    tx.remove_range(&keyspace, ..key(256)).unwrap();
     tx.commit().unwrap();
     assert_eq!(keyspace.first().unwrap().unwrap().0, key(256));
     let mut dropped = db.begin().unwrap();

@@ -251,6 +251,73 @@ fn a_load_conflicts_with_those_who_use_its_rows() {
     }
 }
 
+/// A transaction whose rows are in a load that is attached before it is prepared conflicts with it. One that is
+/// prepared already replaces the rows of the load, as its commit is later. A load waits until a ready commit has ended.
+#[test]
+fn loads_and_prepared_transactions_follow_each_other() {
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace, mut rows) = filled(&disk);
+    let loaded: Model = (100..200).step_by(2).map(|number| (key(number), vec![2; 30])).collect();
+    let begin = |number: u64| {
+        let mut tx = db.begin().unwrap();
+        tx.insert(&keyspace, key(number), "prepared").unwrap();
+        tx
+    };
+    let (overtaken, of_another) = (begin(110), begin(111));
+    begin(120).prepare("replaces").unwrap();
+    load(&db, "k", &loaded).unwrap();
+    assert!(matches!(overtaken.prepare("overtaken"), Err(Error::Conflict { .. })));
+    of_another.prepare("of another").unwrap();
+    begin(140).prepare("ready").unwrap();
+    let ready = db.ready_prepared("ready").unwrap();
+    let (finishing, is_finishing) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let (db, loaded) = (&db, &loaded);
+        let loading = scope.spawn(move || {
+            let mut load = db.bulk_load("k").unwrap();
+            loaded.iter().for_each(|(key, value)| load.insert(key, value).unwrap());
+            finishing.send(()).unwrap();
+            load.finish().unwrap();
+        });
+        is_finishing.recv().unwrap();
+        // Checks take long enough for the load to be attached, if it did not wait.
+        (0..30).for_each(|_| assert!(db.check().unwrap().corruption.is_empty()));
+        ready.commit().unwrap();
+        loading.join().unwrap();
+    });
+    rows.extend(loaded);
+    for (id, number) in [("replaces", 120), ("of another", 111)] {
+        db.commit_prepared(id).unwrap();
+        rows.insert(key(number), b"prepared".to_vec());
+    }
+    compare(&db.snapshot(), &keyspace, &rows, &mut Random(1), "after all of them");
+}
+
+/// Rows of runs count in estimates, folded or not.
+#[test]
+fn runs_count_in_estimates() {
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace, mut rows) = filled(&disk);
+    let snapshot = db.snapshot();
+    for round in 0..3u64 {
+        let loaded: Model = (0..1500).map(|number| (key(300 + 3 * number + round), vec![3; 50])).collect();
+        load(&db, "k", &loaded).unwrap();
+        rows.extend(loaded);
+    }
+    let compare = |place: &str| {
+        for (lower, upper) in [(0, 99_999), (500, 4000), (2000, 2500), (7000, 8000)] {
+            let range = key(lower)..key(upper);
+            let count = rows.range(range.clone()).count() as u64;
+            let estimate = keyspace.estimate(range).unwrap();
+            assert!((count / 2..=2 * count + 40).contains(&estimate), "{place}: {estimate} rows instead of {count}");
+        }
+    };
+    compare("above the tree");
+    drop(snapshot);
+    (0..3000).for_each(|number| keyspace.insert(key(2 * number), "folded").unwrap());
+    compare("folded");
+}
+
 /// Keyspaces are cleared, dropped, closed and opened, also for reading only, with rows in runs.
 #[test]
 fn runs_that_are_not_folded_are_kept() {

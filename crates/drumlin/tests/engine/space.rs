@@ -22,8 +22,8 @@ fn page_count(db: &Database) -> u64 {
     db.keyspaces()[0].page_count
 }
 
-/// In one transaction, rows are replaced by rows of the same length, many per leaf. This splits no leaf, and neither
-/// does the replay after a power cut.
+/// Replacing many rows of each leaf by rows of the same length, in one transaction, splits no leaf. Neither does
+/// replaying the commit after a power cut.
 #[test]
 fn rows_that_replace_others_split_no_leaf() {
     let config = |disk: &Disk| Config::new().memory(16 << 20).checkpoint_log_bytes(64 << 20).backend(disk.backend());

@@ -240,7 +240,7 @@ fn a_body_that_waits_for_itself_fails_at_once() {
     k.insert("a", "3").unwrap();
 }
 
-/// A call of a different task on the same thread does not belong to the body. It waits for the row and gets it.
+/// A call by a different task on the same thread does not belong to the body. It waits for the row and gets it.
 #[test]
 fn a_neighbour_of_the_thread_waits() {
     let (db, k) = opened();
@@ -302,7 +302,8 @@ fn a_lock_that_is_not_given_back_is_named() {
     assert_eq!(k.get(long_key).unwrap().unwrap(), "2");
 }
 
-/// A call that does not wait for a row names the holder. It says "own body" only if it was made from that body.
+/// If a call does not wait for a locked row, its error names the holder. The error says "own body" only if the call was
+/// made from the holder's body.
 #[test]
 fn a_lock_that_is_not_waited_for_is_named() {
     let (db, k) = opened();

@@ -260,7 +260,8 @@ fn scans_dropped_where_they_give_way_lose_nothing() {
     assert!(shown == expected && dropped >= ROWS / ROWS_MAX, "{} rows, {dropped} drops", shown.len());
 }
 
-/// A removal that is dropped at any poll has removed whole parts. A commit has applied all rows or none.
+/// A bulk removal that is dropped at any poll has committed whole parts. A commit that is dropped at any poll has
+/// applied all of its rows or none.
 #[test]
 fn writes_dropped_where_they_give_way_are_whole() {
     let (db, k) = filled();

@@ -175,7 +175,7 @@ fn a_list_of_another_state_harms_nothing() {
     db.close().unwrap();
 }
 
-/// If there are more data than memory and the second opening has a smaller budget, the opening stays within its budget,
+/// If the data exceeds the memory and the second opening has a smaller budget, that opening stays within its budget,
 /// and evicts no page to make room for a page on the list.
 #[test]
 fn the_budget_is_kept() {

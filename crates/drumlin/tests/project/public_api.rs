@@ -55,6 +55,8 @@ const KEYSPACE_ALONE: &[&str] = &[
     "compare_and_swap",
     "compare_and_swap_async",
     "disk_bytes",
+    "estimate",
+    "estimate_async",
     "insert",
     "insert_async",
     "insert_from",
@@ -99,6 +101,9 @@ fn transactions_write_by_the_methods_of_keyspaces() {
         "clear",
         "clear_async",
         "disk_bytes",
+        // These ignore what a transaction has changed.
+        "estimate",
+        "estimate_async",
         // A transaction's durability is set in its options.
         "insert_with",
         "insert_with_async",
@@ -121,6 +126,7 @@ fn every_call_that_waits_has_both_forms() {
         "Batch::len",
         // These only write to memory, and otherwise wait only as `insert` does.
         "Batch::remove",
+        "Database::alter",
         "Database::batch",
         "Database::begin",
         "Database::begin_with",
@@ -158,6 +164,7 @@ fn every_call_that_waits_has_both_forms() {
     const ALONE: &[&str] = &[
         "Database::check_with",
         "Database::locks",
+        "Database::prepared",
         "Database::transact_local",
         "Database::transact_with_local",
         "Database::try_transact_local",

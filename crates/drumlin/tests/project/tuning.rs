@@ -353,7 +353,7 @@ fn the_tables_have_every_constant() {
     assert!(unused.is_empty(), "tables without constants: {unused:?}");
 }
 
-/// Expressions in the forms that constants use can be evaluated.
+/// `number` can evaluate the kinds of expressions that appear in constants.
 #[test]
 fn expressions_have_values() {
     assert_eq!(number("10_000"), Some(10_000.0));

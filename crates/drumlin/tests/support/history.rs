@@ -2,8 +2,8 @@
 //! guarantees of its isolation level.
 //!
 //! Every value written is unique, so a read identifies its writer. Together with the order of the versions of each row,
-//! this gives the dependencies between transactions (Adya 1999): *ww* from the writer of a version to that of the next
-//! version, *wr* from the writer to each reader, and *rw* from a reader to the writer of the next version. A level
+//! this determines the dependencies between transactions (Adya 1999): *ww* from the writer of a version to that of the
+//! next version, *wr* from the writer to each reader, and *rw* from a reader to the writer of the next version. A level
 //! forbids certain cycles of these dependencies, and reads that no committed transaction explains. Finding them in
 //! recorded histories is Elle's idea (Kingsbury, Alvaro 2020).
 //!
@@ -56,7 +56,7 @@ pub struct Transaction {
     /// Starts at 1. The initial rows have writer 0.
     pub number: u64,
     pub level: Isolation,
-    /// The times before the first step and after the last step. Times are in a single order over all transactions.
+    /// The times before the first step and after the last step. Times are totally ordered across all transactions.
     pub began: u64,
     pub ended: u64,
     /// The position in the order of commits, or `None` if the transaction did not commit.
@@ -69,7 +69,7 @@ pub struct History {
     /// The initial rows. Their writer has the number 0.
     pub initial: BTreeMap<Key, Version>,
     pub transactions: Vec<Transaction>,
-    /// For rows whose order of versions can't be derived from replaced versions and commits: that order.
+    /// The order of versions, for rows whose order can't be derived from replaced versions and commits.
     pub orders: BTreeMap<Key, Vec<Version>>,
 }
 
@@ -433,7 +433,7 @@ pub fn check(history: &History) -> Result<Summary, Violation> {
 /// Parses a history from text, a sequence of steps. `r1(x=0)` means that transaction 1 reads the initial version of row
 /// x, `r2(x=1)` that transaction 2 reads the last version written by 1, `r2(x=1*)` the first version written by 1, and
 /// `r1(x=-)` that the row is absent. `w1(x)` writes, `d1(x)` removes, `c1` commits, and `a1` aborts. Rows x, y and z
-/// exist initially; all other rows are absent. Versions are ordered by commits, unless `x:2,1` at the end gives the
+/// exist initially; all other rows are absent. Versions are ordered by commits, unless `x:2,1` at the end states the
 /// order for x.
 pub fn parse(text: &str, levels: &[Isolation]) -> History {
     let key_of = |name: &str| u32::from(name.as_bytes()[0]);

@@ -1,5 +1,5 @@
 //! `drumlin bench commit`: transactions of `--batch` rows. Each thread commits its transactions in sequence. With
-//! `--async`, one thread runs `--threads` tasks that do so. An operation is a transaction.
+//! `--async`, `--threads` tasks on a single thread do so instead. An operation is a transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -34,7 +34,7 @@ pub(super) trait Task: Send {
     async fn call(&mut self) -> drumlin::Result<u64>;
 }
 
-/// The figures of one measured period, or the combined figures of several.
+/// The figures for one measured period, or the combined figures for several.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) ops: u64,

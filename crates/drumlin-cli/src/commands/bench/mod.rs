@@ -25,7 +25,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::terminal::Output;
 
-/// Measure Drumlin on this machine, next to its raw device
+/// Measure Drumlin on this machine, and compare it with the raw device
 ///
 /// Prints ops_per_second, limit_per_second (the raw device's rate in the same run), latencies, processor time, device
 /// reads and memory. docs/cli.md explains each figure.

@@ -19,7 +19,7 @@ pub(super) struct Options {
     /// Number of rows [default: that of an existing database, else 1000000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000_000_000_000))]
     pub(super) keys: Option<u64>,
-    /// Bytes of a value, half of them compressible
+    /// Size of a value in bytes, half of them compressible
     #[arg(long, value_name = "BYTES", default_value = "100", value_parser = parse_size)]
     pub(super) value_size: u64,
     /// Number of threads
@@ -52,7 +52,7 @@ pub(super) struct Options {
     /// The durability that a commit waits for
     #[arg(long, value_enum, default_value_t = Durability::Full)]
     pub(super) durability: Durability,
-    /// Seconds for which the store is measured (load: until all rows are written)
+    /// Seconds to measure the store for (load: until all rows are written)
     #[arg(long, value_name = "S", default_value = "5", value_parser = parse_seconds)]
     pub(super) seconds: Duration,
 }

@@ -301,7 +301,7 @@ mod tests {
         assert!((0..places.count).all(|index| ranges.iter().any(|range| range.contains(&places.at(index)))));
     }
 
-    /// The written range of a file with holes is found.
+    /// Finds the written range of a file with holes.
     #[test]
     fn holes_are_skipped() {
         use std::os::unix::fs::FileExt;

@@ -53,7 +53,7 @@ pub(super) struct Report {
     limit: Option<Limit>,
 }
 
-/// The facts that only the individual benchmark knows.
+/// The facts specific to one benchmark.
 pub(super) struct Facts {
     pub(super) name: &'static str,
     pub(super) unit: &'static str,

@@ -20,8 +20,8 @@ use crate::process;
 /// The number of rows in a timed step. Reading the clock for each row would cost as much as the row.
 const ROWS_PER_STEP: u64 = 1000;
 
-/// The number of turns. A turn reads all rows or stops when its share of the time is up; if the data is small, turns
-/// repeat until the total time is up.
+/// The minimum number of turns. A turn reads all rows or stops when its share of the time is up; if the data is small,
+/// turns repeat until the total time is up.
 const TURNS_MIN: usize = 3;
 const TURNS_MAX: usize = 100;
 

@@ -88,7 +88,8 @@ impl<'a> Target<'a> {
         info.map_or(4096, |info| info.page_bytes)
     }
 
-    /// Returns `true` if all rows fit in three quarters of the budget. The last quarter is for all other memory.
+    /// Returns `true` if all rows fit in three quarters of the budget. The last quarter is left for the engine's other
+    /// memory.
     pub(super) fn fits_in_memory(&self) -> bool {
         self.about.data_bytes() / 3 * 4 <= self.options.memory
     }

@@ -1,4 +1,4 @@
-//! `drumlin extract`: writes the tree that `drumlin index` stored back as files.
+//! `drumlin extract`: restores the files of a tree that `drumlin index` stored.
 //!
 //! It makes directories first, then files and links. The modes and times of directories are set last, from the deepest
 //! up, because creating an entry changes its directory's time, and the mode may forbid creating entries. If a run is
@@ -33,7 +33,7 @@ use crate::text::{Escaped, harmless, parse_key};
 /// The maximum number of failed entries that are named. Further failures are only counted.
 const NAMED_MAX: u64 = 10;
 
-/// Write a tree that `index` stored back to a directory
+/// Restore a directory tree that `index` stored
 ///
 /// Restores files, symbolic links and directories with their contents, permissions and times. Setuid and setgid bits
 /// are not restored, because owners are not stored. An existing file or link is kept. If its content differs, it is
@@ -47,7 +47,7 @@ pub(crate) struct Extract {
     /// The directory to write to, created if it is missing
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Extract only this file, link or directory with everything below it; a stored path, with \xNN for other bytes
+    /// Extract only this file, link or directory with everything below it; a stored path, with \xNN for non-text bytes
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
     /// Replace existing files and links
@@ -61,11 +61,11 @@ struct Summary {
     symlinks: u64,
     directories: u64,
     bytes: u64,
-    /// Files and links that existed before with the same content as in the tree.
+    /// Existing files and links whose content was already the same as in the tree.
     identical: u64,
     /// Existing files and links that were kept although their content differs.
     existing: u64,
-    /// Entries that were not written for any other reason.
+    /// All other entries that were not written.
     failed: u64,
     /// Gaps in the rows, and corrupted contents.
     damaged: u64,
@@ -284,7 +284,7 @@ impl Job<'_> {
     }
 }
 
-/// A failure of the database, which ends the run, or of this entry, which does not.
+/// The reason why an entry was not written. A failure of the database ends the run; a failure of the entry does not.
 enum Stopped {
     Database(drumlin::Error),
     File(io::Error),

@@ -61,7 +61,7 @@ struct Loads {
 
 impl Loads {
     fn begin(store: &Store) -> drumlin::Result<Loads> {
-        let load = |keyspace: &drumlin::Keyspace| store.database.bulk_load(keyspace.name());
+        let load = |keyspace: &drumlin::Keyspace| store.database.bulk_load(&keyspace.name());
         Ok(Loads {
             files: load(&store.files)?,
             contents: load(&store.contents)?,

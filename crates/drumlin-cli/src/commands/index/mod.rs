@@ -39,14 +39,14 @@ const NAMED_MAX: u64 = 10;
 
 /// Store a directory tree
 ///
-/// A database without a tree gets it all at once, at the end: nothing is visible before. If the database has a tree, or
-/// with --acknowledge, each file is stored by a transaction of its own.
+/// A database without a tree receives the whole tree in one step at the end; nothing is visible before that. If the
+/// database has a tree, or with --acknowledge, each file is stored by a transaction of its own.
 ///
 /// Four keyspaces: files (path: size, time, mode, kind and hash as JSON), contents (path: bytes), by_size (size as 8
-/// big-endian bytes, then the path) and directories (path: time and mode). `drumlin extract` restores the tree. Run
-/// again, the command stores what is new or changed. Symbolic links are recorded, not followed. Sockets, fifos and
-/// devices are skipped and named. A database inside the directory is not stored in itself. Files that can't be read, or
-/// whose paths are longer than keys may be, are named, and the exit code is then 7.
+/// big-endian bytes, then the path) and directories (path: time and mode). `drumlin extract` restores the tree. When it
+/// is run again, the command stores only what is new or changed. Symbolic links are recorded, not followed. Sockets,
+/// fifos and devices are skipped and named. A database inside the directory is not stored in itself. Files that can't
+/// be read, or whose paths are longer than keys may be, are named, and the exit code is then 7.
 #[derive(Debug, Args)]
 pub(crate) struct Index {
     #[command(flatten)]
@@ -57,7 +57,7 @@ pub(crate) struct Index {
     /// Also remove files that are no longer in the directory
     #[arg(long)]
     delete: bool,
-    /// Number of files read or stored at once [default: four per processor]
+    /// Number of files to read or store concurrently [default: four per processor]
     #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Append a line "path<tab>bytes" to a file or pipe (- for stdout) for every file, after its commit has returned

@@ -40,7 +40,7 @@ pub(crate) struct Store {
     pub(crate) files: Keyspace,
     /// Maps a path to its content.
     pub(crate) contents: Keyspace,
-    /// Has keys of size and path, and empty values.
+    /// Keys consist of size and path. Values are empty.
     pub(crate) by_size: Keyspace,
     /// Maps the path of a directory to its [`Entry`].
     pub(crate) directories: Keyspace,

@@ -60,8 +60,8 @@ impl Committed {
         self.bad.extend(other.bad);
     }
 
-    /// Counts a row by what happens to it, which depends on whether its key exists. Returns `true` if the row should be
-    /// stored.
+    /// Decides whether to store a row, depending on whether its key exists, and counts the row accordingly. Returns
+    /// `true` if the row should be stored.
     fn admit(&mut self, exists: bool, on_duplicate: OnDuplicate, place: Place) -> bool {
         match on_duplicate {
             OnDuplicate::Replace => self.replaced += u64::from(exists),
@@ -130,7 +130,7 @@ impl Batch {
                     committed.add(more);
                     return Ok(());
                 }
-                // The thread of a different file is writing a row with one of these keys, so retry.
+                // A thread that loads a different file is writing a row with one of these keys, so retry.
                 Err(Error::Conflict { .. } | Error::LockTimeout { .. }) => {}
                 Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. } | Error::KeyTooLong { .. })
                     if rows.len() > 1 =>

@@ -29,13 +29,13 @@ use crate::{interrupt, process, text};
 
 /// Store rows from CSV, TSV, JSON Lines or binary files
 ///
-/// Several files are read at once; they may be compressed (gzip, zstd). The key is what --key names, else the file's
-/// name and the line's number. The value is what --value names, else the whole row (as a JSON object, if CSV or TSV has
-/// a header). The rows of a file are stored in order. A row that is malformed or can't be stored ends the load with its
-/// file, line and column; earlier rows stay.
+/// Several files are read concurrently; they may be compressed (gzip, zstd). The key is what --key names, or else the
+/// file's name and the line's number. The value is what --value names, or else the whole row (as a JSON object, if CSV
+/// or TSV has a header). The rows of a file are stored in order. A row that is malformed or can't be stored ends the
+/// load; the error states its file, line and column, and earlier rows stay.
 ///
-/// An empty keyspace gets all rows at once, at the end: they are sorted, and none is visible before. If the keyspace
-/// has rows, or with --batch, rows are committed as they are read.
+/// An empty keyspace receives all rows in one step at the end: they are sorted, and no row is visible before that. If
+/// the keyspace has rows, or with --batch, rows are committed as they are read.
 #[derive(Debug, Args)]
 pub(crate) struct Load {
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub(crate) struct Load {
     /// The files to load; - for stdin
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// The form of the rows [default: by each file's name]
+    /// The form of the rows [default: from each file's name]
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// The columns or fields that form the key, joined by a zero byte
@@ -58,16 +58,16 @@ pub(crate) struct Load {
     /// The character between fields [default: a comma; a tab for TSV]
     #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
     delimiter: Option<u8>,
-    /// Name and count rows that are malformed or can't be stored, instead of ending the load
+    /// Report and count rows that are malformed or can't be stored, instead of ending the load
     #[arg(long)]
     skip_bad: bool,
     /// Handling of a row whose key exists already
     #[arg(long, value_name = "HOW", value_enum, default_value_t = OnDuplicate::Replace)]
     on_duplicate: OnDuplicate,
-    /// Rows in one transaction [default: 1000; all at once into an empty keyspace]
+    /// Rows in one transaction [default: 1000; all rows together into an empty keyspace]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..))]
     batch: Option<u32>,
-    /// Number of files read at once [default: one per processor]
+    /// Number of files to read concurrently [default: one per processor]
     #[arg(long, value_name = "THREADS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// The durability that a commit waits for
@@ -77,7 +77,7 @@ pub(crate) struct Load {
     keyspace: KeyspaceArgs,
 }
 
-/// The treatment of a row whose key already exists, either from before the load or from an earlier row.
+/// The treatment of a row whose key already exists, whether from before the load or from an earlier row of the load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum OnDuplicate {
     /// Replace the existing row
@@ -134,7 +134,7 @@ struct Job<'a> {
     load: &'a Load,
     database: &'a Database,
     keyspace: &'a Keyspace,
-    /// The bulk load that stores all rows at once, or `None` if rows are committed in batches.
+    /// The bulk load that stores all rows, or `None` if rows are committed in batches.
     bulk: Option<Mutex<BulkLoad>>,
     own: OwnFiles,
     progress: &'a Progress,
@@ -179,7 +179,7 @@ impl Load {
         };
         let mut job = Job::new(self, &database, &keyspace, &progress);
         if self.batch.is_none() && self.on_duplicate == OnDuplicate::Replace && keyspace.is_empty()? {
-            job.bulk = Some(Mutex::new(database.bulk_load(keyspace.name())?));
+            job.bulk = Some(Mutex::new(database.bulk_load(&keyspace.name())?));
         }
         let threads = self.threads.map_or_else(process::processors, |threads| threads as usize).min(self.files.len());
         let start = Instant::now();

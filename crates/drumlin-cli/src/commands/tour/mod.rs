@@ -36,7 +36,7 @@ use crate::{interrupt, process};
 /// The size of the data divided by the memory budget.
 const DATA_TO_BUDGET: u64 = 10;
 
-/// See it work: load a tree, kill it, recover, compare, query
+/// See it work: load a tree, kill the load, recover, compare, query
 ///
 /// The tree is only read. The database is created in the system's temporary directory, or below the current one if that
 /// is in memory, and replaces the previous tour's database. It stays there for you to explore.
@@ -104,7 +104,7 @@ impl Tour {
     }
 }
 
-/// Creates the database, with a tenth of the data as its budget, or with the engine's minimum if that is more. Opening
+/// Creates the database, with a budget of a tenth of the data's size, or the engine's minimum if that is more. Opening
 /// the database also probes the device now, before the tour promises anything.
 fn create(database: &Path, budget_bytes: u64) -> Result<(Device, u64)> {
     let (database, budget_bytes) = match Config::new().memory(budget_bytes).open(database) {

@@ -20,7 +20,7 @@ pub(super) struct Answers {
     pub(super) prefix: String,
     pub(super) prefix_files: u64,
     pub(super) prefix_bytes: u64,
-    /// The duration of the first count in seconds. It stores the counts, so the second count is faster.
+    /// The duration of the first count in seconds. The first count stores its results, so the second count is faster.
     pub(super) count_seconds: f64,
     pub(super) count_again_seconds: f64,
     /// The duration of the first sum of sizes in seconds.
@@ -38,7 +38,7 @@ pub(super) struct Large {
     pub(super) path: String,
 }
 
-/// Queries the ten largest files, and the number and total size of the files below a prefix.
+/// Finds the ten largest files, and the number and total size of the files below a prefix.
 pub(super) fn ask(store: &Store, survey: &Survey) -> Result<Answers> {
     let start = Instant::now();
     let mut largest = Vec::new();

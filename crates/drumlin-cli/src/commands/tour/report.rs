@@ -1,4 +1,4 @@
-//! The figures of a tour, as `--json` prints them.
+//! The figures for a tour, as `--json` prints them.
 
 use serde::Serialize;
 
@@ -77,7 +77,7 @@ impl Proof {
     }
 }
 
-/// The figures of the second child.
+/// The figures for the second child.
 #[derive(Debug, Serialize)]
 pub(super) struct Finish {
     pub(super) files_stored: u64,

@@ -637,8 +637,8 @@ mod tests {
     fn claims_with_a_ratio_come_out_each_way() {
         assert_eq!(by_ratio(&all_at(ratio(2.3))), [Yes, Yes, Yes, Yes, No, No, Yes, Yes, Yes, Yes]);
         let same = by_ratio(&all_at(ratio(1.0)));
-        // In a control group, the faulting threads evict. So if the rate does not fall, that says nothing about eviction by
-        // the kernel's thread.
+        // In a control group, the faulting threads evict. So if the rate does not fall, that says nothing about
+        // eviction by the kernel's thread.
         assert_eq!(same, [Inconclusive, Inconclusive, No, No, Yes, Yes, No, Yes, Yes, No]);
         let between = by_ratio(&all_at(ratio(1.4)));
         assert_eq!(between, [Partly, Partly, Partly, Partly, Yes, No, Partly, Yes, Yes, Partly]);

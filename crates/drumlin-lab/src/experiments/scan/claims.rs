@@ -197,7 +197,7 @@ const CLAIMS: [Claim<Figures>; 9] = [
             let missing = figures.missing.as_deref().or(Some("a run in which memory fills, and stays full"));
             measured(figures.mapped_fall, missing, |ratio| {
                 let figures_text = format!("While memory filled it had {} the rate of later.", ratio.show());
-                // On few processors, eviction slows the reading threads even if a different thread evicts.
+                // With only a few processors, eviction slows the reading threads even if another thread evicts.
                 match condition::processors(figures.processors).and(figures.large_machine()) {
                     Some(missing) => Judgement::inconclusive(missing, figures_text),
                     None => {

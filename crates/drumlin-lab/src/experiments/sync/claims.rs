@@ -9,7 +9,7 @@ use crate::figures;
 use crate::mount::FileSystem;
 use crate::report::{Chapter, Holds, Judgement};
 
-/// The figures for one place.
+/// The figures measured on one file system.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PlaceFigures {
     name: String,

@@ -777,7 +777,7 @@ fn a_task_can_wait_for_space() {
         let held = log.reserve(0, large).unwrap();
         let mut first = Box::pin(log.reserve_as_task(0, large));
         let mut second = Box::pin(log.reserve_as_task(0, large));
-        let mut third = Box::pin(log.reserve_as_task(0, 5000));
+        let mut third = Box::pin(log.reserve_as_task(0, large / 2));
         assert!(poll(&mut first.as_mut(), &wakers[0]).is_pending());
         assert!(poll(&mut second.as_mut(), &wakers[1]).is_pending());
         assert!(poll(&mut third.as_mut(), &wakers[2]).is_pending());

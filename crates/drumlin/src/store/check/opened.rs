@@ -8,7 +8,7 @@ use super::report::{CheckProgress, CheckReport};
 use crate::counts::KeptCounts;
 use crate::counts::count_range::CountCursor;
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
+use crate::format::{KeyspaceId, Timestamp};
 use crate::store::read_ahead::ReadAhead;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
@@ -52,7 +52,7 @@ impl Store {
         let pages_total = keyspaces.iter().map(|open| open.tree.pages.table.page_count()).sum();
         let mut verifier = Verifier { pool: &self.engine.pool, pages_total, report, progress };
         for open in &keyspaces {
-            if let Err(error) = verifier.verify_pages(&open.tree.pages, open.name(), true) {
+            if let Err(error) = verifier.verify_pages(&open.tree.pages, &open.name(), true) {
                 let cost = format!("the rest of the pages of keyspace {:?} were not checked", open.name());
                 verifier.report.report_corruption(error, cost);
             }
@@ -92,7 +92,7 @@ impl Store {
     fn walk_tree(&self, open: &Arc<OpenKeyspace>, kept: Option<&KeptCounts>, report: &mut CheckReport) {
         let mut lower: Vec<u8> = Vec::new();
         let mut ahead = ReadAhead::new(Direction::Forward);
-        let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
+        let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, &open.name());
         loop {
             ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
             let found = open.tree.pool.waiting_in_scan(|_| {
@@ -112,7 +112,7 @@ impl Store {
             });
             match found {
                 Ok((page, rows, upper)) => {
-                    report.rows += rows;
+                    report.rows += if open.tree.pages.id == KeyspaceId::PREPARED { 0 } else { rows };
                     if let Some(kept) = kept {
                         open.tree.count_leaf(kept, page);
                     }
@@ -126,8 +126,8 @@ impl Store {
                 Err(error) => {
                     // The fences in its parent show the key at which the unreadable page ends.
                     if let Ok(Some(found)) = ready(open.tree.unreadable(WaitMode::Blocking, &lower)) {
-                        report.report_page(found.error, open.name(), open.tree.page_key(found.page));
-                        keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, open.name());
+                        report.report_page(found.error, &open.name(), open.tree.page_key(found.page));
+                        keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, &open.name());
                         keys_of_pages.report_corruption(report, found.page, found.lower, found.upper.clone());
                         match found.upper {
                             Some(upper) => lower = upper,

@@ -102,7 +102,7 @@ pub struct LostKeys {
 pub struct CheckProgress {
     /// The number of pages verified so far.
     pub pages_done: u64,
-    /// The approximate number of all pages.
+    /// The approximate total number of pages.
     pub pages_total: u64,
 }
 

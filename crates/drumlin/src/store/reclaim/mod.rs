@@ -161,6 +161,7 @@ impl Store {
 
     /// Reclaims space for these goals, one after another. If another thread is reclaiming, waits for it first.
     pub(crate) fn reclaim(&self, goals: &[Goal]) -> Result<Reclaimed> {
+        self.free_dropped()?;
         self.reclaimer().run(goals)
     }
 

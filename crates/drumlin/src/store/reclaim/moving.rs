@@ -47,8 +47,8 @@ impl Reclaimer<'_> {
 
     fn empty_keyspaces(&self, victims: &HashSet<SegmentId>, moves: &SpaceReservation<'_>) -> Result<Emptied> {
         let mut emptied = Emptied::default();
-        for pages in self.store.engine.space.page_spaces() {
-            emptied = emptied.and(self.empty_keyspace(&pages, victims, moves)?);
+        for pages in self.store.engine.space.page_spaces().iter().filter(|pages| !pages.is_dropped()) {
+            emptied = emptied.and(self.empty_keyspace(pages, victims, moves)?);
             if emptied.left.is_some() {
                 break;
             }
@@ -118,6 +118,9 @@ impl Reclaimer<'_> {
         };
         engine.pool.relieve()?;
         let epoch_guard = engine.space.epoch_latch.shared();
+        if pages.is_dropped() {
+            return Ok(false);
+        }
         let (PageEntry::Leaf(frame) | PageEntry::Immutable(frame)) = pages.table.load(page) else { return Ok(false) };
         let Some(write) = engine.pool.frames.write(frame, PageKey { keyspace: pages.id, page }) else {
             return Ok(false);
@@ -216,8 +219,8 @@ impl Reclaimer<'_> {
     }
 
     /// Points the page to `new`, either in its table entry or, if it is in memory, in its frame. Returns `false` if the
-    /// page has an image newer than the one at `old`, or a dirty frame that will be written as such an image. The
-    /// change is recorded before any later change of the same page.
+    /// page has an image newer than the one at `old`, or a dirty frame that will be written as such an image, or if its
+    /// keyspace was dropped. The change is recorded before any later change of the same page.
     fn redirect(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -227,6 +230,10 @@ impl Reclaimer<'_> {
         new: ExtentAddress,
     ) -> bool {
         let space = &self.store.engine.space;
+        // The tables of a dropped keyspace are no longer recorded.
+        if pages.is_dropped() {
+            return false;
+        }
         loop {
             let exchange = || pages.table.exchange(page, PageEntry::OnDisk(old), PageEntry::OnDisk(new));
             if space.record_change(epoch_guard, pages.id, page, new, exchange) {

@@ -196,7 +196,8 @@ fn claim(used: &mut [u64], start: usize, end: usize) -> bool {
     taken == 0
 }
 
-/// Verifies that keys ascend, lie within the fences, begin with the shared bytes, and have the right heads.
+/// Verifies that the node's keys ascend, lie within its fences, and begin with the prefix that the fences share, and
+/// that each slot has the first four bytes of its key.
 fn check_keys(node: &Node<'_>) -> Result<(), NodeError> {
     let (first, shared_bytes) = (node.first_key(), node.shared_bytes());
     if first == 1 && (node.slot(0).suffix_bytes() != 0 || node.slot(0).head() != 0) {

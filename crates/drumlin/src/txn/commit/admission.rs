@@ -155,7 +155,7 @@ impl Engine {
     fn try_reserve(&self, needed: &Needed) -> Option<Admitted> {
         let parts = [(Account::Commits, needed.work_bytes), (Account::Pinned, needed.pinned_bytes)];
         let [work, pinned] = self.budget.try_grant_both(parts)?;
-        Some(Admitted { _work: work, _pinned: pinned, body_bytes_max: needed.body_bytes_max })
+        Some(Admitted { work, pinned, body_bytes_max: needed.body_bytes_max })
     }
 
     /// Reserves memory from an account if the memory is free and no other caller is waiting for it.
@@ -301,7 +301,7 @@ impl Engine {
     pub(super) async fn reserve_pages(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<SpaceReservation<'_>> {
         self.secure_tables(mode, rows).await?;
         let chunk_count = rows.iter().map(|row| match row.change {
-            Change::PutLarge(value) => value.addresses.len() as u64,
+            Change::PutLarge(value) => value.changes_max(),
             Change::Put(_) | Change::Remove => 0,
         });
         self.secure_changes(mode, chunk_count.sum()).await;

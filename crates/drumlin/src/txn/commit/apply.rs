@@ -159,7 +159,7 @@ impl<L> Engine<L> {
             let found = leaf.as_leaf().search(row.key);
             let value = self.row_value(epoch_guard, row, medium.get(index).copied().flatten());
             let replaced = found.ok().map(|at| leaf.as_leaf().value(at));
-            if (replaced.is_some() || value.is_some()) && sink.keeps(replaced.as_ref()) {
+            if (replaced.is_some() || value.is_some()) && sink.keeps((pages.id, row.key), replaced.as_ref()) {
                 undo.push(row.key, replaced);
             }
             change_row(&mut leaf, row, timestamp, found, value);
@@ -189,8 +189,9 @@ impl<L> Engine<L> {
                 Some(RowValue::Large(self.attach_value(epoch_guard, pages, length, value_id, &[address])))
             }
             (Change::PutLarge(value), None) => {
-                let large = self.attach_value(epoch_guard, pages, value.length, value.value_id, &value.addresses);
-                value.set_reference(epoch_guard, large);
+                let addresses = value.take_addresses(&self.pool, epoch_guard);
+                let large = self.attach_value(epoch_guard, pages, value.length, value.value_id, &addresses);
+                value.set_reference(epoch_guard, pages.id, large);
                 Some(RowValue::Large(large))
             }
             (Change::Remove | Change::PutLarge(_), Some(_)) => unreachable!("a medium value is a row's that puts it"),

@@ -32,7 +32,7 @@ use super::apply::change_row;
 use super::latch::CommitRows;
 use super::prepare::{Row, incoming_of, row_version_bytes_max};
 use super::sink::{CommitSink, LiveLog, LogSpace, RowsSeen, Unready};
-use super::{Applied, Durability};
+use super::{Applied, Durability, Recorded, prepared_body};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::memory::Account;
@@ -112,6 +112,19 @@ impl Engine {
         seen: RowsSeen<'_>,
         durability: Durability,
     ) -> Result<Option<Applied<'_>>> {
+        self.commit_at_once_as(rows, extra_bytes, seen, durability, Recorded::Rows)
+    }
+
+    /// Like [`commit_at_once`](Self::commit_at_once), with the given record.
+    #[inline]
+    pub(crate) fn commit_at_once_as(
+        &self,
+        rows: &[Row<'_>],
+        extra_bytes: usize,
+        seen: RowsSeen<'_>,
+        durability: Durability,
+        recorded: Recorded<'_, '_>,
+    ) -> Result<Option<Applied<'_>>> {
         assert!(!rows.is_empty());
         self.check_failure()?;
         #[cfg(test)]
@@ -130,11 +143,21 @@ impl Engine {
             _work = held;
         }
         let Some(reserved_pages) = self.try_reserve_pages(rows)? else { return Ok(None) };
-        let body = self.encode(rows, None, take_spare(&SPARE_RECORD, body_bytes_max))?;
+        let spare = take_spare(&SPARE_RECORD, body_bytes_max);
+        let body = match recorded {
+            Recorded::RowsAndRanges(_) => unreachable!("removing ranges may wait"),
+            Recorded::Rows => self.encode(rows, None, spare)?,
+            Recorded::Prepared { id, gate } => {
+                assert!(gate.is_none(), "a ready commit waits for its signal");
+                prepared_body(id, spare)
+            }
+        };
+        let ends_prepared = matches!(recorded, Recorded::Prepared { .. });
         let log = self.log();
         let stream = crate::sync::thread_index() % log.stream_count();
         let applied = {
-            let mut sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Free { log, stream } };
+            let space = LogSpace::Free { log, stream };
+            let mut sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
             self.try_apply_rows(rows, version_bytes_max, seen.since(), durability, &mut sink)
         };
         give_spare(&SPARE_RECORD, body.into_bytes());

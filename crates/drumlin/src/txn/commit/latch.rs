@@ -83,6 +83,8 @@ impl<'a> LeavesInOrder<'a> {
             tree.pool.frames.prefetch(upcoming.frame);
         }
         let pinned = self.pinned.first().filter(|leaf| leaf.row == self.row);
+        // The pages of a dropped keyspace are still in their frames for a while, but no descent leads to them.
+        let pinned = pinned.filter(|_| !tree.pages.is_dropped());
         match pinned.and_then(|leaf| tree.write_leaf_at(leaf.page, leaf.frame, key, is_held_here)) {
             Some(write) => Ok(write),
             None => tree.write_leaf(key, is_held_here),

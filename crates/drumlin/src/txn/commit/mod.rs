@@ -27,16 +27,19 @@ pub(crate) mod at_once;
 mod latch;
 mod prepare;
 mod ranges;
+pub(crate) mod ready;
 mod replay;
 mod settle;
 mod sink;
 
 pub(crate) use prepare::Row;
 pub(crate) use ranges::Removals;
+use ready::Gate;
 pub(crate) use sink::RowsSeen;
 use sink::{LiveLog, LogSpace};
 
 use crate::error::{Error, Result};
+use crate::format::KeyspaceId;
 use crate::format::record::{self, Operation};
 use crate::memory::Grant;
 use crate::seglog::{Appended, Body};
@@ -69,10 +72,37 @@ pub enum Durability {
 
 /// Memory for the record of a commit and for the pages that it pins, held until the commit is applied.
 pub(crate) struct Admitted {
-    _work: Grant,
-    _pinned: Grant,
+    work: Grant,
+    pinned: Grant,
     /// The maximum size of the record's body.
     body_bytes_max: usize,
+}
+
+/// The content of a commit's record.
+#[derive(Clone, Copy)]
+pub(crate) enum Recorded<'a, 'g> {
+    /// The rows that the commit changes.
+    Rows,
+    /// The changes of the rows, and ranges of which all other rows are removed. There may be no rows.
+    RowsAndRanges(&'a Removals<'a>),
+    /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions. With a
+    /// gate, the commit waits for its signal before it is applied.
+    Prepared { id: &'a [u8], gate: Option<&'a Gate<'g>> },
+}
+
+/// Returns the body of the record that commits a prepared transaction. `body` must be empty.
+fn prepared_body(id: &[u8], mut body: Vec<u8>) -> Body {
+    assert!(body.is_empty(), "a record is appended to another");
+    record::encode(KeyspaceId::PREPARED, &Operation::CommitPrepared { id }, &mut body);
+    Body::new(body)
+}
+
+impl Admitted {
+    /// Gives back the memory of a commit that accounts for it otherwise.
+    fn give_back(&mut self) {
+        let is_smaller = self.work.resize(0) && self.pinned.resize(0);
+        assert!(is_smaller, "memory was not given back");
+    }
 }
 
 /// A commit that has changed its rows and appended its record to the log, but may not be durable yet.
@@ -106,21 +136,63 @@ impl Engine {
         seen: RowsSeen<'a>,
         admitted: Admitted,
     ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
+        self.apply_as(mode, rows, reads, seen, admitted, Recorded::Rows)
+    }
+
+    /// Like [`apply`](Self::apply), with the given record.
+    pub(crate) fn apply_as<'a, 'g: 'a>(
+        &'a self,
+        mode: WaitMode<'a>,
+        rows: &'a [Row<'a>],
+        reads: Option<Reads<'a>>,
+        seen: RowsSeen<'a>,
+        admitted: Admitted,
+        recorded: Recorded<'a, 'g>,
+    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
         Box::pin(async move {
-            assert!(!rows.is_empty());
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
+            let (gate, removals) = match recorded {
+                Recorded::Rows => (None, None),
+                Recorded::RowsAndRanges(removals) => (None, Some(removals)),
+                Recorded::Prepared { gate, .. } => (gate, None),
+            };
+            assert!(!rows.is_empty() || removals.is_some());
             self.check_failure()?;
+            if let Some(removals) = removals {
+                self.prepare_removals(mode, removals).await?;
+            }
             self.fold_above_rows(mode, rows).await?;
-            let body = self.encode(rows, None, Vec::with_capacity(admitted.body_bytes_max))?;
+            let body = match recorded {
+                Recorded::Rows | Recorded::RowsAndRanges(_) => {
+                    let removed_bytes = removals.map_or(0, Removals::record_bytes);
+                    self.encode(rows, removals, Vec::with_capacity(admitted.body_bytes_max + removed_bytes))?
+                }
+                Recorded::Prepared { id, .. } => prepared_body(id, Vec::new()),
+            };
             let body_bytes = body.bytes().len();
             let reserved_pages = self.reserve_pages(mode, rows).await?;
             let medium = self.append_medium_values(mode, rows).await?;
             let log = self.log();
-            let stream = crate::sync::thread_index() % log.stream_count();
+            let stream = if gate.is_some() { 0 } else { crate::sync::thread_index() % log.stream_count() };
             let reservation = self.reserve_log(mode, stream, body_bytes).await?;
-            let prepared = self.prepare(mode, rows, reads).await?;
-            let version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
-            let sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Reserved(reservation) };
+            let mut prepared = self.prepare(mode, rows, reads).await?;
+            if let Some(removals) = removals {
+                prepared.version_bytes += self.removed_version_bytes(rows, removals);
+                prepared.removals = Some(removals);
+            }
+            let mut version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
+            let (mut mode, mut admitted) = (mode, admitted);
+            if let Some(gate) = gate {
+                gate.hold(&self.budget, prepared.pinned.bytes(), prepared.version_bytes as u64)?;
+                admitted.give_back();
+                version_memory.resize(0);
+                gate.wait().await;
+                // The caller that gives the signal polls once. Pages that are missing now are read within that poll.
+                mode = WaitMode::Blocking;
+            }
+            let ends_prepared = matches!(recorded, Recorded::Prepared { .. });
+            let space = LogSpace::Reserved(reservation);
+            let sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
             let logged = self.apply_when_ready(mode, prepared, medium, seen, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);

@@ -83,6 +83,11 @@ impl<'p> PinnedLeaves<'p> {
         PinnedLeaves { pool, leaves: Vec::new() }
     }
 
+    /// Returns the bytes of the pinned leaves.
+    pub(super) fn bytes(&self) -> u64 {
+        self.leaves.iter().map(|leaf| self.pool.frames.page_bytes(leaf.frame) as u64).sum()
+    }
+
     fn push(&mut self, row: usize, page: &FrameRead<'_>) {
         page.header().pin();
         self.leaves.push(PinnedLeaf { row, page: page.page(), frame: page.frame() });

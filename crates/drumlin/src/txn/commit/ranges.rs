@@ -13,9 +13,8 @@
 //!   when it commits (`Engine::check_runs`). In turn, if the commit has a snapshot, it ends with a conflict if a row of
 //!   the range has changed since.
 
-use super::prepare::{MediumValue, Prepared, Row};
-use super::sink::{CommitSink, LiveLog, LogSpace, RowsSeen, Unready};
-use super::{Admitted, Applied};
+use super::prepare::{MediumValue, Row};
+use super::sink::{CommitSink, Unready};
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp, record};
@@ -23,10 +22,9 @@ use crate::memory::Account;
 use crate::pool::FrameWrite;
 use crate::space::EpochGuard;
 use crate::space::runs::{RemovedKeys, Run};
-use crate::task::{Boxed, WaitMode};
+use crate::task::WaitMode;
 use crate::tree::node::Leaf;
 use crate::txn::engine::Engine;
-use crate::txn::read_set::Reads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
 
@@ -150,43 +148,13 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Like [`apply`](Engine::apply), for a commit that also removes ranges, and maybe changes no other row. Blocks the
-    /// thread while too many older removals are folded.
-    pub(crate) fn apply_removing<'a>(
-        &'a self,
-        mode: WaitMode<'a>,
-        rows: &'a [Row<'a>],
-        removals: &'a Removals<'a>,
-        reads: Option<Reads<'a>>,
-        seen: RowsSeen<'a>,
-        admitted: Admitted,
-    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
-        Box::pin(async move {
-            assert!(!removals.list.is_empty(), "a commit removes no range");
-            self.check_failure()?;
-            for (tree, _) in removals.list {
-                self.make_room_for_removal(tree)?;
-            }
-            self.check_spilled(mode, removals).await?;
-            self.fold_above_rows(mode, rows).await?;
-            let capacity = admitted.body_bytes_max + removals.record_bytes();
-            let body = self.encode(rows, Some(removals), Vec::with_capacity(capacity))?;
-            let reserved_pages = self.reserve_pages(mode, rows).await?;
-            let medium = self.append_medium_values(mode, rows).await?;
-            let log = self.log();
-            let stream = crate::sync::thread_index() % log.stream_count();
-            let reservation = self.reserve_log(mode, stream, body.bytes().len()).await?;
-            let prepared = Prepared { removals: Some(removals), ..self.prepare(mode, rows, reads).await? };
-            let version_bytes = prepared.version_bytes + self.removed_version_bytes(rows, removals);
-            let version_memory = self.secure_versions(mode, rows.len(), version_bytes).await?;
-            let sink = LiveLog { clock: &self.clock, body: &body, space: LogSpace::Reserved(reservation) };
-            let logged = self.apply_when_ready(mode, prepared, medium, seen, sink).await?;
-            drop(body);
-            // The versions now account for the memory that they use.
-            drop(version_memory);
-            self.publish(&logged);
-            Ok((Applied { logged, reserved_pages }, admitted))
-        })
+    /// Waits until removals may be attached. Blocks the thread while it folds older removals, if there are too many.
+    pub(super) async fn prepare_removals(&self, mode: WaitMode<'_>, removals: &Removals<'_>) -> Result<()> {
+        assert!(!removals.list.is_empty(), "a commit removes no range");
+        for (tree, _) in removals.list {
+            self.make_room_for_removal(tree)?;
+        }
+        self.check_spilled(mode, removals).await
     }
 
     /// Returns an error if versions that have been spilled tell of a change of the rows that must be unchanged.

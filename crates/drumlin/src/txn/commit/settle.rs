@@ -90,6 +90,16 @@ impl Engine {
         logged
     }
 
+    /// Ends a commit that was ready: shows it like a relaxed one, and leaves all work that takes long to later commits.
+    pub(crate) fn end_ready(&self, rows: &[Row<'_>], applied: Applied<'_>) -> Timestamp {
+        let Applied { logged, reserved_pages } = applied;
+        self.log().request_relaxed_flush(&logged);
+        self.clock.show_relaxed(logged.timestamp);
+        self.merge_after_removals(rows);
+        drop(reserved_pages);
+        logged.timestamp
+    }
+
     /// Merges the leaves that an applied commit has left underfull.
     fn merge_after_removals(&self, rows: &[Row<'_>]) {
         if !rows.iter().any(|row| matches!(row.change, Change::Remove)) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
+use crate::format::{KeyspaceId, Timestamp, prepared};
 use crate::pool::{Needs, Stop};
 use crate::seglog::{Appended, Body, Log, Reservation};
 use crate::space::{EpochGuard, Purpose};
@@ -75,8 +75,8 @@ pub(super) trait CommitSink {
     /// changed yet.
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
 
-    /// Returns `true` if the replaced version must be retained; `None` means that there was no row.
-    fn keeps(&self, replaced: Option<&RowValue<'_>>) -> bool;
+    /// Returns `true` if the version that the row replaces must be retained; `None` means that there was no row.
+    fn keeps(&self, row: (KeyspaceId, &[u8]), replaced: Option<&RowValue<'_>>) -> bool;
 
     /// Called after every row has been changed, and before the leaves are unlatched.
     fn mark_applied(&self, timestamp: Timestamp);
@@ -87,6 +87,8 @@ pub(super) struct LiveLog<'e> {
     pub(super) clock: &'e Clock,
     pub(super) body: &'e Body,
     pub(super) space: LogSpace<'e>,
+    /// `true` if the record commits a prepared transaction.
+    pub(super) ends_prepared: bool,
 }
 
 /// The space of a record in the log.
@@ -123,9 +125,11 @@ impl CommitSink for LiveLog<'_> {
         Ok((appended.timestamp, appended))
     }
 
+    /// The commit of a prepared transaction removes the rows of its large values, and puts the values elsewhere. If
+    /// these versions were kept, dropping them would free the values.
     #[inline]
-    fn keeps(&self, _replaced: Option<&RowValue<'_>>) -> bool {
-        true
+    fn keeps(&self, (keyspace, key): (KeyspaceId, &[u8]), _replaced: Option<&RowValue<'_>>) -> bool {
+        !(self.ends_prepared && keyspace == KeyspaceId::PREPARED && prepared::is_value_key(key))
     }
 
     #[inline]

@@ -183,6 +183,9 @@ impl<L> Engine<L> {
     pub(crate) fn free_value(&self, keyspace: KeyspaceId, reference: &LargeRef) {
         let epoch_guard = self.space.epoch_latch.shared();
         let Some(pages) = self.space.page_space(keyspace) else { return };
+        if pages.is_dropped() {
+            return self.versions.release_value(keyspace, reference);
+        }
         let freed = values::free(&self.pool, &epoch_guard, &pages, reference.first_page, reference.chunk_count);
         if let Err(error) = freed {
             log::warn!("the space of a value that was removed is not used again: {error}");

@@ -1,0 +1,255 @@
+//! Estimating the number of rows of a range from the inner nodes above it.
+//!
+//! Two descents lead to the leaves at the two ends of the range, one level after the other. Where they part, the number
+//! of subtrees between them is known. On each level below, the subtrees at the two ends are counted, and those in
+//! between are assumed to have as many children as a few of them that are spread evenly over the range. (PostgreSQL and
+//! InnoDB estimate ranges with similar dives into an index.)
+//!
+//! A leaf is never read from the device. Leaves in memory show how many rows a leaf of the range has, if their latches
+//! are free. For the others stands the average of all leaves on disk
+//! ([`leaves_on_disk`](crate::space::PageSpace::leaves_on_disk)).
+
+use std::sync::Arc;
+
+use super::Tree;
+use super::node::{Inner, Leaf};
+use super::runs::of_run;
+use crate::format::PageId;
+use crate::format::extent::{KIND_OFFSET, Kind};
+use crate::pool::{ImmutablePages, Needs, Stop};
+use crate::space::PageEntry;
+use crate::space::runs::{RemovedKeys, RemovedRange};
+
+/// The number of inner nodes of each level that show how many children the others have.
+const INNER_SAMPLES: usize = 8;
+
+/// The number of leaves that are looked at if they are in memory.
+const LEAF_SAMPLES: usize = 32;
+
+/// The nodes of one level of the tree that may hold rows of the range.
+struct LevelNodes<'g> {
+    first: Inner<'g>,
+    /// The last node, if it is not the first.
+    last: Option<Inner<'g>>,
+    /// The estimated number of nodes between the first and the last, and some of these nodes.
+    between: f64,
+    samples: Vec<Inner<'g>>,
+}
+
+/// The children of [`LevelNodes`].
+struct Children {
+    first: PageId,
+    last: Option<PageId>,
+    between: f64,
+    /// Some of the children between the first and the last, in key order.
+    candidates: Vec<PageId>,
+    /// `true` if the range begins before the first child's rows, and ends after the last child's.
+    is_first_whole: bool,
+    is_last_whole: bool,
+}
+
+/// Returns `count` of the pages, spread evenly.
+fn spread(pages: &[PageId], count: usize) -> impl Iterator<Item = PageId> {
+    let count = count.min(pages.len());
+    (0..count).map(move |index| pages[(2 * index + 1) * pages.len() / (2 * count)])
+}
+
+impl LevelNodes<'_> {
+    fn children(&self, lower: &[u8], upper: Option<&[u8]>) -> Children {
+        let first = &self.first;
+        let last = self.last.as_ref().unwrap_or(first);
+        let from = first.child_for(lower);
+        let to = upper.map_or(last.len() - 1, |upper| last.child_below(upper));
+        let is_first_whole = match from {
+            0 => first.lower_fence().map_or(lower.is_empty(), |fence| lower <= fence),
+            _ => first.compare_key(from, lower).is_ge(),
+        };
+        let is_last_whole = upper.is_none_or(|upper| match to + 1 {
+            next if next < last.len() => last.compare_key(next, upper).is_le(),
+            _ => last.upper_fence().is_some_and(|fence| fence <= upper),
+        });
+        debug_assert!(from < first.len() && to < last.len(), "children {from} and {to} do not exist");
+        let mut children = Children {
+            first: first.child(from),
+            last: None,
+            between: 0.0,
+            candidates: Vec::new(),
+            is_first_whole,
+            is_last_whole,
+        };
+        if self.last.is_none() {
+            if from < to {
+                children.candidates.extend((from + 1..to).map(|child| first.child(child)));
+                children.between = children.candidates.len() as f64;
+                children.last = Some(first.child(to));
+            }
+            return children;
+        }
+        children.last = Some(last.child(to));
+        children.candidates.extend((from + 1..first.len()).map(|child| first.child(child)));
+        for node in &self.samples {
+            children.candidates.extend((0..node.len()).map(|child| node.child(child)));
+        }
+        children.candidates.extend((0..to).map(|child| last.child(child)));
+        let fanout = match self.samples.len() {
+            0 => (first.len() + last.len()) as f64 / 2.0,
+            count => self.samples.iter().map(|node| node.len()).sum::<usize>() as f64 / count as f64,
+        };
+        children.between = (first.len() - 1 - from + to) as f64 + self.between * fanout;
+        children
+    }
+}
+
+/// The maximum number of parts of a range that are estimated one by one.
+const PARTS_MAX: usize = 8;
+
+impl Tree {
+    /// Returns the estimated number of rows whose keys are at least `lower` and below `upper`. If all leaves of a short
+    /// range are in memory, the number is exact, except for concurrent changes. Rows of runs count in addition to those
+    /// of the tree. O(log n).
+    ///
+    /// Lacks inner nodes that are not in memory, and the root, which may be a leaf.
+    pub(crate) fn estimate(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<u64, Stop> {
+        debug_assert!(upper.is_none_or(|upper| lower < upper), "the rows of an empty range are estimated");
+        let mut rows = 0.0;
+        for (lower, upper) in self.unremoved(lower, upper) {
+            rows += self.restarting(|| self.try_estimate(PageId::ROOT, &lower, upper.as_deref()))?;
+        }
+        for run in self.pages.runs.list().iter().filter(|run| run.has_rows()) {
+            debug_assert!(run.root != PageId::ROOT, "the rows of the tree are counted twice");
+            let lower = lower.max(&run.freed_to);
+            if upper.is_none_or(|upper| lower < upper) {
+                rows += self.restarting(|| self.try_estimate(run.root, lower, upper)).map_err(of_run)?;
+            }
+        }
+        debug_assert!(rows.is_finite() && rows >= 0.0, "{rows} rows are estimated");
+        Ok(rows.round() as u64)
+    }
+
+    /// Returns the parts of a range whose rows in the tree are not removed, as far as removals are not folded. Returns
+    /// the whole range if it has more than a few parts.
+    fn unremoved(&self, lower: &[u8], upper: Option<&[u8]>) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+        let mut removed = RemovedKeys::default();
+        for run in self.pages.runs.list().iter() {
+            for range in run.removed.ranges() {
+                let lower = (&range.lower).max(&run.freed_to).clone();
+                removed.add(RemovedRange { lower, upper: range.upper.clone() });
+            }
+        }
+        let (mut parts, mut from) = (Vec::new(), Some(lower.to_vec()));
+        while let Some(start) = from.filter(|from| upper.is_none_or(|upper| **from < *upper)) {
+            let next = removed.at_or_after(&start);
+            let next = next.filter(|range| upper.is_none_or(|upper| *range.lower < *upper));
+            let end = next.map(|range| range.lower.clone()).or_else(|| upper.map(<[u8]>::to_vec));
+            if end.as_ref().is_none_or(|end| start < *end) {
+                parts.push((start, end));
+            }
+            from = next.and_then(|range| range.upper.clone());
+        }
+        if parts.len() > PARTS_MAX { vec![(lower.to_vec(), upper.map(<[u8]>::to_vec))] } else { parts }
+    }
+
+    fn try_estimate(&self, root: PageId, lower: &[u8], upper: Option<&[u8]>) -> Result<Option<f64>, Stop> {
+        let reclaim_guard = self.pool.reclaim_guard();
+        let nodes = reclaim_guard.pages(&self.pages.table);
+        if let PageEntry::Leaf(frame) = self.pages.table.load(root) {
+            let leaf = self.pool.frames.peek(frame, self.page_key(root));
+            let leaf = leaf.filter(|_| self.pages.table.shows(root, PageEntry::Leaf(frame)));
+            return Ok(leaf.map(|leaf| rows_within(&Leaf::new(&leaf), lower, upper)));
+        }
+        let Some(root) = self.inner_node(&nodes, root)? else { return Ok(None) };
+        let mut level = LevelNodes { first: root, last: None, between: 0.0, samples: Vec::new() };
+        loop {
+            let children = level.children(lower, upper);
+            if level.first.level() == 1 {
+                return Ok(Some(self.rows_of_leaves(&children, lower, upper)));
+            }
+            let below = level.first.level() - 1;
+            let child = |page| Ok::<_, Stop>(self.inner_node(&nodes, page)?.filter(|node| node.level() == below));
+            let Some(first) = child(children.first)? else { return Ok(None) };
+            let last = match children.last {
+                Some(page) => match child(page)? {
+                    Some(last) => Some(last),
+                    None => return Ok(None),
+                },
+                None => None,
+            };
+            let mut samples = Vec::new();
+            for page in spread(&children.candidates, INNER_SAMPLES) {
+                samples.extend(child(page)?);
+            }
+            level = LevelNodes { first, last, between: children.between, samples };
+        }
+    }
+
+    /// Returns the inner node in this page, or `None` if the page is something else by now.
+    fn inner_node<'g>(&self, nodes: &ImmutablePages<'g>, page: PageId) -> Result<Option<Inner<'g>>, Stop> {
+        match nodes.load(page) {
+            Ok((frame, bytes)) if bytes[KIND_OFFSET] == Kind::Inner as u8 => {
+                self.pool.frames.header(frame).touch_inner();
+                Ok(Some(Inner::new(bytes)))
+            }
+            Err(PageEntry::OnDisk(_) | PageEntry::Reading(_)) => Err(Needs::Page(Arc::clone(&self.pages), page).into()),
+            _ => Ok(None),
+        }
+    }
+
+    fn rows_of_leaves(&self, leaves: &Children, lower: &[u8], upper: Option<&[u8]>) -> f64 {
+        let (mut seen, mut seen_rows) = (0, 0.0);
+        let mut see = |page| {
+            let rows = self.peek_at_leaf(page, lower, upper);
+            if let Some((rows_in_leaf, _)) = rows {
+                seen += 1;
+                seen_rows += rows_in_leaf;
+            }
+            rows
+        };
+        let (first, last) = (see(leaves.first), leaves.last.map(&mut see));
+        let sampled = spread(&leaves.candidates, LEAF_SAMPLES).filter(|page| see(*page).is_some()).count();
+        let wanted = leaves.candidates.len().min(LEAF_SAMPLES);
+        let ends_seen = seen - sampled;
+        let ends_rows = [first, last.flatten()].into_iter().flatten().map(|(rows, _)| rows).sum::<f64>();
+        let written = self.pages.leaves_on_disk.average_rows();
+        // The leaves at the two ends are counted by themselves. They count as samples only if nothing else is known.
+        let average = match (sampled, written) {
+            (0, None) if ends_seen == 0 => self.rows_of_unknown_leaf(),
+            (0, None) => ends_rows / ends_seen as f64,
+            (0, Some(written)) => written,
+            (sampled, written) => {
+                let rows = seen_rows - ends_rows;
+                let written = written.unwrap_or(rows / sampled as f64);
+                (rows + (wanted - sampled) as f64 * written) / wanted as f64
+            }
+        };
+        let end = |seen: Option<(f64, f64)>, is_whole: bool| match seen {
+            Some((_, rows)) => rows,
+            None => average * if is_whole { 1.0 } else { 0.5 },
+        };
+        match last {
+            None => end(first, leaves.is_first_whole && leaves.is_last_whole),
+            Some(last) => {
+                end(first, leaves.is_first_whole) + end(last, leaves.is_last_whole) + leaves.between * average
+            }
+        }
+    }
+
+    /// Returns the number of rows of a leaf, and how many of them are in the range. Returns `None` if the leaf is not
+    /// in memory, or if its latch is taken.
+    fn peek_at_leaf(&self, page: PageId, lower: &[u8], upper: Option<&[u8]>) -> Option<(f64, f64)> {
+        let PageEntry::Leaf(frame) = self.pages.table.load(page) else { return None };
+        let read = self.pool.frames.try_peek(frame, self.page_key(page))?;
+        let leaf = self.pages.table.shows(page, PageEntry::Leaf(frame)).then(|| Leaf::new(&read))?;
+        Some((leaf.len() as f64, rows_within(&leaf, lower, upper)))
+    }
+
+    /// Returns a guess for a keyspace none of whose leaves was ever written: leaves half full with rows of 64 bytes.
+    fn rows_of_unknown_leaf(&self) -> f64 {
+        self.pages.page_bytes as f64 / 2.0 / 64.0
+    }
+}
+
+/// Returns the number of the leaf's rows in the range.
+fn rows_within(leaf: &Leaf<'_>, lower: &[u8], upper: Option<&[u8]>) -> f64 {
+    let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
+    end.saturating_sub(leaf.lower_bound(lower)) as f64
+}
