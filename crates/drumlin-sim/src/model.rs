@@ -141,12 +141,15 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if the operation puts a row, which always takes a timestamp.
+    /// Returns `true` if the operation always takes a timestamp. A removal of a row that does not exist takes none.
     #[must_use]
     pub fn puts(&self) -> bool {
         match self {
             Operation::Rows(rows) | Operation::Load(rows) => rows.iter().any(|(_, _, content)| content.is_some()),
-            Operation::Prepare(..) | Operation::CommitPrepared(_) | Operation::AbortPrepared(_) => true,
+            Operation::RemoveRange(..)
+            | Operation::Prepare(..)
+            | Operation::CommitPrepared(_)
+            | Operation::AbortPrepared(_) => true,
             Operation::Create(_) | Operation::Drop(_) | Operation::Alter(_) => false,
         }
     }
