@@ -79,8 +79,8 @@ pub enum Isolation {
     /// rows. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
     /// Each read sees the newest committed state and the transaction's own changes. A scan or value reader sees the
-    /// database as of when it began. Writes wait for each other and never conflict. Between its reads, the transaction
-    /// retains no old versions in memory.
+    /// database as of when it began. Writes wait for each other and never conflict, unless a bulk load or a range
+    /// delete overtakes the lock of a row. Between its reads, the transaction retains no old versions in memory.
     ReadCommitted,
 }
 
@@ -619,7 +619,7 @@ impl Transaction {
                 snapshot: horizon.snapshot().map(|snapshot| &**snapshot),
                 spilled_published: store.engine.spilled.published(),
                 meets_prepared: &|keyspace, removed| {
-                    store.engine.locks.any_held_by(keyspace, removed, |owner| store.prepared.is_owner(owner))
+                    store.engine.locks.any_held_by(keyspace, removed, |owner| store.prepared.may_be_owner(owner))
                 },
             };
             store.apply_removing(mode, for_task, &rows, &removals, reads, seen, options.durability, locks).await

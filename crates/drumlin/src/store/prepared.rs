@@ -159,7 +159,7 @@ impl Store {
         }
         keyspaces.sort_unstable();
         keyspaces.dedup();
-        let reserved = self.prepared.reserve(id, keyspaces.clone())?;
+        let reserved = self.prepared.reserve(id, held.locks.owner(), keyspaces.clone())?;
         for keyspace in keyspaces {
             if engine.space.page_space(keyspace).is_none_or(|pages| pages.is_dropped()) {
                 let written = writes.rows().find(|(tree, _, _)| tree.pages.id == keyspace);
@@ -167,7 +167,9 @@ impl Store {
                 return Err(Error::KeyspaceDropped { name: name.unwrap_or_else(|| self.keyspace_name(keyspace)) });
             }
         }
-        // A run that is attached from here on is replaced by the transaction's rows, once that is committed.
+        // A range delete that is attached from here on finds the id reserved. Wait for those that have looked before.
+        drop(engine.space.epoch_latch.shared());
+        // A load that is attached from here on is replaced by the transaction's rows, once that is committed.
         let changed: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
         engine.check_runs(mode, &changed, None, seen).await?;
         drop(changed);
@@ -418,7 +420,7 @@ impl Store {
             changes_bytes: changes.len(),
             timestamp: Timestamp(0),
         };
-        self.prepared.reserve(id, keyspaces)?.keep(facts, HeldLocks { locks, memory });
+        self.prepared.reserve(id, owner, keyspaces)?.keep(facts, HeldLocks { locks, memory });
         crate::coverage::mark!("an opening found a prepared transaction");
         Ok(())
     }
