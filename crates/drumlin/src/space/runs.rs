@@ -19,6 +19,7 @@
 //!
 //! Lock order: a leaf of the tree, the list, a leaf of a run.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::{PageId, Timestamp};
@@ -29,6 +30,9 @@ pub(crate) const RUNS_MAX: usize = 4;
 /// The maximum number of removals of a keyspace. A reader compares its key with each of them, which takes a few
 /// nanoseconds.
 pub(crate) const REMOVALS_MAX: usize = if cfg!(feature = "sim") { 3 } else { 32 };
+
+/// The number of removals that a keyspace remembers after they are folded.
+const FOLDED_REMOVALS_MAX: usize = 64;
 
 /// A run above a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -141,8 +145,10 @@ pub(crate) struct Runs {
     newest: AtomicU64,
     /// The timestamp of the newest run that was attached since the database was opened, or 0 if none was.
     attached_at: AtomicU64,
-    /// The timestamp of the newest run that has left the list since the database was opened.
+    /// The timestamp of the newest run that has left the list since the database was opened, except for those below.
     folded_at: AtomicU64,
+    /// The removals that have left the list last. So a commit whose rows they do not remove finds no conflict with them.
+    folded_removals: Mutex<VecDeque<Run>>,
     /// In ascending order of timestamps.
     list: RwLock<Vec<Run>>,
     /// Held while a part of the oldest run is folded and its pages are freed. After a part of a removal, it has the
@@ -156,6 +162,7 @@ impl Runs {
             newest: AtomicU64::new(0),
             attached_at: AtomicU64::new(0),
             folded_at: AtomicU64::new(0),
+            folded_removals: Mutex::default(),
             list: RwLock::default(),
             folding: Mutex::default(),
         }
@@ -180,9 +187,25 @@ impl Runs {
         self.attached_at.load(Ordering::Acquire) > snapshot.0
     }
 
-    /// Returns `true` if a run was attached since this timestamp and has left the list. The caller holds the list.
-    pub(crate) fn are_folded_since(&self, since: Timestamp) -> bool {
-        self.folded_at.load(Ordering::Acquire) > since.0
+    /// Returns `true` if a run was attached since this timestamp, has left the list, and may have had this key or removed
+    /// it. The caller holds the list.
+    pub(crate) fn may_have_folded(&self, since: Timestamp, key: &[u8]) -> bool {
+        let has_removed = |run: &Run| run.timestamp > since && run.removed.covers(key);
+        self.folded_at.load(Ordering::Acquire) > since.0 || self.folded_removals.lock().iter().any(has_removed)
+    }
+
+    /// Notes that a run has left the list, which the caller holds exclusively.
+    fn note_folded(&self, run: &Run) {
+        let mut forgotten = Some(run.timestamp);
+        if !run.has_rows() {
+            let mut removals = self.folded_removals.lock();
+            removals.push_back(run.clone());
+            forgotten = if removals.len() > FOLDED_REMOVALS_MAX { removals.pop_front() } else { None }
+                .map(|forgotten| forgotten.timestamp);
+        }
+        if let Some(timestamp) = forgotten {
+            self.folded_at.fetch_max(timestamp.0, Ordering::AcqRel);
+        }
     }
 
     /// Returns the runs, in ascending order of timestamps.
@@ -227,7 +250,7 @@ impl Runs {
             None => {
                 assert!(at == 0, "a run is freed before an older one");
                 let run = list.remove(at);
-                self.folded_at.fetch_max(timestamp.0, Ordering::AcqRel);
+                self.note_folded(&run);
                 self.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
                 Some(run)
             }

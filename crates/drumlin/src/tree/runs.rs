@@ -349,7 +349,7 @@ impl Tree {
     /// are folded already, the answer may be `true` although the run does not have the key.
     pub(crate) fn may_runs_have(&self, since: Timestamp, key: &[u8]) -> Result<bool, Stop> {
         let list = self.pages.runs.list();
-        if self.pages.runs.are_folded_since(since) {
+        if self.pages.runs.may_have_folded(since, key) {
             return Ok(true);
         }
         assert!(list.is_sorted_by(|left, right| left.timestamp < right.timestamp), "runs are out of order");

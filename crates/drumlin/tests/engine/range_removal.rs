@@ -285,6 +285,25 @@ fn range_deletes_wait_for_prepared_rows() {
     assert_eq!(keyspace.estimate(key(90)..key(210)).unwrap(), 20);
 }
 
+/// A change that depends on the newest value of a row conflicts with a range delete that comes during the change only if
+/// its row is removed, folded or not.
+#[test]
+fn range_deletes_do_not_disturb_changes_of_other_rows() {
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace, _) = filled(&disk);
+    for is_folded in [false, true] {
+        let snapshot = (!is_folded).then(|| db.snapshot());
+        let updated = keyspace.update(key(250), |was| {
+            keyspace.remove_range(key(100)..key(200)).unwrap();
+            // A check takes long enough for the background to go on.
+            (0..20).for_each(|_| drop(db.check().unwrap()));
+            was.map(|was| [was, b"!"].concat())
+        });
+        assert!(updated.unwrap().is_some(), "folded: {is_folded}");
+        drop(snapshot);
+    }
+}
+
 /// Errors leave the transaction as it was.
 #[test]
 fn refused_range_deletes_change_nothing() {
