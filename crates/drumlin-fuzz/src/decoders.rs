@@ -488,7 +488,7 @@ fn sample_superblock() -> Superblock {
 }
 
 fn sample_catalogue() -> Catalogue {
-    use crate::format::{ValueId, catalogue};
+    use crate::format::{Timestamp, ValueId, catalogue};
     let extent = sample_ref();
     let address = extent.address;
     Catalogue {
@@ -501,6 +501,7 @@ fn sample_catalogue() -> Catalogue {
             leaf_rows: 60,
             name: "rows".into(),
             chunks: vec![address, ExtentAddress::NONE],
+            runs: vec![catalogue::RunEntry { root: PageId(9), timestamp: Timestamp(55), freed_to: b"key".to_vec() }],
         }],
         summaries: vec![address],
         segments: vec![extent, ExtentRef::NONE],
@@ -521,8 +522,15 @@ fn sample_summary() -> Vec<u8> {
 
 /// Returns a record's body with an operation of each kind.
 fn sample_record() -> Vec<u8> {
-    use crate::format::{ValueId, record::Operation};
+    use crate::format::ValueId;
+    use crate::format::record::{AttachedRoot, Operation};
     let extent = sample_ref();
+    let attachment = |root| Attachment {
+        rows: 7,
+        root,
+        images: vec![(1, extent)],
+        segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: extent.segment_use }],
+    };
     let mut record = Vec::new();
     for operation in [
         Operation::Put { key: b"key", value: b"value" },
@@ -530,12 +538,12 @@ fn sample_record() -> Vec<u8> {
         Operation::Remove { key: b"gone" },
         Operation::Create { page_bytes: 4096, name: "rows" },
         Operation::Drop,
-        Operation::Attach(Attachment {
-            rows: 7,
-            root: extent,
-            images: vec![(1, extent)],
-            segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: extent.segment_use }],
-        }),
+        Operation::Attach(attachment(AttachedRoot::Tree(extent))),
+        Operation::CommitPrepared { id: b"transfer 7" },
+        Operation::PutStored { key: b"stored", number: 2 },
+        Operation::Lock { key: b"locked", is_shared: true },
+        Operation::Rename { name: "lines" },
+        Operation::Attach(attachment(AttachedRoot::Run(PageId(9)))),
     ] {
         record::encode(KeyspaceId(3), &operation, &mut record);
     }
