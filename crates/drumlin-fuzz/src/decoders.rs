@@ -9,7 +9,7 @@
 
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
-use crate::format::record::{AttachedRoot, Attachment, SegmentRun};
+use crate::format::record::{Attachment, SegmentRun};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
     BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, checksum, put_u32,
@@ -504,7 +504,7 @@ fn sample_catalogue() -> Catalogue {
             runs: vec![
                 catalogue::RunEntry {
                     root: PageId(9),
-                    timestamp: Timestamp(5),
+                    timestamp: Timestamp(55),
                     freed_to: b"k".to_vec(),
                     removed: Vec::new(),
                 },
@@ -535,8 +535,15 @@ fn sample_summary() -> Vec<u8> {
 
 /// Returns a record's body with an operation of each kind.
 fn sample_record() -> Vec<u8> {
-    use crate::format::{ValueId, record::Operation};
+    use crate::format::ValueId;
+    use crate::format::record::{AttachedRoot, Operation};
     let extent = sample_ref();
+    let attachment = |root| Attachment {
+        rows: 7,
+        root,
+        images: vec![(1, extent)],
+        segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: extent.segment_use }],
+    };
     let mut record = Vec::new();
     for operation in [
         Operation::Put { key: b"key", value: b"value" },
@@ -546,12 +553,12 @@ fn sample_record() -> Vec<u8> {
         Operation::RemoveRange { lower: b"from", upper: None },
         Operation::Create { page_bytes: 4096, name: "rows" },
         Operation::Drop,
-        Operation::Attach(Attachment {
-            rows: 7,
-            root: AttachedRoot::Tree(extent),
-            images: vec![(1, extent)],
-            segments: vec![SegmentRun { first: SegmentId(1), count: 2, segment_use: extent.segment_use }],
-        }),
+        Operation::Attach(attachment(AttachedRoot::Tree(extent))),
+        Operation::CommitPrepared { id: b"transfer 7" },
+        Operation::PutStored { key: b"stored", number: 2 },
+        Operation::Lock { key: b"locked", is_shared: true },
+        Operation::Rename { name: "lines" },
+        Operation::Attach(attachment(AttachedRoot::Run(PageId(9)))),
     ] {
         record::encode(KeyspaceId(3), &operation, &mut record);
     }

@@ -167,12 +167,6 @@ impl Store {
                 return Err(Error::KeyspaceDropped { name: name.unwrap_or_else(|| self.keyspace_name(keyspace)) });
             }
         }
-        // A range delete that is attached from here on finds the id reserved. Wait for those that have looked before.
-        drop(engine.space.epoch_latch.shared());
-        // A load that is attached from here on is replaced by the transaction's rows, once that is committed.
-        let changed: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
-        engine.check_runs(mode, &changed, None, seen).await?;
-        drop(changed);
         let locks_bytes = held.locks.memory_bytes() as u64;
         let limit_bytes = engine.budget.transaction_memory_max();
         if self.prepared.memory_bytes() + locks_bytes > limit_bytes {
@@ -203,7 +197,9 @@ impl Store {
         let change = large.as_ref().map_or(Change::Put(&changes), Change::PutLarge);
         let all = std::iter::once(change).chain(values.iter().map(|value| Change::PutLarge(value)));
         let rows: Vec<Row<'_>> = keys.iter().zip(all).map(|(key, change)| Row { tree, key, change }).collect();
-        let applied = self.apply_hidden(mode, &rows, Durability::Full, Recorded::Rows).await?;
+        let changed: Vec<Row<'_>> = writes.rows().map(|(tree, key, change)| Row { tree, key, change }).collect();
+        let seen = RowsSeen::Of(&changed, &seen);
+        let applied = self.apply_hidden(mode, &rows, seen, Durability::Full, Recorded::Rows).await?;
         let logged = engine.request_write(for_task, &rows, applied, Durability::Full);
         let is_smaller = held.memory.resize(locks_bytes);
         assert!(is_smaller, "memory was not given back");
@@ -225,15 +221,15 @@ impl Store {
         &'a self,
         mode: WaitMode<'a>,
         rows: &'a [Row<'a>],
+        seen: RowsSeen<'a>,
         durability: Durability,
         recorded: Recorded<'a, 'a>,
     ) -> Result<Applied<'a>> {
-        if let Some(applied) = self.engine.commit_at_once_as(rows, 0, RowsSeen::Nothing, durability, recorded)? {
+        if let Some(applied) = self.engine.commit_at_once_as(rows, 0, seen, durability, recorded)? {
             return Ok(applied);
         }
         let admitted = self.engine.admit(mode, rows, None, 0).await;
-        let (applied, _admitted) =
-            self.engine.apply_as(mode, rows, None, RowsSeen::Nothing, admitted, recorded).await?;
+        let (applied, _admitted) = self.engine.apply_as(mode, rows, None, seen, admitted, recorded).await?;
         Ok(applied)
     }
 
@@ -249,7 +245,9 @@ impl Store {
         let taken = self.prepared.take(id)?;
         let stored = self.stored_changes(mode, &taken).await?;
         let rows = stored.rows();
-        let applied = self.apply_hidden(mode, &rows, durability, Recorded::Prepared { id, gate: None }).await?;
+        let applied = self
+            .apply_hidden(mode, &rows, RowsSeen::Nothing, durability, Recorded::Prepared { id, gate: None })
+            .await?;
         taken.end();
         self.end_locks(());
         Ok(self.engine.request_write(for_task, &rows, applied, durability))
@@ -289,7 +287,7 @@ impl Store {
         let keys = hidden_keys(id, taken.facts.value_count);
         let row = |key| Row { tree: &hidden.tree, key, change: Change::Remove };
         let rows: Vec<Row<'_>> = keys.iter().map(|key| row(&key[..])).collect();
-        let applied = self.apply_hidden(mode, &rows, durability, Recorded::Rows).await?;
+        let applied = self.apply_hidden(mode, &rows, RowsSeen::Nothing, durability, Recorded::Rows).await?;
         taken.end();
         self.end_locks(());
         Ok(self.engine.request_write(mode.is_task(), &rows, applied, durability))

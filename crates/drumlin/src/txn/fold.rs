@@ -241,7 +241,7 @@ impl Engine<Replaying> {
 impl<L> Engine<L> {
     /// Returns an error if a run that was attached while the rows were locked has one of them, or a row that the
     /// transaction has read. Otherwise returns a timestamp up to which this is so.
-    pub(crate) async fn check_runs(
+    pub(super) async fn check_runs(
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
@@ -253,10 +253,14 @@ impl<L> Engine<L> {
         // Read first: runs that are attached from here on are looked for again.
         let checked = self.clock.published();
         assert!(seen.since().is_none_or(|since| since <= checked), "a commit has seen what is not published");
+        let (rows, seen) = match seen {
+            RowsSeen::Of(rows, seen) => (rows, *seen),
+            seen => (rows, seen),
+        };
         for row in rows {
             mode.work(turn::ROW_UNITS).await;
             let is_changed = match seen {
-                RowsSeen::Nothing => false,
+                RowsSeen::Nothing | RowsSeen::Of(..) => false,
                 RowsSeen::Snapshot(snapshot) if row.tree.pages.runs.are_attached_since(snapshot.timestamp) => {
                     self.changed_since(mode, row.tree, row.key, snapshot.timestamp).await?
                 }

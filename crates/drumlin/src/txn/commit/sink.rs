@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::prepare::Row;
 use crate::error::{Error, Result};
 use crate::format::{KeyspaceId, Timestamp, prepared};
 use crate::pool::{Needs, Stop};
@@ -21,6 +22,9 @@ pub(crate) enum RowsSeen<'a> {
     Snapshot(&'a SnapshotHandle),
     /// The newest version of rows that were locked at this timestamp or later.
     Newest(Timestamp),
+    /// These versions of other rows than those that the commit changes: a prepare depends on the rows that the prepared
+    /// transaction will change.
+    Of(&'a [Row<'a>], &'a RowsSeen<'a>),
 }
 
 impl RowsSeen<'_> {
@@ -30,6 +34,7 @@ impl RowsSeen<'_> {
             RowsSeen::Nothing => None,
             RowsSeen::Snapshot(snapshot) => Some(snapshot.timestamp),
             RowsSeen::Newest(since) => Some(*since),
+            RowsSeen::Of(_, seen) => seen.since(),
         }
     }
 }
