@@ -29,9 +29,9 @@ fn shortened(mut end: Vec<u8>, key_bytes_max: usize) -> Vec<u8> {
 /// Range deletes. Removing a range is a single change, however many rows the range has: it takes O(1) time, memory and
 /// log space. The rows are taken out of their pages in the background; until then, reads skip them.
 ///
-/// The commit removes all rows that the range has at that moment, except those that the transaction itself has put after
-/// removing the range. Before it, the commit waits for rows of the range that other transactions have locked. In a
-/// [`Snapshot`](Isolation::Snapshot) or [`Serializable`](Isolation::Serializable) transaction, the commit fails with
+/// The commit removes all rows that the range has at that moment, except those that the transaction itself has put
+/// after removing the range. Before it, the commit waits for rows of the range that other transactions have locked. In
+/// a [`Snapshot`](Isolation::Snapshot) or [`Serializable`](Isolation::Serializable) transaction, the commit fails with
 /// [`Error::Conflict`] if another transaction has changed a row of the range since this one began. A
 /// [`ReadCommitted`](Isolation::ReadCommitted) transaction removes such rows too.
 ///

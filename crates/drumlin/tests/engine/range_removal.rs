@@ -47,8 +47,8 @@ fn remove(rows: &mut Model, (lower, upper): &Bounds) {
 /// A snapshot, and the rows that it sees.
 type Seen = (Snapshot, Model);
 
-/// Range deletes, alone and within transactions with savepoints, among loads, commits, snapshots, checkpoints, reopenings
-/// and power cuts in random order.
+/// Range deletes, alone and within transactions with savepoints, among loads, commits, snapshots, checkpoints,
+/// reopenings and power cuts in random order.
 #[test]
 fn range_deletes_are_like_other_commits() {
     let first = number("DRUMLIN_TEST_SEED", 0);
@@ -285,8 +285,8 @@ fn range_deletes_wait_for_prepared_rows() {
     assert_eq!(keyspace.estimate(key(90)..key(210)).unwrap(), 20);
 }
 
-/// A change that depends on the newest value of a row conflicts with a range delete that comes during the change only if
-/// its row is removed, folded or not.
+/// A change that depends on the newest value of a row conflicts with a range delete that comes during the change only
+/// if its row is removed, folded or not.
 #[test]
 fn range_deletes_do_not_disturb_changes_of_other_rows() {
     let disk = Disk::new(Medium::default(), 1);
