@@ -299,7 +299,8 @@ impl Cached {
     async fn remove(self) -> Result<()> {
         let mut first = 0;
         while self.goes_on() && first < CACHED_ROWS {
-            self.count(self.relaxed.remove_range_async(key(first)..key(first + 100_000)).await?);
+            self.relaxed.remove_range_async(key(first)..key(first + 100_000)).await?;
+            self.count(100_000);
             first += 100_000;
         }
         Ok(())

@@ -62,6 +62,8 @@ pub struct Capabilities {
     pub inserts_only: bool,
     /// The engine can commit in two phases.
     pub two_phases: bool,
+    /// The engine can remove all rows of a range by one commit, however many there are.
+    pub range_deletes: bool,
 }
 
 /// An engine that is included in this build.
@@ -162,6 +164,16 @@ pub trait Session {
     fn write_in_two_phases(&mut self, id: &[u8], rows: &[Row]) -> Result<()> {
         let _ = (id, rows);
         Err("this engine has no two phases".into())
+    }
+
+    /// Removes the rows from `first` (inclusive) to `end` (exclusive) by one commit. Only for engines that
+    /// [can](Capabilities::range_deletes).
+    ///
+    /// # Errors
+    /// The engine's own errors.
+    fn remove_range(&mut self, first: Key, end: Key) -> Result<()> {
+        let _ = (first, end);
+        Err("this engine has no range deletes".into())
     }
 
     /// Replaces a row's value with one computed from the old value, in one transaction. After a conflict, the

@@ -125,6 +125,8 @@ pub enum Job {
     FullScan,
     /// One count of this many rows.
     Count(u64),
+    /// One removal of all rows except the first and the last, and scans over their place.
+    RemoveRange,
     /// One opening of the database after a kill or a close, and one get.
     Open {
         /// `true` if the last process that wrote was killed before closing the database.
@@ -197,9 +199,14 @@ impl Workload {
             Job::Get(_) | Job::GetMany(_) | Job::Scan(_) | Job::FullScan | Job::Count(_) => false,
             Job::Ycsb(mix) => mix != Mix::C,
             Job::Open { killed } => killed,
-            Job::Commit(_) | Job::Prepare | Job::Insert | Job::Load | Job::BulkLoad | Job::Half | Job::Shop { .. } => {
-                true
-            }
+            Job::Commit(_)
+            | Job::Prepare
+            | Job::Insert
+            | Job::Load
+            | Job::BulkLoad
+            | Job::Half
+            | Job::RemoveRange
+            | Job::Shop { .. } => true,
         }
     }
 
@@ -213,7 +220,10 @@ impl Workload {
     /// rate.
     #[must_use]
     pub fn repeats(&self) -> bool {
-        !matches!(self.job, Job::Load | Job::BulkLoad | Job::FullScan | Job::Open { .. } | Job::Shop { .. })
+        !matches!(
+            self.job,
+            Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange | Job::Open { .. } | Job::Shop { .. }
+        )
     }
 
     /// Returns `true` if this engine takes part in the workload.
@@ -223,6 +233,7 @@ impl Workload {
             Job::Shop { .. } => crate::shops::named(peer.name).is_some(),
             Job::Insert => true,
             Job::Prepare => peer.capabilities.two_phases,
+            Job::RemoveRange => peer.capabilities.range_deletes,
             _ => !peer.capabilities.inserts_only,
         }
     }
@@ -246,7 +257,7 @@ impl Workload {
             Job::Scan(_) => "scans",
             Job::Count(_) => "counts",
             Job::Open { .. } => "openings",
-            Job::Commit(_) | Job::Load | Job::BulkLoad | Job::FullScan => "rows",
+            Job::Commit(_) | Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange => "rows",
         }
     }
 
@@ -267,6 +278,8 @@ const ZIPF: Job = Job::Get(Choice::Zipf);
 const SORTED_1K: Data = Data { order: Order::Sorted, ..LARGE_1K };
 const SORTED_100: Data = Data { order: Order::Sorted, ..LARGE_100 };
 const UPDATED_1K: Data = Data { updates: 512_000, ..LARGE_1K };
+/// 1.1 GB, in a group of 128 MiB.
+const REMOVED_100: Data = Data { rows: 10_000_000, ..SORTED_100 };
 const UPDATED_100: Data = Data { updates: 2_000_000, ..LARGE_100 };
 /// 500,000 rows of 100 bytes, in key order.
 const SMALL_SORTED: Data = Data { order: Order::Sorted, ..SMALL };
@@ -350,6 +363,15 @@ pub const WORKLOADS: &[Workload] = &{
             )
             .threads(2)
         },
+        of(
+            "13",
+            "remove-range",
+            "range delete of 10 M rows, and scans over their place",
+            REMOVED_100,
+            Job::RemoveRange,
+        )
+        .durable()
+        .cold(),
         of("14", "count-50k", "count of 50,000 rows, in memory", SMALL_SORTED, Job::Count(50_000)),
         of("15", "open-closed", "opening and a get, after a close", SMALL, Job::Open { killed: false }).cold(),
         of("15", "open-killed", "opening and a get, after a kill", SMALL, Job::Open { killed: true }).cold(),

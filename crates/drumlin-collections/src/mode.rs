@@ -97,13 +97,6 @@ impl Mode {
         }
     }
 
-    pub(crate) async fn remove_range(self, keyspace: &Keyspace, bounds: &RowBounds) -> Result<u64> {
-        match self {
-            Mode::Blocking => keyspace.remove_range(bounds),
-            Mode::Async => keyspace.remove_range_async(bounds).await,
-        }
-    }
-
     pub(crate) async fn next_key(self, keys: &mut Keys) -> Option<Result<Value>> {
         match self {
             Mode::Blocking => keys.next(),

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use drumlin::Value;
+use drumlin::{Keyspace, Value};
 
 use crate::collection::Collection;
 use crate::documents::Documents;
@@ -16,8 +16,8 @@ use crate::transaction::Transaction;
 /// The maximum number of documents that one transaction of a range removal deletes.
 const REMOVE_DOCUMENTS_MAX: usize = 128;
 
-/// Bulk removal. Documents are removed in key order along with all rows derived from them, at most 128 documents per
-/// transaction. **Each transaction is atomic, but the call as a whole is not**: readers may see some documents gone
+/// Bulk removal. Documents without derived rows are removed by one transaction. Other documents are removed in key order
+/// along with all rows derived from them, at most 128 documents per transaction. **Each transaction is atomic, but the call as a whole is not**: readers may see some documents gone
 /// while others remain, and an error or a power cut may leave the removal unfinished. Repeat the call to remove the
 /// rest. A document that another transaction writes during the call may or may not be removed.
 impl<C: Collection> Documents<C> {
@@ -77,7 +77,7 @@ impl<C: Collection> Documents<C> {
 
     async fn remove_range_in(&self, mode: Mode, (mut lower, upper): RowBounds) -> Result<u64> {
         if let Some(rows) = self.plain_rows() {
-            return Ok(mode.remove_range(&rows, &(lower, upper)).await?);
+            return self.remove_plain(mode, Arc::new((rows, (lower, upper)))).await;
         }
         let (mut removed, mut documents_max) = (0, REMOVE_DOCUMENTS_MAX);
         loop {
@@ -102,6 +102,23 @@ impl<C: Collection> Documents<C> {
         }
     }
 
+    /// Removes the rows of a range in one transaction, for a collection without derived rows. Returns their number.
+    async fn remove_plain(&self, mode: Mode, removed: Arc<(Keyspace, RowBounds)>) -> Result<u64> {
+        let shared = &self.core.shared;
+        match mode {
+            Mode::Blocking => {
+                shared.transact(self.options(), |tx| ready(remove_counted(Mode::Blocking, tx, &removed.0, &removed.1)))
+            }
+            Mode::Async => {
+                let removed = shared.transact_async(self.options(), |mut tx| {
+                    let removed = Arc::clone(&removed);
+                    Box::pin(async move { remove_counted(Mode::Async, &mut tx, &removed.0, &removed.1).await })
+                });
+                removed.await
+            }
+        }
+    }
+
     /// Removes the documents with these keys in one transaction. Returns the number of documents that existed.
     async fn remove_keys(&self, mode: Mode, keys: Arc<Vec<Value>>) -> Result<u64> {
         let shared = &self.core.shared;
@@ -118,6 +135,13 @@ impl<C: Collection> Documents<C> {
             }
         }
     }
+}
+
+/// Removes the rows of a range and returns their number.
+async fn remove_counted(mode: Mode, tx: &mut Transaction<'_>, keyspace: &Keyspace, bounds: &RowBounds) -> Result<u64> {
+    let count = mode.count(tx.raw, keyspace, bounds).await?;
+    tx.raw.remove_range(keyspace, bounds)?;
+    Ok(count)
 }
 
 /// Removes the documents with these keys. Returns the number of documents that existed.

@@ -237,6 +237,11 @@ impl Script {
         for number in 0..5 {
             self.put(&db, "loaded", 80 * number, 100, number % 2 == 1);
         }
+        // Remove ranges, alone and together with rows, while neither the load nor the ranges before are folded.
+        self.remove_range(&db, "loaded", 100..260);
+        self.put(&db, "loaded", 130, 100, true);
+        self.replace_range(&db, "loaded", 250..400);
+        self.remove_range(&db, "loaded", 380..500);
         self.create(&db, "again", 1024);
         self.load(&db, "again", &Vec::from_iter(0..40), LENGTHS, true);
         self.create(&db, "sorted", 512);
@@ -495,6 +500,32 @@ impl Script {
         let key = key(number);
         let operation = Operation::Rows(vec![(space, key.clone(), None)]);
         self.commit(operation, true, move || keyspace.remove(&key));
+    }
+
+    fn remove_range(&mut self, db: &Database, name: &str, numbers: Range<u64>) {
+        let space = self.model.space(name).expect("created");
+        let keyspace = db.existing_keyspace(name).expect("created");
+        let bounds = (Bound::Included(key(numbers.start)), Bound::Excluded(key(numbers.end)));
+        let operation = Operation::RemoveRange(space, bounds.clone());
+        self.commit(operation, true, move || keyspace.remove_range(bounds));
+    }
+
+    /// Removes a range, and puts rows into it and after it, in one transaction.
+    fn replace_range(&mut self, db: &Database, name: &str, numbers: Range<u64>) {
+        let space = self.model.space(name).expect("created");
+        let keyspace = db.existing_keyspace(name).expect("created");
+        let bounds = (Bound::Included(key(numbers.start)), Bound::Excluded(key(numbers.end)));
+        let removed = self.model.keys_at(space, &bounds, self.model.last());
+        let mut rows: BTreeMap<Vec<u8>, Option<Content>> = removed.into_iter().map(|key| (key, None)).collect();
+        let mut tx = db.begin().expect("a transaction");
+        tx.remove_range(&keyspace, bounds).expect("a removed range");
+        for number in [numbers.start, numbers.start + 7, numbers.end] {
+            let content = self.content(60);
+            tx.insert(&keyspace, key(number), content.bytes()).expect("an insert");
+            rows.insert(key(number), Some(content));
+        }
+        let rows = rows.into_iter().map(|(key, content)| (space, key, content)).collect();
+        self.commit(Operation::Load(rows), true, move || tx.commit());
     }
 
     /// Stores a value from a reader.

@@ -74,7 +74,7 @@ pub type SpaceNumber = usize;
 struct Version {
     timestamp: u64,
     content: Option<Content>,
-    /// `true` if a bulk load has put this version.
+    /// `true` if a bulk load has put this version, or a range delete has removed the row. Neither locks rows.
     is_loaded: bool,
 }
 
@@ -125,8 +125,10 @@ pub enum Alter {
 #[derive(Clone, Debug)]
 pub enum Operation {
     Rows(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
-    /// The rows of a bulk load, which takes no row locks.
+    /// The rows of a bulk load, or of a transaction that also removes ranges. Neither locks all of these rows.
     Load(Vec<(SpaceNumber, Vec<u8>, Option<Content>)>),
+    /// Removes the rows that a range has when the commit gets its timestamp.
+    RemoveRange(SpaceNumber, (Bound<Vec<u8>>, Bound<Vec<u8>>)),
     Create(String),
     Drop(SpaceNumber),
     /// Prepares a transaction under an id with these rows.
@@ -139,12 +141,15 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if the operation puts a row, which always takes a timestamp.
+    /// Returns `true` if the operation always takes a timestamp. A removal of a row that does not exist takes none.
     #[must_use]
     pub fn puts(&self) -> bool {
         match self {
             Operation::Rows(rows) | Operation::Load(rows) => rows.iter().any(|(_, _, content)| content.is_some()),
-            Operation::Prepare(..) | Operation::CommitPrepared(_) | Operation::AbortPrepared(_) => true,
+            Operation::RemoveRange(..)
+            | Operation::Prepare(..)
+            | Operation::CommitPrepared(_)
+            | Operation::AbortPrepared(_) => true,
             Operation::Create(_) | Operation::Drop(_) | Operation::Alter(_) => false,
         }
     }
@@ -265,12 +270,23 @@ impl Model {
         state.commits += 1;
         let acknowledged = state.acknowledged;
         state.known.insert(timestamp, acknowledged);
-        let is_loaded = matches!(operation, Operation::Load(_));
+        let is_loaded = !matches!(operation, Operation::Rows(_));
+        // No other commit is between getting its timestamp and being applied, so the rows are known.
+        let operation = match operation {
+            Operation::RemoveRange(space, bounds) => {
+                let rows = state.spaces[space].rows.range::<Vec<u8>, _>(bounds);
+                let is_there =
+                    |(_, versions): &(_, &Vec<Version>)| versions.last().is_some_and(|newest| newest.content.is_some());
+                Operation::Load(rows.filter(is_there).map(|(key, _)| (space, key.clone(), None)).collect())
+            }
+            operation => operation,
+        };
         let rows = match operation {
             Operation::Create(name) => {
                 state.spaces.push(Space::new(name, timestamp));
                 return;
             }
+            Operation::RemoveRange(..) => unreachable!("it was replaced by its rows"),
             Operation::Drop(space) => {
                 state.spaces[space].dropped = Some(timestamp);
                 return;
@@ -423,6 +439,19 @@ impl Model {
         state.spaces[space].rows.get(key).and_then(|versions| at(versions, timestamp))
     }
 
+    /// Returns the keys of the rows that a range has as of a timestamp.
+    #[must_use]
+    pub fn keys_at(
+        &self,
+        space: SpaceNumber,
+        bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>),
+        timestamp: u64,
+    ) -> Vec<Vec<u8>> {
+        let state = self.lock();
+        let rows = state.spaces[space].rows.range::<Vec<u8>, _>(bounds.clone());
+        rows.filter(|(_, versions)| at(versions, timestamp).is_some()).map(|(key, _)| key.clone()).collect()
+    }
+
     /// Returns the newest version of a row.
     #[must_use]
     pub fn newest(&self, space: SpaceNumber, key: &[u8]) -> Option<Content> {
@@ -444,7 +473,8 @@ impl Model {
         state.spaces[space].rows.get(key).and_then(|versions| versions.last()).map_or(0, |version| version.timestamp)
     }
 
-    /// Returns `true` if a bulk load has put the newest version of a row. It may have come although the row was locked.
+    /// Returns `true` if a bulk load has put the newest version of a row, or a range delete has removed it. It may have
+    /// come although the row was locked.
     #[must_use]
     pub fn is_loaded(&self, space: SpaceNumber, key: &[u8]) -> bool {
         let state = self.lock();

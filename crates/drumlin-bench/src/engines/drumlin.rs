@@ -22,6 +22,7 @@ pub(super) const PEER: Peer = Peer {
         recovers: true,
         inserts_only: false,
         two_phases: true,
+        range_deletes: true,
     },
     open,
 };
@@ -167,6 +168,10 @@ impl Session for Access<'_> {
         transaction.prepare(id)?;
         self.db.commit_prepared_with(id, drumlin::Durability::Relaxed)?;
         Ok(())
+    }
+
+    fn remove_range(&mut self, first: Key, end: Key) -> Result<()> {
+        Ok(self.rows.remove_range(&first[..]..&end[..])?)
     }
 
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {

@@ -7,7 +7,7 @@ mod shop;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,8 @@ pub(crate) use open::crash;
 const STEADY_SHARE: f64 = 0.7;
 /// The shortest warm-up.
 const WARM_UP_MIN: Duration = Duration::from_secs(3);
+/// A scan over removed rows is as fast as if they had never been there if it takes no longer than this.
+const SCAN_OF_NOTHING_MAX: Duration = Duration::from_micros(500);
 /// A full scan stops after this time even if it is incomplete.
 const SCAN_LIMIT: Duration = Duration::from_secs(30);
 
@@ -120,6 +122,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
         Job::Load | Job::BulkLoad => loads::measure(turn)?,
         Job::Open { .. } => open::measure(turn)?,
         Job::FullScan => full_scan(turn)?,
+        Job::RemoveRange => remove_range(turn)?,
         Job::Shop { size, traffic } => shop::measure(turn, size, traffic)?,
         _ => repeated(turn)?,
     };
@@ -180,6 +183,46 @@ fn fill_caches(engine: &dyn Engine, workload: &Workload) -> Result<()> {
         engine.session()?.scan([0; 8], u64::MAX, &mut |_, _| {})?;
     }
     Ok(())
+}
+
+/// Measures one range delete of all rows except the first and the last. Then scans the two rows that are left, at once
+/// and again and again until a scan takes no longer than a get.
+fn remove_range(turn: &Turn<'_>) -> Result<Figures> {
+    let rows = turn.workload.data.rows;
+    let engine = turn.open()?;
+    let mut session = engine.session()?;
+    let mut latencies = crate::measure::histogram();
+    let meter = Meter::start(turn.folder);
+    let begun = Instant::now();
+    session.remove_range(crate::rows::key(1), crate::rows::key(rows - 1))?;
+    let elapsed = begun.elapsed();
+    crate::measure::record(&mut latencies, elapsed);
+    let mut scans = Vec::new();
+    while scans.last().is_none_or(|last| *last > SCAN_OF_NOTHING_MAX) && begun.elapsed() < SCAN_LIMIT {
+        let scan_begun = Instant::now();
+        let count = session.scan([0; 8], u64::MAX, &mut |_, _| {})?;
+        if count != 2 {
+            return Err(format!("{count} rows are left of {rows} after a range delete of all but two").into());
+        }
+        scans.push(scan_begun.elapsed());
+    }
+    let settled = begun.elapsed();
+    let outcome = Outcome {
+        operations: 1,
+        units: rows - 2,
+        elapsed,
+        latencies,
+        timeline: Vec::new(),
+        longest_gap: Duration::ZERO,
+    };
+    let mut figures = Figures::measured(&outcome, meter.costs());
+    let seconds = |scan: Option<&Duration>| scan.map_or(0.0, Duration::as_secs_f64);
+    figures.more.insert("seconds of the first scan".to_owned(), seconds(scans.first()));
+    figures.more.insert("seconds of the last scan".to_owned(), seconds(scans.last()));
+    figures.more.insert("seconds until the place was empty".to_owned(), settled.as_secs_f64());
+    drop(session);
+    engine.close()?;
+    Ok(figures)
 }
 
 /// Measures one scan of all rows, and verifies their values.

@@ -20,7 +20,7 @@ use crate::text::{Escaped, parse_key};
 /// Remove keys, a prefix, a range or a whole keyspace
 ///
 /// Named keys are removed in one transaction, all or none: if any key is missing, nothing is removed and the exit code
-/// is 3. Prefixes and ranges are removed in transactions of up to 512 rows. `drumlin compact` returns the space.
+/// is 3. A prefix or a range is removed in one transaction too. `drumlin compact` returns the space.
 #[derive(Debug, Args)]
 #[command(override_usage = "drumlin rm [OPTIONS] <DATABASE> [KEY]...")]
 #[command(group = ArgGroup::new("what").required(true).multiple(true).args(["keys", "prefix", "from", "to", "all"]))]
@@ -61,7 +61,7 @@ impl Rm {
             database.drop_keyspace(&self.keyspace.name)?;
             rows
         } else if self.selection.is_given() {
-            remove_range(&keyspace, range)?
+            remove_range(&database, &keyspace, range)?
         } else {
             remove_keys(&database, &keyspace, &keys)?
         };
@@ -92,14 +92,17 @@ fn remove_keys(database: &Database, keyspace: &Keyspace, keys: &[Vec<u8>]) -> Re
     Ok(keys.len() as u64)
 }
 
-/// Removes a range. An interrupt stops the removal between two transactions, after some rows have already been removed.
-fn remove_range(keyspace: &Keyspace, range: KeyRange) -> Result<u64> {
-    let mut removal = pin!(keyspace.remove_range_async(range));
-    pollster::block_on(poll_fn(|context| match interrupt::requested() {
-        true => {
-            let failure = Failure::new(Exit::Interrupted, "interrupted: some of the rows may be removed");
-            Poll::Ready(Err(failure.hint("run the command again to remove the rest")))
-        }
-        false => removal.as_mut().poll(context).map_err(Failure::from),
-    }))
+/// Removes the rows of a range in one transaction, and returns their number. An interrupt stops the count.
+fn remove_range(database: &Database, keyspace: &Keyspace, range: KeyRange) -> Result<u64> {
+    let mut transaction = database.begin()?;
+    let rows = {
+        let mut count = pin!(transaction.count_async(keyspace, range.clone()));
+        pollster::block_on(poll_fn(|context| match interrupt::requested() {
+            true => Poll::Ready(Err(Failure::new(Exit::Interrupted, "interrupted: nothing was removed"))),
+            false => count.as_mut().poll(context).map_err(Failure::from),
+        }))?
+    };
+    transaction.remove_range(keyspace, range)?;
+    transaction.commit()?;
+    Ok(rows)
 }

@@ -30,6 +30,11 @@ pub(super) fn within<'m>(
     model.iter().filter(|(key, _)| contains(key)).collect()
 }
 
+/// Removes the rows within these bounds.
+pub(super) fn remove_within(model: &mut Model, bounds: &(Bound<Vec<u8>>, Bound<Vec<u8>>)) {
+    model.retain(|key, _| !std::ops::RangeBounds::contains(bounds, key));
+}
+
 /// Counts all rows, and the rows below a key.
 fn count_all(reader: &Reader, k: &Keyspace, model: &Model, key: &[u8], may: &impl Fn(&Error) -> bool) {
     let below = model.keys().take_while(|of| of[..] < *key).count();

@@ -10,7 +10,8 @@ use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
 use super::generator::{bounds, fate, key, value};
 use super::model::{
-    LENGTHS, is_end, is_in, lengths, read_by, read_value, read_value_async, walk, walk_keys, walk_values, within,
+    LENGTHS, is_end, is_in, lengths, read_by, read_value, read_value_async, remove_within, walk, walk_keys,
+    walk_values, within,
 };
 use super::peer::Peer;
 use super::sources::{End, Source};
@@ -115,19 +116,24 @@ impl Peer {
         };
         let (is_all, is_prefix) =
             (bounds.0 == Bound::Unbounded && bounds.1 == Bound::Unbounded, bounds.0 == Bound::Included(b"k".to_vec()));
+        let count = |removed: drumlin::Result<()>| removed.map(|()| None);
         let removed = match (script.byte() % 2, is_all, is_prefix && bounds.1 == Bound::Excluded(b"l".to_vec())) {
-            (0, true, _) => Some(call!("Keyspace::clear", k.clear())),
-            (0, _, true) => Some(call!("Keyspace::remove_prefix", k.remove_prefix("k"))),
-            (0, ..) => Some(call!("Keyspace::remove_range", k.remove_range(bounds.clone()))),
-            (_, true, _) => poll_some(call!("Keyspace::clear_async", k.clear_async()), fate),
-            (_, _, true) => poll_some(call!("Keyspace::remove_prefix_async", k.remove_prefix_async("k")), fate),
-            _ => poll_some(call!("Keyspace::remove_range_async", k.remove_range_async(bounds.clone())), fate),
+            (0, true, _) => Some(call!("Keyspace::clear", k.clear()).map(Some)),
+            (0, _, true) => Some(call!("Keyspace::remove_prefix", k.remove_prefix("k"))).map(count),
+            (0, ..) => Some(call!("Keyspace::remove_range", k.remove_range(bounds.clone()))).map(count),
+            (_, true, _) => poll_some(call!("Keyspace::clear_async", k.clear_async()), fate).map(|rows| rows.map(Some)),
+            (_, _, true) => {
+                poll_some(call!("Keyspace::remove_prefix_async", k.remove_prefix_async("k")), fate).map(count)
+            }
+            _ => {
+                poll_some(call!("Keyspace::remove_range_async", k.remove_range_async(bounds.clone())), fate).map(count)
+            }
         };
         let rows: Vec<Vec<u8>> = within(model, &bounds).into_iter().map(|(key, _)| key.clone()).collect();
         match removed {
             Some(removed) => {
                 let Some(removed) = checked(removed, is_too_old) else { return };
-                assert_eq!(removed, rows.len() as u64);
+                assert!(removed.is_none_or(|removed| removed == rows.len() as u64));
                 rows.iter().for_each(|key| drop(model.remove(key)));
             }
             None => {
@@ -152,6 +158,23 @@ impl Peer {
         for _ in 0..script.byte() % 12 {
             let (key, value, of) = (key(script), value(script), usize::from(script.byte() % 2) ^ which);
             let k = &self.keyspaces[of];
+            if script.byte().is_multiple_of(8) {
+                let (removed, bounds) = match script.byte() % 2 {
+                    0 => {
+                        let bounds = bounds(script);
+                        (call!("Batch::remove_range", batch.remove_range(k, bounds.clone())), bounds)
+                    }
+                    _ => {
+                        let bounds = (Bound::Included(b"k".to_vec()), Bound::Excluded(b"l".to_vec()));
+                        (call!("Batch::remove_prefix", batch.remove_prefix(k, "k")), bounds)
+                    }
+                };
+                if checked(removed, is_short_of_memory).is_some() {
+                    remove_within(&mut models[of], &bounds);
+                    count += 1;
+                }
+                continue;
+            }
             let (mut after, source) = (Some(value.clone()), Source::new(&value, End::Whole));
             let done = match script.byte() % 8 {
                 0 => block_on(call!("Batch::insert_async", batch.insert_async(k, &key, &value))),

@@ -1,5 +1,6 @@
 //! Transactions: their statements and how they end, conflicts, and closures that are retried.
 
+use std::ops::Bound;
 use std::time::Duration;
 
 use drumlin::{Error, Isolation, Keyspace, LockMode, Result, Savepoint, Transaction, TxOptions};
@@ -7,8 +8,8 @@ use drumlin::{Error, Isolation, Keyspace, LockMode, Result, Savepoint, Transacti
 use super::answers::{ON_PURPOSE, checked, is_short_of_memory, must, panics, refused};
 use super::calls::call;
 use super::futures::{Fate, block_on, poll_some};
-use super::generator::{fate, key, options, value};
-use super::model::{Models, read_by};
+use super::generator::{bounds, fate, key, options, value};
+use super::model::{Models, read_by, remove_within};
 use super::peer::Peer;
 use super::row_changes::change_row;
 use super::sources::{End, Source};
@@ -114,6 +115,22 @@ fn statement(
             put(models, done, value);
         }
         10 => panics(|| drop(tx.insert_from(k, &key, Source::new(&[1; 100_000], End::Panics)))),
+        11 if script.byte().is_multiple_of(3) => {
+            let may = |error: &Error| may(error) || matches!(error, Error::Invalid(_));
+            let (removed, bounds) = match script.byte() % 2 {
+                0 => {
+                    let bounds = bounds(script);
+                    (call!("Transaction::remove_range", tx.remove_range(k, bounds.clone())), bounds)
+                }
+                _ => {
+                    let bounds = (Bound::Included(b"k".to_vec()), Bound::Excluded(b"l".to_vec()));
+                    (call!("Transaction::remove_prefix", tx.remove_prefix(k, "k")), bounds)
+                }
+            };
+            if checked(removed, may).is_some() {
+                remove_within(&mut models[which], &bounds);
+            }
+        }
         11 => {
             if checked(call!("Transaction::remove", tx.remove(k, &key)), may).is_some() {
                 models[which].remove(&key);

@@ -1,6 +1,7 @@
 //! Commits of one row, of many rows, and of keyspaces.
 
 use std::future::{Future, poll_fn};
+use std::ops::Bound;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use drumlin::{Alteration, Database, Durability, Error, KeyspaceOptions, TxOptions, Value};
 
 use super::answers::Call;
+use super::scans::Bounds;
 use super::streams::Slow;
 use super::{Api, Client, Count, DURABLE, PASSING, Stop, by_api, numbered};
 use crate::model::{Alter, Content, Model, Operation, SpaceNumber};
@@ -29,6 +31,20 @@ pub fn recorded<T>(
     let result = commit();
     drumlin::simulation::on_timestamp(None);
     (taken.load(Ordering::Relaxed), result)
+}
+
+/// Returns `true` if a removal of this key removes a range that begins with it. Derived from the key instead of drawn, so
+/// that the worlds of older seeds make the same calls.
+pub(super) fn removes_range(key: &[u8]) -> bool {
+    key.last() == Some(&b'1')
+}
+
+/// Returns a range that begins with this key and has a part of the keys with a common prefix.
+pub(super) fn range_from(key: &[u8]) -> Bounds {
+    let is_wide = key.iter().rev().nth(1).is_some_and(|digit| digit % 4 == 0);
+    let common_bytes = key.len().saturating_sub(if is_wide { 2 } else { 1 });
+    let end = [&key[..common_bytes], &[0xFF]].concat();
+    (Bound::Included(key.to_vec()), Bound::Excluded(end))
 }
 
 /// Returns these changes as an alteration of the database.
@@ -113,6 +129,13 @@ impl Client {
         let operation = Operation::Rows(vec![(space, key.clone(), content)]);
         let api = self.api;
         match content {
+            None if removes_range(&key) => {
+                let bounds = range_from(&key);
+                let operation = Operation::RemoveRange(space, bounds.clone());
+                let remove =
+                    async { by_api!(api, keyspace.remove_range(bounds.clone()), keyspace.remove_range_async(bounds)) };
+                self.commit(operation, true, Call::Transaction, Some(space), remove).await?
+            }
             None => {
                 let remove = async { by_api!(api, keyspace.remove(&key), keyspace.remove_async(&key)) };
                 self.commit(operation, true, Call::Removal, Some(space), remove).await?

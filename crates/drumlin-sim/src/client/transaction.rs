@@ -10,6 +10,7 @@ use drumlin_io::testing::sim;
 
 use super::aggregates::Fingerprint;
 use super::answers::Call;
+use super::commits::{range_from, removes_range};
 use super::scans::{Bounds, Own, VisibleStates};
 use super::streams::{Reader, Slow};
 use super::{Api, Client, Count, Stop, by_api};
@@ -36,7 +37,9 @@ struct Running {
     durability: Durability,
     snapshot: u64,
     own: Own,
-    savepoints: Vec<(Savepoint, Own)>,
+    /// The savepoints, each with the transaction's own rows, and the number of ranges that it had removed.
+    savepoints: Vec<(Savepoint, Own, usize)>,
+    removed: Vec<(SpaceNumber, Bounds)>,
     reads: Vec<(SpaceNumber, Bounds)>,
     used: BTreeSet<SpaceNumber>,
 }
@@ -114,8 +117,8 @@ impl Client {
             "a transaction began at {snapshot}; {answered} was answered, {} the last",
             self.session.model.last()
         );
-        let (own, savepoints, reads, used) = Default::default();
-        Ok(Running { tx, isolation, durability, snapshot, own, savepoints, reads, used })
+        let (own, savepoints, removed, reads, used) = Default::default();
+        Ok(Running { tx, isolation, durability, snapshot, own, savepoints, removed, reads, used })
     }
 
     // ── statements ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,16 +141,19 @@ impl Client {
                 Ok(())
             }
             88..94 => {
-                running.savepoints.push((running.tx.savepoint(), running.own.clone()));
+                running.savepoints.push((running.tx.savepoint(), running.own.clone(), running.removed.len()));
                 Ok(())
             }
             _ => match running.savepoints.len() {
                 0 => Ok(()),
                 length => {
                     let index = self.random.below(length as u64) as usize;
-                    let (savepoint, then) = running.savepoints[index].clone();
+                    let (savepoint, then, removed_count) = running.savepoints[index].clone();
                     running.savepoints.truncate(index + 1);
-                    running.tx.rollback_to(savepoint).map(|()| running.own = then)
+                    running.tx.rollback_to(savepoint)?;
+                    running.own = then;
+                    running.removed.truncate(removed_count);
+                    Ok(())
                 }
             },
         }
@@ -156,6 +162,10 @@ impl Client {
     async fn tx_change(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
         let &RowTarget { ref keyspace, space, ref key } = target;
         let content = self.some_content();
+        // The rows of a range at the newest commits are not known here.
+        if content.is_none() && running.is_exact() && removes_range(key) {
+            return self.tx_remove_range(running, target);
+        }
         let streamed = content.is_some_and(|content| content.length > 2000) && self.random.chance(40);
         let (api, tx) = (self.api, &mut running.tx);
         let change = async {
@@ -177,6 +187,19 @@ impl Client {
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
         done?;
         running.own.insert((space, key.clone()), content);
+        Ok(())
+    }
+
+    /// Removes a range that begins with the target.
+    fn tx_remove_range(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+        let bounds = range_from(&target.key);
+        running.tx.remove_range(&target.keyspace, bounds.clone())?;
+        let is_inside = |key: &Vec<u8>| std::ops::RangeBounds::<Vec<u8>>::contains(&bounds, key);
+        let seen = self.session.model.keys_at(target.space, &bounds, running.snapshot);
+        let own = running.own.keys().filter(|(space, key)| *space == target.space && is_inside(key));
+        let keys: Vec<Vec<u8>> = own.map(|(_, key)| key.clone()).chain(seen).collect();
+        running.own.extend(keys.into_iter().map(|key| ((target.space, key), None)));
+        running.removed.push((target.space, bounds));
         Ok(())
     }
 
@@ -473,14 +496,18 @@ impl Client {
     }
 
     async fn end(&mut self, running: Running) -> Result<(), Stop> {
-        if self.session.plan.prepares && running.isolation != Isolation::Serializable && self.random.chance(25) {
+        if self.session.plan.prepares
+            && running.isolation != Isolation::Serializable
+            && running.removed.is_empty()
+            && self.random.chance(25)
+        {
             return self.prepare(running).await;
         }
-        let Running { tx, isolation, durability, snapshot, own, reads, used, .. } = running;
+        let Running { tx, isolation, durability, snapshot, own, removed, reads, used, .. } = running;
         let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
         let dropped = rows.iter().map(|row| row.0).find(|space| self.session.model.is_dropped(*space));
         let any = dropped.or(rows.first().map(|row| row.0));
-        let operation = Operation::Rows(rows.clone());
+        let operation = if removed.is_empty() { Operation::Rows(rows.clone()) } else { Operation::Load(rows.clone()) };
         let (api, model) = (self.api, self.session.model.clone());
         let commit = async move {
             let result = by_api!(api, tx.commit(), tx.commit_async());
@@ -495,7 +522,7 @@ impl Client {
         };
         let done = self.commit(operation, durability == Durability::Full, Call::Transaction, any, commit).await?;
         let Some((taken, answered)) = done else { return Ok(()) };
-        if rows.is_empty() {
+        if rows.is_empty() && removed.is_empty() {
             assert_eq!(taken, 0, "a transaction without changes was given a timestamp");
             // The caller may pass on the rows that the transaction read, so the commits that wrote them must be
             // durable.
@@ -521,6 +548,14 @@ impl Client {
                     self.session.model.name(*space)
                 );
             }
+        }
+        for (space, bounds) in &removed {
+            let between = self.session.model.change_within(*space, bounds, snapshot, taken);
+            assert!(
+                between.is_none(),
+                "commit {taken} with the snapshot {snapshot} removed {bounds:?} of {:?}, where {between:?} changed a row",
+                self.session.model.name(*space)
+            );
         }
         if isolation != Isolation::ReadCommitted {
             for (space, key, _) in &rows {

@@ -318,7 +318,10 @@ impl Rows<'_> {
         let (lower, upper) = as_slices(interval);
         // The keyspace must start caching states before the snapshot is opened, so that they are valid for the
         // snapshot.
-        let kept = self.kept_for(mode, interval, true, REDUCTION_UNSORTED_CHANGES_MAX).await?;
+        let kept = match self.has_removed_in(interval) {
+            true => None,
+            false => self.kept_for(mode, interval, true, REDUCTION_UNSORTED_CHANGES_MAX).await?,
+        };
         let snapshot = self.open_snapshot()?;
         let reducing = Reducing { rows: self, mode, reducer: Guarded(reducer), snapshot: &snapshot };
         let name = reducing.reducer.call(|reducer| Ok(reducer.name().into_owned()))?;

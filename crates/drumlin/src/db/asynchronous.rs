@@ -292,11 +292,11 @@ impl Keyspace {
     /// If the future is dropped, the rows that it has not yet reached remain.
     pub async fn clear_async(&self) -> u64 = clear(|mode| self.remove_rows(mode, bounds::ALL));
     /// See [`clear_async`](Keyspace::clear_async).
-    pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> u64
-        = remove_prefix(|mode| self.remove_rows(mode, bounds::of_prefix(prefix.as_ref())));
+    pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> ()
+        = remove_prefix(|mode| self.remove_keys(mode, bounds::of_prefix(prefix.as_ref())));
     /// See [`clear_async`](Keyspace::clear_async).
-    pub async fn remove_range_async(&self, range: impl KeyRange) -> u64
-        = remove_range(|mode| self.remove_rows(mode, bounds::owned(&range)));
+    pub async fn remove_range_async(&self, range: impl KeyRange) -> ()
+        = remove_range(|mode| self.remove_keys(mode, bounds::owned(&range)));
 }
 }
 

@@ -130,6 +130,7 @@ impl Rows<'_> {
 
     async fn count_at(&self, mode: WaitMode<'_>, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Result<u64> {
         if let Some(interval) = interval(&bounds)
+            && !self.has_removed_in(&interval)
             && let Some(kept) = self.kept_for(mode, &interval, false, UNSORTED_CHANGES_MAX).await?
             && let Some(count) = self.count_kept(mode, &kept, &interval, at).await?
         {
@@ -140,6 +141,13 @@ impl Rows<'_> {
         // instead.
         let snapshot = at.map_or_else(|| self.open_snapshot(), |at| Ok(Arc::clone(at)))?;
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
+    }
+
+    /// Returns `true` if the transaction has removed a range that has keys in this interval. Cached counts and states
+    /// include its rows.
+    pub(super) fn has_removed_in(&self, interval: &Interval) -> bool {
+        let (lower, upper) = as_slices(interval);
+        self.has_removed((Bound::Included(lower), upper.map_or(Bound::Unbounded, Bound::Excluded)))
     }
 
     /// Returns the counts to use for a range, with reductions if requested. First folds the list of changes if more
@@ -252,6 +260,7 @@ impl Rows<'_> {
         at: Option<&Arc<SnapshotHandle>>,
     ) -> Result<Option<(Value, Value)>> {
         if let Some(interval) = interval(&bounds)
+            && !self.has_removed_in(&interval)
             && let Some(kept) = self.kept_for(mode, &interval, false, UNSORTED_CHANGES_MAX).await?
         {
             let snapshot = match at {

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::Grant;
+use crate::space::runs::RemovedKeys;
 use crate::tree::Direction;
 use crate::tree::node::{Leaf, RowValue, large_ref};
 use crate::txn::old_rows::{OldRows, OldVersion};
@@ -267,11 +268,12 @@ impl Copier<'_> {
             own.retain(|key, _| RangeBounds::<[u8]>::contains(&part.bounds(), *key));
         }
 
-        let is_plain = old.is_empty() && own.is_empty();
+        let removed = self.own.and_then(|own| own.removed(self.keyspace));
+        let is_plain = old.is_empty() && own.is_empty() && removed.is_none();
         let mut batch = CopyTarget::new(into);
         match is_plain {
             true => batch.copy(&part),
-            false => batch.merge(&part, old, own),
+            false => batch.merge(&part, old, own, removed),
         }
         // The vectors may have more capacity than the available memory: they may have been allocated for earlier rows,
         // and vectors that grow row by row have excess capacity.
@@ -553,12 +555,14 @@ impl CopyTarget<'_> {
         }
     }
 
-    /// Copies the rows of a part of a leaf. Merges their old versions and the transaction's changes by key.
+    /// Copies the rows of a part of a leaf. Merges their old versions and the transaction's changes by key, and leaves
+    /// out rows with keys that the transaction has `removed`.
     fn merge(
         &mut self,
         part: &LeafPart<'_>,
         old: BTreeMap<Vec<u8>, (Timestamp, OldVersion)>,
         own: BTreeMap<&[u8], Change<'_>>,
+        removed: Option<&RemovedKeys>,
     ) {
         let bounds = part.bounds();
         let mut old = old.into_iter().filter(|(key, _)| RangeBounds::<[u8]>::contains(&bounds, &key[..])).peekable();
@@ -583,6 +587,7 @@ impl CopyTarget<'_> {
                     let key = self.keep(&next);
                     self.rows.push(CopiedRow { key, value: Fetched::Own(Arc::clone(value)) });
                 }
+                (None, _) if removed.is_some_and(|removed| removed.covers(&next)) => {}
                 (None, Some((_, (_, was)))) => self.push_old(&next, &was),
                 (None, None) => self.push(&next, part.leaf.value(index)),
             }

@@ -11,6 +11,7 @@ use super::{Keyspace, Value};
 #[cfg(doc)]
 use super::{Reader, TxOptions};
 use crate::error::{Error, Result};
+use crate::format::KeyspaceId;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{Rooted, WaitMode, ready, turn};
 use crate::txn::locks::{Granted, HeldBy, LockMode, LockRequest};
@@ -303,13 +304,20 @@ impl Transaction {
     /// Acquires the locks of a batch in the order of its rows. After a deadlock, the batch releases its locks and
     /// starts over. This is safe, because a batch has read nothing.
     pub(super) async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
-        let Some(planned) = self.locks.planned.take() else { return Ok(()) };
+        let Some(planned) = self.locks.planned.take() else {
+            let locked = self.lock_removed(mode).await;
+            return self.remember(locked);
+        };
         let store = Arc::clone(self.store()?);
         let deadline = store.now().saturating_add(self.options.lock_timeout);
         let mut attempt = 0;
         loop {
             self.locks.reserve(&planned);
-            match self.lock_rows(mode, &store, deadline).await {
+            let mut locked = self.lock_rows(mode, &store, deadline).await;
+            if locked.is_ok() {
+                locked = self.lock_removed(mode).await;
+            }
+            match locked {
                 Err(Error::Conflict { .. }) if store.now() < deadline => {
                     self.locks = RowLocks::new(&store.engine, self.id);
                     attempt += 1;
@@ -322,6 +330,31 @@ impl Transaction {
                 }
             }
         }
+    }
+
+    /// Locks the rows of removed ranges that other transactions have locked now, and so waits for these transactions.
+    async fn lock_removed(&mut self, mode: WaitMode<'_>) -> Result<()> {
+        if self.writes().set.range_count() == 0 {
+            return Ok(());
+        }
+        let store = Arc::clone(self.store()?);
+        let locks = &store.engine.locks;
+        let mut held: Vec<(KeyspaceId, Box<[u8]>)> = Vec::new();
+        for (tree, removed) in self.writes().set.removals() {
+            let keyspace = tree.pages.id;
+            held.extend(locks.held_by_others(self.id, keyspace, removed).into_iter().map(|key| (keyspace, key)));
+        }
+        let deadline = store.now().saturating_add(self.options.lock_timeout);
+        for (keyspace, key) in held {
+            mode.work(turn::LOCK_UNITS).await;
+            // If the keyspace has been dropped, the commit will fail.
+            let Some(open) = store.keyspace_with_id(keyspace) else { continue };
+            crate::coverage::mark!("a range delete waited for a locked row");
+            self.secure_memory(&key, None)?;
+            let timeout = Some(deadline.saturating_sub(store.now()));
+            self.try_lock(mode, &open, &key, LockMode::Exclusive, timeout).await?;
+        }
+        Ok(())
     }
 
     async fn lock_rows(&mut self, mode: WaitMode<'_>, store: &Store, deadline: Duration) -> Result<()> {

@@ -20,6 +20,7 @@ mod locking;
 mod locks;
 mod prepared;
 mod range;
+mod range_removal;
 mod reader;
 mod reducer;
 mod removal;

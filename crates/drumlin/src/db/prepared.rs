@@ -122,7 +122,7 @@ impl Transaction {
     /// # Errors
     /// [`Error::AlreadyPrepared`] if the id is in use; [`Error::Invalid`] for an id that is empty or too long, or if a
     /// [serializable](crate::Isolation::Serializable) transaction has read rows without locking them, because nothing
-    /// would keep them unchanged until its commit; [`Error::MemoryInUse`] if the locks of prepared transactions would
+    /// would keep them unchanged until its commit, or if the transaction has removed a range; [`Error::MemoryInUse`] if the locks of prepared transactions would
     /// take more than a sixteenth of the memory budget; the errors of [`commit`](Transaction::commit). After any of
     /// these errors, nothing is prepared, and none of the transaction's changes remain. [`Error::OutcomeUnknown`] if
     /// only reopening the database can tell whether it was prepared.
@@ -164,6 +164,9 @@ impl Transaction {
         }
         locks.end_pending();
         let writes = &own.as_ref().expect("a transaction has writes").set;
+        if writes.range_count() > 0 {
+            return Err(Error::Invalid("a transaction that has removed a range can't be prepared".into()));
+        }
         let seen = rows_seen(&horizon, &locks);
         let logged = store.prepare(mode, for_task, id, writes, seen, HeldLocks { locks, memory }).await?;
         Ok((handle, logged))

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::ops::Bound;
 use std::time::Duration;
 
-use super::bounds::{self, KeyRange, OwnedBounds};
+use super::bounds::{self, OwnedBounds};
 use super::range::Steps;
 use super::transaction::Transaction;
 use super::{Isolation, Keyspace, TxOptions, Value};
@@ -30,7 +30,7 @@ struct Attempts {
 /// parts removed. Repeating the call removes the rest. So any number of rows can be removed with little memory, while
 /// other writers continue. A row that another writer inserts during the call may or may not be removed.
 ///
-/// To remove a few rows atomically, remove them in a transaction. To remove a keyspace with all its rows atomically,
+/// To remove all rows atomically, use [`remove_range(..)`](Keyspace::remove_range). To remove a keyspace with all its rows,
 /// use [`drop_keyspace`](crate::Database::drop_keyspace).
 impl Keyspace {
     /// Removes all rows and returns their number. Durable when it returns, unless the handle's durability is relaxed.
@@ -48,41 +48,6 @@ impl Keyspace {
     /// The errors of [`first`](Keyspace::first) and [`insert`](Keyspace::insert). Also works on a full disk.
     pub fn clear(&self) -> Result<u64> {
         ready(self.remove_rows(WaitMode::Blocking, bounds::ALL))
-    }
-
-    /// Removes all rows whose key begins with `prefix` and returns their number. Otherwise like
-    /// [`clear`](Keyspace::clear).
-    ///
-    /// ```
-    /// # let db = drumlin::Config::in_memory().open("")?;
-    /// # let k = db.keyspace("k")?;
-    /// k.insert("2025-12-31", "")?;
-    /// k.insert("2026-01-01", "")?;
-    /// assert_eq!(k.remove_prefix("2025-")?, 1);
-    /// # Ok::<(), drumlin::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Same as [`clear`](Keyspace::clear).
-    pub fn remove_prefix(&self, prefix: impl AsRef<[u8]>) -> Result<u64> {
-        ready(self.remove_rows(WaitMode::Blocking, bounds::of_prefix(prefix.as_ref())))
-    }
-
-    /// Removes all rows of a range and returns their number. Otherwise like [`clear`](Keyspace::clear).
-    ///
-    /// ```
-    /// # let db = drumlin::Config::in_memory().open("")?;
-    /// # let k = db.keyspace("k")?;
-    /// k.insert("a", "")?;
-    /// k.insert("b", "")?;
-    /// assert_eq!(k.remove_range("b"..)?, 1);
-    /// # Ok::<(), drumlin::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Same as [`clear`](Keyspace::clear).
-    pub fn remove_range(&self, range: impl KeyRange) -> Result<u64> {
-        ready(self.remove_rows(WaitMode::Blocking, bounds::owned(&range)))
     }
 
     #[inline(never)]

@@ -16,7 +16,7 @@ use super::range::{Range, Steps};
 use super::shortage::Shortage;
 use super::value::ShownValue;
 use super::value_reader::{Content, ValueReader};
-use crate::counts::CountedTree;
+use crate::counts::{CountedTree, interval_of};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::store::Store;
@@ -380,7 +380,15 @@ impl Rows<'_> {
     /// Returns the transaction's own changes, if there are any between these bounds.
     pub(super) fn own_within(&self, bounds: (Bound<&[u8]>, Bound<&[u8]>)) -> Option<&Arc<SharedWrites>> {
         let own = self.view.and_then(|view| view.own.as_ref())?;
-        own.set.range(self.tree.pages.id, bounds).next().is_some().then_some(own)
+        let has_rows = || own.set.range(self.tree.pages.id, bounds).next().is_some();
+        (has_rows() || self.has_removed(bounds)).then_some(own)
+    }
+
+    /// Returns `true` if the transaction has removed a range that has keys between these bounds.
+    pub(super) fn has_removed(&self, (lower, upper): (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
+        let own = self.view.and_then(|view| view.own.as_ref());
+        let Some(removed) = own.and_then(|own| own.set.removed(self.tree.pages.id)) else { return false };
+        interval_of(lower, upper).is_some_and(|(lower, upper)| removed.meets(&lower, upper.as_deref()))
     }
 
     #[inline(never)]

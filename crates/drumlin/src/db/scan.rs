@@ -30,7 +30,7 @@ use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::spilled::FetchedRows;
 use crate::txn::values::{UpcomingValues, ValuePart};
-use crate::txn::write_set::SharedWrites;
+use crate::txn::write_set::{Change, SharedWrites};
 
 /// A scan between two bounds, from either end or both.
 pub(super) struct Scan {
@@ -201,9 +201,42 @@ impl Scan {
         Leaf::new(if self.tree.pages.load_gate.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
     }
 
+    /// If the scan's transaction has removed the range in which the scan is, moves the scan to the transaction's next
+    /// own row in the range, or to the end of the range.
+    fn skip_removed(&mut self, direction: Direction) -> Result<()> {
+        let keyspace = self.tree.pages.id;
+        let Some(writes) = self.own.as_ref().map(|own| &own.set) else { return Ok(()) };
+        let Some(removed) = writes.removed(keyspace) else { return Ok(()) };
+        let (lower, upper) = (as_slice(&self.lower), as_slice(&self.upper));
+        let Some(range) = removed.around(first_leaf(direction, &self.lower, &self.upper)) else { return Ok(()) };
+        let is_put = |(_, change): &(&[u8], Change<'_>)| !matches!(change, Change::Remove);
+        let next = match direction {
+            Direction::Forward => {
+                let end = range.upper.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                let own = writes.range(keyspace, (lower, end)).find(is_put);
+                own.map(|(key, _)| key).or(range.upper.as_deref()).map(|key| Bound::Included(key.to_vec()))
+            }
+            Direction::Backward => {
+                let own = writes.range(keyspace, (Bound::Included(&range.lower), upper)).rev().find(is_put);
+                let own = own.map(|(key, _)| Bound::Included(key.to_vec()));
+                Some(own.unwrap_or_else(|| Bound::Excluded(range.lower.clone())))
+            }
+        };
+        let here = if direction == Direction::Forward { &self.lower } else { &self.upper };
+        if next.as_ref() == Some(here) {
+            return Ok(());
+        }
+        crate::coverage::mark!("a scan skipped a range that its transaction had removed");
+        self.go_on_from(direction, next)
+    }
+
     /// Copies the wanted rows of the next leaf. They replace the rows copied earlier at that end. Returns their number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         mode.work(turn::LEAF_UNITS).await;
+        self.skip_removed(direction)?;
+        if self.fetched_all {
+            return Ok(0);
+        }
         let want = std::mem::take(&mut self.want);
         let (memory, rows) = (self.take_memory(), std::mem::take(self.side_mut(direction)));
         let (ahead, kept_bytes) = match direction {

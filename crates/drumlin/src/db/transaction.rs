@@ -22,7 +22,7 @@ use crate::store::{LOCK_TIMEOUT, OpenKeyspace, Store};
 use crate::sync::Mutex;
 use crate::task::{Rooted, WaitMode, ready};
 use crate::txn::TransactionId;
-use crate::txn::commit::{Durability, Row, RowsSeen};
+use crate::txn::commit::{Durability, Removals, Row, RowsSeen};
 use crate::txn::interrupt::Interrupt;
 use crate::txn::locks::SHARER_BYTES;
 use crate::txn::read_set::{ReadSet, Reads};
@@ -79,8 +79,8 @@ pub enum Isolation {
     /// rows. Rows locked by [`get_for_update`](Transaction::get_for_update) need no validation.
     Serializable,
     /// Each read sees the newest committed state and the transaction's own changes. A scan or value reader sees the
-    /// database as of when it began. Writes wait for each other and never conflict. Between its reads, the transaction
-    /// retains no old versions in memory.
+    /// database as of when it began. Writes wait for each other and never conflict, unless a bulk load or a range
+    /// delete overtakes the lock of a row. Between its reads, the transaction retains no old versions in memory.
     ReadCommitted,
 }
 
@@ -277,7 +277,7 @@ impl Transaction {
         self.reader.view.own.as_ref().expect("a transaction has writes")
     }
 
-    fn writes_mut(&mut self) -> &mut Arc<SharedWrites> {
+    pub(super) fn writes_mut(&mut self) -> &mut Arc<SharedWrites> {
         self.reader.view.own.as_mut().expect("a transaction has writes")
     }
 
@@ -347,6 +347,19 @@ impl Transaction {
         let has_memory = self.memory.cover(lock_bytes as u64)
             && (value_bytes.is_none() || SharedWrites::secure(self.writes_mut(), write_bytes));
         if !has_memory {
+            return self.reader.view.shortage.noting(Err(Error::transactions_in_memory(self.memory.limit_bytes())));
+        }
+        Ok(())
+    }
+
+    /// Reserves memory for a write set of this size.
+    pub(super) fn secure_writes(&mut self, write_bytes: usize) -> Result<()> {
+        let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
+        let bytes = (write_bytes + self.locks.memory_bytes_with(&[])) as u64;
+        if bytes > limit_bytes {
+            return Err(Error::writes_too_large(self.writes().set.position() + 1, bytes, limit_bytes));
+        }
+        if !SharedWrites::secure(self.writes_mut(), write_bytes) {
             return self.reader.view.shortage.noting(Err(Error::transactions_in_memory(self.memory.limit_bytes())));
         }
         Ok(())
@@ -564,7 +577,11 @@ impl Transaction {
                     return Ok(seen);
                 }
                 // The rows are changed without yielding, so a long commit on this thread would stall its other tasks.
-                WaitMode::Tasks(tasks) if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX) => {
+                // A commit that removes ranges may have to fold older removals.
+                WaitMode::Tasks(tasks)
+                    if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX)
+                        || writes.range_count() > 0 =>
+                {
                     let body = move || {
                         coverage::mark!("a long commit of a task was made by another thread");
                         ready(self.apply(WaitMode::Blocking, true))
@@ -593,7 +610,20 @@ impl Transaction {
             Reads { set, snapshot, spilled, published: spilled.published() }
         });
         let seen = rows_seen(&horizon, &locks);
-        let applied = store.apply(mode, for_task, &rows, reads, seen, options.durability, locks).await;
+        let list: Vec<_> = writes.removals().collect();
+        let applied = if list.is_empty() {
+            store.apply(mode, for_task, &rows, reads, seen, options.durability, locks).await
+        } else {
+            let removals = Removals {
+                list: &list,
+                snapshot: horizon.snapshot().map(|snapshot| &**snapshot),
+                spilled_published: store.engine.spilled.published(),
+                meets_prepared: &|keyspace, removed| {
+                    store.engine.locks.any_held_by(keyspace, removed, |owner| store.prepared.may_be_owner(owner))
+                },
+            };
+            store.apply_removing(mode, for_task, &rows, &removals, reads, seen, options.durability, locks).await
+        };
         let logged = store.contention.noting(applied)?;
         Ok((handle, logged))
     }

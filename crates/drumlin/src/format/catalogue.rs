@@ -8,7 +8,8 @@
 //! ```text
 //! next keyspace (4)   next value identity (8)
 //! list of keyspaces:  id (4)   page size (4)   leaves on disk (8)   rows in them (8)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
-//! run:                root (4)   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free
+//! run:                root (4), 0 without rows   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free   list of removed ranges
+//! removed range:      length of the lower key (2)   length of the upper key (2), 65535 without one   lower key   upper key
 //! list of summaries:  address (8)
 //! list of chunks of the table of segments:  address (8)   use (8)
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots could still see; freed at the next opening
@@ -24,7 +25,11 @@ pub(crate) const HEAD_BYTES: u64 = 28;
 pub(crate) const ORPHAN_BYTES: u64 = 12;
 
 /// The size of a run's entry without its key, in bytes.
-pub(crate) const RUN_BYTES: u64 = 14;
+pub(crate) const RUN_BYTES: u64 = 18;
+/// The size of a removed range without its keys, in bytes.
+pub(crate) const REMOVED_RANGE_BYTES: u64 = 4;
+/// The length of the upper key of a removed range that has none.
+pub(super) const NO_UPPER: u16 = u16::MAX;
 
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.
 pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
@@ -64,6 +69,8 @@ pub(crate) struct RunEntry {
     pub(crate) root: PageId,
     pub(crate) timestamp: Timestamp,
     pub(crate) freed_to: Vec<u8>,
+    /// The lower and upper key of each range.
+    pub(crate) removed: Vec<(Vec<u8>, Option<Vec<u8>>)>,
 }
 
 /// A large value to which no row refers, described by its pages.
@@ -93,11 +100,18 @@ impl Catalogue {
                 out.extend(address.to_bits().to_le_bytes());
             }
             out.extend((keyspace.runs.len() as u32).to_le_bytes());
-            for RunEntry { root, timestamp, freed_to } in &keyspace.runs {
+            for RunEntry { root, timestamp, freed_to, removed } in &keyspace.runs {
                 out.extend(root.0.to_le_bytes());
                 out.extend(timestamp.0.to_le_bytes());
                 out.extend((freed_to.len() as u16).to_le_bytes());
                 out.extend(freed_to);
+                out.extend((removed.len() as u32).to_le_bytes());
+                for (lower, upper) in removed {
+                    out.extend((lower.len() as u16).to_le_bytes());
+                    out.extend(upper.as_ref().map_or(NO_UPPER, |upper| upper.len() as u16).to_le_bytes());
+                    out.extend(lower);
+                    out.extend(upper.iter().flatten());
+                }
             }
         }
         out.extend((self.summaries.len() as u32).to_le_bytes());
@@ -126,7 +140,7 @@ impl Catalogue {
             let id = KeyspaceId(reader.u32()?);
             let page_bytes = reader.u32()?;
             let (leaf_count, leaf_rows) = (reader.u64()?, reader.u64()?);
-            let name_bytes = usize::from(u16::from_le_bytes(reader.take(2)?.try_into().ok()?));
+            let name_bytes = usize::from(reader.u16()?);
             let name = std::str::from_utf8(reader.take(name_bytes)?).ok()?.to_owned();
             let chunks = reader.list(|reader| {
                 let bits = reader.u64()?;
@@ -134,8 +148,19 @@ impl Catalogue {
             })?;
             let runs = reader.list(|reader| {
                 let (root, timestamp) = (PageId(reader.u32()?), Timestamp(reader.u64()?));
-                let key_bytes = usize::from(u16::from_le_bytes(reader.take(2)?.try_into().ok()?));
-                Some(RunEntry { root, timestamp, freed_to: reader.take(key_bytes)?.to_vec() })
+                let key_bytes = usize::from(reader.u16()?);
+                let freed_to = reader.take(key_bytes)?.to_vec();
+                let removed = reader.list(|reader| {
+                    let (lower_bytes, upper_bytes) = (usize::from(reader.u16()?), reader.u16()?);
+                    let lower = reader.take(lower_bytes)?.to_vec();
+                    let upper = match upper_bytes {
+                        NO_UPPER => None,
+                        bytes => Some(reader.take(usize::from(bytes))?.to_vec()),
+                    };
+                    Some((lower, upper))
+                })?;
+                let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
+                is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
             })?;
             Some(KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, name, chunks, runs })
         })?;
@@ -162,6 +187,10 @@ impl<'a> Reader<'a> {
         let (taken, rest) = self.bytes.split_at_checked(count)?;
         self.bytes = rest;
         Some(taken)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
     }
 
     fn u32(&mut self) -> Option<u32> {
@@ -192,6 +221,8 @@ mod tests {
     #[test]
     fn a_catalogue_survives_its_bytes() {
         let address = ExtentAddress::new(4096, 64, SegmentUse(1));
+        let removed = vec![(b"a".to_vec(), Some(b"bc".to_vec())), (b"d".to_vec(), None)];
+        let run = RunEntry { root: PageId(9), timestamp: Timestamp(77), freed_to: b"key".to_vec(), removed };
         let catalogue = Catalogue {
             next_keyspace: 3,
             next_value: ValueId(99),
@@ -202,7 +233,7 @@ mod tests {
                 leaf_rows: 9,
                 name: "käse".into(),
                 chunks: vec![address, ExtentAddress::NONE],
-                runs: vec![RunEntry { root: PageId(9), timestamp: Timestamp(77), freed_to: b"key".to_vec() }],
+                runs: vec![run],
             }],
             summaries: vec![ExtentAddress::new(8192, 640, SegmentUse(1))],
             segments: vec![ExtentRef { address, segment_use: SegmentUse(1) }, ExtentRef::NONE],
@@ -210,7 +241,8 @@ mod tests {
         };
         let bytes = catalogue.encode();
         let (addresses, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
-        let known_bytes = HEAD_BYTES + keyspace_bytes("käse".len()) + RUN_BYTES + 3 + ORPHAN_BYTES;
+        let known_bytes =
+            HEAD_BYTES + keyspace_bytes("käse".len()) + RUN_BYTES + 3 + 2 * REMOVED_RANGE_BYTES + 4 + ORPHAN_BYTES;
         assert_eq!(bytes.len() as u64, known_bytes + (addresses + extents) as u64);
         assert_eq!(Catalogue::decode(&bytes), Some(catalogue));
         for end in 0..bytes.len() {

@@ -260,6 +260,7 @@ fn operations_are_as_documented() {
             }),
             vec![11, 9, 1000, 77, 1, 3],
         ),
+        ("12 remove range", Operation::RemoveRange { lower: b"abc", upper: Some(b"bcde") }, vec![12, 9, 3, 4]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();
@@ -273,6 +274,7 @@ fn operations_are_as_documented() {
 fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
     let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
+    let removed = vec![(b"a".to_vec(), Some(b"bc".to_vec()))];
     let entry = KeyspaceEntry {
         id: KeyspaceId(7),
         page_bytes: 4096,
@@ -280,7 +282,7 @@ fn the_catalogue_is_as_documented() {
         leaf_rows: 99,
         name: "name".into(),
         chunks: vec![address],
-        runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec() }],
+        runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec(), removed }],
     };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
@@ -301,10 +303,13 @@ fn the_catalogue_is_as_documented() {
     assert_eq!(bytes[58..62], 1u32.to_le_bytes());
     compare_sample("A run above a tree", &bytes[62..], &[6, 55, 3]);
     assert_eq!(bytes[76..79], *b"key");
-    assert_eq!(bytes[83..91], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[95..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[115..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 127);
+    assert_eq!(bytes[79..83], 1u32.to_le_bytes());
+    compare_sample("A removed range", &bytes[83..], &[1, 2]);
+    assert_eq!(bytes[87..90], *b"abc");
+    assert_eq!(bytes[94..102], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[106..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[126..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 138);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

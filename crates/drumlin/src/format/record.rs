@@ -17,11 +17,13 @@
 //! 9 lock         key length (2)  mode (1): 1 shared, 2 exclusive  key
 //! 10 rename      name length (2)  name
 //! 11 attach run  rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
+//! 12 remove range  length of the lower key (2)  length of the upper key (2), 65535 without one  lower key  upper key
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
 //! prepared transactions ([`prepared`](super::prepared)). A record that creates, renames or drops keyspaces does
-//! nothing else. Its operations take effect together: two keyspaces may take each other's names.
+//! nothing else. Its operations take effect together: two keyspaces may take each other's names. Removed
+//! ranges come before all rows of a record, because the rows that it puts into such a range stay.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId};
@@ -37,6 +39,9 @@ const PUT_STORED: u8 = 8;
 const LOCK: u8 = 9;
 const RENAME: u8 = 10;
 const ATTACH_RUN: u8 = 11;
+const REMOVE_RANGE: u8 = 12;
+/// The length of the upper key of a removed range that has none.
+const NO_UPPER: u16 = u16::MAX;
 
 /// The modes of a lock.
 const LOCK_SHARED: u8 = 1;
@@ -57,6 +62,11 @@ pub(crate) enum Operation<'a> {
     },
     Remove {
         key: &'a [u8],
+    },
+    /// Removes the rows from `lower`, inclusive, to `upper`, exclusive.
+    RemoveRange {
+        lower: &'a [u8],
+        upper: Option<&'a [u8]>,
     },
     Create {
         page_bytes: u32,
@@ -153,6 +163,7 @@ impl Attachment {
 pub(crate) const PUT_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_LARGE_BYTES: usize = 5 + 2 + 8 + 8 + 4;
 pub(crate) const REMOVE_BYTES: usize = 5 + 2;
+pub(crate) const REMOVE_RANGE_BYTES: usize = 5 + 2 + 2;
 pub(crate) const PUT_STORED_BYTES: usize = 5 + 2 + 4;
 pub(crate) const LOCK_BYTES: usize = 5 + 2 + 1;
 const COMMIT_PREPARED_BYTES: usize = 5 + 2;
@@ -190,6 +201,13 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             begin(REMOVE);
             out.extend((key.len() as u16).to_le_bytes());
             out.extend_from_slice(key);
+        }
+        Operation::RemoveRange { lower, upper } => {
+            begin(REMOVE_RANGE);
+            out.extend((lower.len() as u16).to_le_bytes());
+            out.extend(upper.map_or(NO_UPPER, |upper| upper.len() as u16).to_le_bytes());
+            out.extend_from_slice(lower);
+            out.extend_from_slice(upper.unwrap_or_default());
         }
         Operation::Create { page_bytes, name } => {
             begin(CREATE);
@@ -244,6 +262,7 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::Put { key, value } => PUT_BYTES + key.len() + value.len(),
         Operation::PutLarge { key, extents, .. } => PUT_LARGE_BYTES + key.len() + extents.len() * ExtentRef::BYTES,
         Operation::Remove { key } => REMOVE_BYTES + key.len(),
+        Operation::RemoveRange { lower, upper } => REMOVE_RANGE_BYTES + lower.len() + upper.unwrap_or_default().len(),
         Operation::Attach(attached) => {
             let lists = attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES;
             ATTACH_BYTES + attached.root.bytes() + lists
@@ -349,6 +368,16 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             let key_bytes = take_u16(rest)?;
             Operation::Remove { key: take(rest, key_bytes)? }
         }
+        REMOVE_RANGE => {
+            let (lower_bytes, upper_bytes) = (take_u16(rest)?, take_u16(rest)?);
+            let lower = take(rest, lower_bytes)?;
+            let has_upper = upper_bytes != usize::from(NO_UPPER);
+            let upper = if has_upper { Some(take(rest, upper_bytes)?) } else { None };
+            if upper.is_some_and(|upper| upper <= lower) {
+                return None;
+            }
+            Operation::RemoveRange { lower, upper }
+        }
         CREATE => {
             let page_bytes = take_u32(rest)?;
             Operation::Create { page_bytes, name: take_name(rest)? }
@@ -420,6 +449,8 @@ mod tests {
             Operation::Put { key: b"k", value: b"value" },
             Operation::PutLarge { key: b"l", length: 5000, value_id: ValueId(9), extents: extents() },
             Operation::Remove { key: b"gone" },
+            Operation::RemoveRange { lower: b"", upper: Some(b"end") },
+            Operation::RemoveRange { lower: b"from", upper: None },
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
             Operation::Attach(attachment()),

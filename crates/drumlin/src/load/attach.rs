@@ -24,7 +24,7 @@ use crate::counts::loaded::LoadedCounts;
 use crate::error::Result;
 use crate::format::{ExtentAddress, KeyspaceId, PageId, Timestamp};
 use crate::pool::FrameWrite;
-use crate::space::runs::RUNS_MAX;
+use crate::space::runs::{RUNS_MAX, Run};
 use crate::space::table::CHUNK_PAGES;
 use crate::space::{ChunkImage, EpochGuard, PageEntry, PageSpace, Purpose};
 use crate::task::{WaitMode, ready};
@@ -71,7 +71,7 @@ impl Engine {
         let pages = &tree.pages;
         let epoch_guard = self.space.epoch_latch.exclusive();
         tree.check_dropped()?;
-        if pages.runs.list().len() >= RUNS_MAX {
+        if pages.runs.are_many(Run::has_rows, RUNS_MAX) {
             return Ok(Attached::ManyRuns);
         }
         assert!(root != PageId::ROOT, "a run has the root of the tree");
@@ -81,7 +81,7 @@ impl Engine {
         assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
         // Nothing below this point can fail.
         let _ = self.show_pages(&epoch_guard, pages, tables);
-        self.space.attach_run(pages, root, timestamp);
+        self.space.attach_run(pages, Run::of_rows(timestamp, root));
         self.set_newest_run(timestamp);
         // Must follow all of the above: a reader that sees this timestamp looks for the run.
         self.clock.mark_applied(timestamp);
@@ -173,7 +173,7 @@ impl Engine {
 
     /// Folds runs of the keyspace until it may have one more.
     pub(super) fn make_room_for_run(&self, tree: &CountedTree) -> Result<()> {
-        while tree.pages.runs.list().len() >= RUNS_MAX {
+        while tree.pages.runs.are_many(Run::has_rows, RUNS_MAX) {
             self.fold_next(tree, Folding::Now)?;
         }
         Ok(())
@@ -203,7 +203,7 @@ impl Engine<Replaying> {
             LoadRoot::Run(root) => {
                 let page_count = self.show_pages(&epoch_guard, pages, tables);
                 pages.leaves_on_disk.add(page_count as i64, rows as i64);
-                self.space.attach_run(pages, root, timestamp);
+                self.space.attach_run(pages, Run::of_rows(timestamp, root));
             }
         }
         Ok(())

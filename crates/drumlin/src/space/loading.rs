@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::checkpoint::{PageTableStore, append_changes};
 use super::extents::{chunk_entries, numbers, open_extent, read_extent, read_payload};
 use super::neighbours::NeighbourReader;
-use super::runs::Run;
+use super::runs::{RemovedKeys, RemovedRange, Run};
 use super::segments::SegmentTableChunk;
 use super::table::CHUNK_PAGES;
 use super::{ChunkImage, PageSpace, PageTable, Space};
@@ -80,7 +80,11 @@ impl PageTableStore {
                 pages.table.restore_chunk(chunk, &entries);
             }
             self.chunks.insert(*id, chunks.clone());
-            let run = |RunEntry { root, timestamp, freed_to }: RunEntry| Run { root, timestamp, freed_to };
+            let run = |RunEntry { root, timestamp, freed_to, removed }: RunEntry| {
+                let mut keys = RemovedKeys::default();
+                removed.into_iter().for_each(|(lower, upper)| keys.add(RemovedRange { lower, upper }));
+                Run { root, timestamp, freed_to, removed: keys }
+            };
             space.restore_runs(&pages, runs.iter().cloned().map(run).collect());
             space.add_page_space(pages);
         }

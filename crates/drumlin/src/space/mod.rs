@@ -58,13 +58,17 @@ pub(crate) use epoch::EpochGuard;
 pub(crate) use page_space::PageSpace;
 pub(crate) use policy::{Margin, Purpose, Reclaims};
 pub(crate) use reservation::SpaceReservation;
-use runs::Run;
+use runs::{RemovedRange, Run};
 pub(crate) use table::{FrameIndex, PageEntry, PageTable};
 pub(crate) use table_log::ChunkImage;
 
-/// Returns the maximum size of a run's entry in the catalogue.
-fn entry_bytes(pages: &PageSpace) -> u64 {
-    catalogue::RUN_BYTES + crate::format::node::key_bytes_max(pages.page_bytes) as u64
+/// Returns the maximum size of a run's entry in the catalogue. It does not change while the run is folded.
+fn entry_bytes(pages: &PageSpace, run: &Run) -> u64 {
+    let range_bytes = |range: &RemovedRange| {
+        catalogue::REMOVED_RANGE_BYTES + (range.lower.len() + range.upper.as_ref().map_or(0, Vec::len)) as u64
+    };
+    let ranges_bytes: u64 = run.removed.ranges().iter().map(range_bytes).sum();
+    catalogue::RUN_BYTES + crate::format::node::key_bytes_max(pages.page_bytes) as u64 + ranges_bytes
 }
 
 impl Space {
@@ -128,7 +132,7 @@ impl Space {
         pages.set_dropped(epoch_guard);
         assert!(pages.is_dropped_by(epoch_guard.epoch()), "a drop is left out of its checkpoint");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
-        let run_bytes = pages.runs.list().len() as u64 * entry_bytes(pages);
+        let run_bytes: u64 = pages.runs.list().iter().map(|run| entry_bytes(pages, run)).sum();
         let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len()) + run_bytes;
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
@@ -167,14 +171,16 @@ impl Space {
 
     /// Adds a run above a keyspace's tree. See [`Runs`]. The caller holds the exclusive epoch latch, and publishes the
     /// timestamp afterwards.
-    pub(crate) fn attach_run(&self, pages: &PageSpace, root: PageId, timestamp: Timestamp) {
-        self.restore_runs(pages, vec![Run { root, timestamp, freed_to: Vec::new() }]);
+    pub(crate) fn attach_run(&self, pages: &PageSpace, run: Run) {
+        let timestamp = run.timestamp;
+        self.restore_runs(pages, vec![run]);
         pages.runs.note_attached(timestamp);
     }
 
     /// Adds runs that a checkpoint recorded.
     pub(super) fn restore_runs(&self, pages: &PageSpace, runs: Vec<Run>) {
-        self.keyspace_bytes.fetch_add(runs.len() as u64 * entry_bytes(pages), Ordering::Relaxed);
+        let bytes = runs.iter().map(|run| entry_bytes(pages, run)).sum();
+        self.keyspace_bytes.fetch_add(bytes, Ordering::Relaxed);
         pages.runs.restore(runs);
     }
 
@@ -182,16 +188,15 @@ impl Space {
     /// `None` stands for all rows, and removes the run. The caller holds the epoch latch, shared at least, until these
     /// pages are free.
     pub(crate) fn free_run_to(&self, pages: &PageSpace, timestamp: Timestamp, freed_to: Option<Vec<u8>>) {
-        if freed_to.is_none() {
-            self.keyspace_bytes.fetch_sub(entry_bytes(pages), Ordering::Relaxed);
+        if let Some(run) = pages.runs.free_to(timestamp, freed_to) {
+            self.keyspace_bytes.fetch_sub(entry_bytes(pages, &run), Ordering::Relaxed);
         }
-        pages.runs.free_to(timestamp, freed_to);
     }
 
     /// Removes all runs of a keyspace whose pages are about to be freed. The caller holds the exclusive epoch latch.
     pub(crate) fn clear_runs(&self, pages: &PageSpace) {
-        let count = pages.runs.clear();
-        self.keyspace_bytes.fetch_sub(count as u64 * entry_bytes(pages), Ordering::Relaxed);
+        let bytes = pages.runs.clear().iter().map(|run| entry_bytes(pages, run)).sum();
+        self.keyspace_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     // ── extents ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,9 @@
 //! visible as a whole, by one commit. Its rows come before those of the keyspace's tree until they are *folded*, which
 //! means put into the tree's leaves. A bulk load into a keyspace that has rows is attached as a run.
 //!
+//! A *removal* is a run without rows and pages. It removes all older rows of a range of keys: those of the tree and those
+//! of older runs. Range deletes are attached as removals. Folding one takes the rows out of the tree's leaves.
+//!
 //! # Which rows are folded
 //! The timestamp of the newest commit in a leaf tells it: a run at timestamp t is folded into a leaf if and only if the
 //! leaf's timestamp is at least t. Folding sets the leaf's timestamp to that of the run, and a commit changes a leaf
@@ -16,23 +19,123 @@
 //!
 //! Lock order: a leaf of the tree, the list, a leaf of a run.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::{PageId, Timestamp};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
-/// The maximum number of runs of a keyspace. A reader may have to search each of them.
+/// The maximum number of runs with rows of a keyspace. A reader may have to search each of them.
 pub(crate) const RUNS_MAX: usize = 4;
+/// The maximum number of removals of a keyspace. A reader compares its key with each of them, which takes a few
+/// nanoseconds.
+pub(crate) const REMOVALS_MAX: usize = if cfg!(feature = "sim") { 3 } else { 32 };
+
+/// The number of removals that a keyspace remembers after they are folded.
+const FOLDED_REMOVALS_MAX: usize = 64;
 
 /// A run above a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Run {
+    /// The root of the run's rows, or [`PageId::NONE`] for a removal.
     pub(crate) root: PageId,
     /// The commit that made the run visible.
     pub(crate) timestamp: Timestamp,
     /// All rows below this key are folded, and the pages that hold only such rows are free. It is the lower fence of a
-    /// leaf of the run, or empty.
+    /// leaf of the run, or empty. For a removal, it begins as the first key of the range.
     pub(crate) freed_to: Vec<u8>,
+    /// The keys of which the run removes all older rows. Empty for a bulk load.
+    pub(crate) removed: RemovedKeys,
+}
+
+/// Ranges of keys whose rows are removed: sorted and disjoint.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct RemovedKeys(Vec<RemovedRange>);
+
+/// A range of keys whose rows are removed: from `lower`, inclusive, to `upper`, exclusive. Without `upper`, the range has
+/// all keys from `lower` on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RemovedRange {
+    pub(crate) lower: Vec<u8>,
+    pub(crate) upper: Option<Vec<u8>>,
+}
+
+impl RemovedRange {
+    /// Returns `true` if the range has no keys.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.upper.as_ref().is_some_and(|upper| *upper <= self.lower)
+    }
+
+    /// Returns `true` if the range ends at this key or before.
+    fn ends_by(&self, key: &[u8]) -> bool {
+        self.upper.as_deref().is_some_and(|upper| upper <= key)
+    }
+}
+
+impl RemovedKeys {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn ranges(&self) -> &[RemovedRange] {
+        &self.0
+    }
+
+    /// Adds a range. O(ranges).
+    pub(crate) fn add(&mut self, mut added: RemovedRange) {
+        if added.is_empty() {
+            return;
+        }
+        // The ranges that overlap the new one, or touch it.
+        let start = self.0.partition_point(|range| range.upper.as_ref().is_some_and(|upper| *upper < added.lower));
+        let is_reached = |range: &RemovedRange| added.upper.as_ref().is_none_or(|upper| range.lower <= *upper);
+        let count = self.0[start..].iter().take_while(|range| is_reached(range)).count();
+        if let Some(first) = self.0[start..start + count].first()
+            && first.lower < added.lower
+        {
+            added.lower.clone_from(&first.lower);
+        }
+        if let Some(last) = self.0[start..start + count].last() {
+            let upper = |range: &RemovedRange| range.upper.clone();
+            added.upper = upper(&added).zip(upper(last)).map(|(one, other)| one.max(other));
+        }
+        self.0.splice(start..start + count, [added]);
+        let is_before =
+            |left: &RemovedRange, right: &RemovedRange| left.upper.as_ref().is_some_and(|upper| *upper < right.lower);
+        debug_assert!(self.0.is_sorted_by(is_before), "ranges of removed keys overlap: {:?}", self.0);
+    }
+
+    /// Returns the range that has the key, or the first one after it.
+    pub(crate) fn at_or_after(&self, key: &[u8]) -> Option<&RemovedRange> {
+        self.0.get(self.0.partition_point(|range| range.ends_by(key)))
+    }
+
+    pub(crate) fn covers(&self, key: &[u8]) -> bool {
+        self.at_or_after(key).is_some_and(|range| *range.lower <= *key)
+    }
+
+    /// Returns `true` if a key from `first` on, up to but not including `end`, is removed.
+    pub(crate) fn meets(&self, first: &[u8], end: Option<&[u8]>) -> bool {
+        self.at_or_after(first).is_some_and(|range| end.is_none_or(|end| *range.lower < *end))
+    }
+}
+
+impl Run {
+    /// Returns a run with these rows.
+    pub(crate) fn of_rows(timestamp: Timestamp, root: PageId) -> Run {
+        Run { root, timestamp, freed_to: Vec::new(), removed: RemovedKeys::default() }
+    }
+
+    /// Returns a removal of these keys.
+    pub(crate) fn removal(timestamp: Timestamp, removed: RemovedKeys) -> Run {
+        let freed_to = removed.ranges().first().map(|range| range.lower.clone()).expect("a removal has ranges");
+        Run { root: PageId::NONE, timestamp, freed_to, removed }
+    }
+
+    /// Returns `true` if the run has pages with rows, and `false` if it only removes older rows.
+    pub(crate) fn has_rows(&self) -> bool {
+        self.root != PageId::NONE
+    }
 }
 
 /// The runs of one keyspace. See the module.
@@ -42,12 +145,15 @@ pub(crate) struct Runs {
     newest: AtomicU64,
     /// The timestamp of the newest run that was attached since the database was opened, or 0 if none was.
     attached_at: AtomicU64,
-    /// The timestamp of the newest run that has left the list since the database was opened.
+    /// The timestamp of the newest run that has left the list since the database was opened, except for those below.
     folded_at: AtomicU64,
+    /// The removals that have left the list last. So a commit whose rows they do not remove finds no conflict with them.
+    folded_removals: Mutex<VecDeque<Run>>,
     /// In ascending order of timestamps.
     list: RwLock<Vec<Run>>,
-    /// Held while a part of the oldest run is folded and its pages are freed.
-    pub(crate) folding: Mutex<()>,
+    /// Held while a part of the oldest run is folded and its pages are freed. After a part of a removal, it has the
+    /// first key of the leaf that was folded last.
+    pub(crate) folding: Mutex<Option<Vec<u8>>>,
 }
 
 impl Runs {
@@ -56,6 +162,7 @@ impl Runs {
             newest: AtomicU64::new(0),
             attached_at: AtomicU64::new(0),
             folded_at: AtomicU64::new(0),
+            folded_removals: Mutex::default(),
             list: RwLock::default(),
             folding: Mutex::default(),
         }
@@ -80,9 +187,25 @@ impl Runs {
         self.attached_at.load(Ordering::Acquire) > snapshot.0
     }
 
-    /// Returns `true` if a run was attached since this timestamp and has left the list. The caller holds the list.
-    pub(crate) fn are_folded_since(&self, since: Timestamp) -> bool {
-        self.folded_at.load(Ordering::Acquire) > since.0
+    /// Returns `true` if a run was attached since this timestamp, has left the list, and may have had this key or removed
+    /// it. The caller holds the list.
+    pub(crate) fn may_have_folded(&self, since: Timestamp, key: &[u8]) -> bool {
+        let has_removed = |run: &Run| run.timestamp > since && run.removed.covers(key);
+        self.folded_at.load(Ordering::Acquire) > since.0 || self.folded_removals.lock().iter().any(has_removed)
+    }
+
+    /// Notes that a run has left the list, which the caller holds exclusively.
+    fn note_folded(&self, run: &Run) {
+        let mut forgotten = Some(run.timestamp);
+        if !run.has_rows() {
+            let mut removals = self.folded_removals.lock();
+            removals.push_back(run.clone());
+            forgotten = if removals.len() > FOLDED_REMOVALS_MAX { removals.pop_front() } else { None }
+                .map(|forgotten| forgotten.timestamp);
+        }
+        if let Some(timestamp) = forgotten {
+            self.folded_at.fetch_max(timestamp.0, Ordering::AcqRel);
+        }
     }
 
     /// Returns the runs, in ascending order of timestamps.
@@ -90,10 +213,16 @@ impl Runs {
         self.list.read()
     }
 
+    /// Returns `true` if the list has `count_max` runs of this kind, or more.
+    pub(crate) fn are_many(&self, is_of_kind: fn(&Run) -> bool, count_max: usize) -> bool {
+        !self.is_empty() && self.list().iter().filter(|run| is_of_kind(run)).count() >= count_max
+    }
+
     /// Adds runs to the end of the list.
     pub(super) fn restore(&self, runs: Vec<Run>) {
         let mut list = self.list.write();
-        assert!(runs.iter().all(|run| run.root > PageId::ROOT), "a run has the root of the tree: {runs:?}");
+        let is_sound = |run: &Run| run.root != PageId::ROOT && (run.has_rows() || !run.removed.is_empty());
+        assert!(runs.iter().all(is_sound), "a run has the root of the tree, or nothing: {runs:?}");
         list.extend(runs);
         assert!(list.is_sorted_by(|left, right| left.timestamp < right.timestamp), "runs are attached out of order");
         self.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
@@ -107,7 +236,8 @@ impl Runs {
         assert!(self.newest() == timestamp, "a run is noted that is not in the list");
     }
 
-    pub(super) fn free_to(&self, timestamp: Timestamp, freed_to: Option<Vec<u8>>) {
+    /// See [`Space::free_run_to`](super::Space::free_run_to). Returns the run if it has left the list.
+    pub(super) fn free_to(&self, timestamp: Timestamp, freed_to: Option<Vec<u8>>) -> Option<Run> {
         assert!(timestamp <= self.newest(), "a run is freed that is not in the list");
         let mut list = self.list.write();
         let at = list.iter().position(|run| run.timestamp == timestamp).expect("a run is freed once");
@@ -115,21 +245,23 @@ impl Runs {
             Some(key) => {
                 assert!(list[at].freed_to < key, "a run is freed backwards");
                 list[at].freed_to = key;
+                None
             }
             None => {
                 assert!(at == 0, "a run is freed before an older one");
-                list.remove(at);
-                self.folded_at.fetch_max(timestamp.0, Ordering::AcqRel);
+                let run = list.remove(at);
+                self.note_folded(&run);
                 self.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
+                Some(run)
             }
         }
     }
 
-    /// Removes all runs, and returns their number.
-    pub(super) fn clear(&self) -> usize {
+    /// Removes all runs, and returns them.
+    pub(super) fn clear(&self) -> Vec<Run> {
         let mut list = self.list.write();
         assert!(list.is_empty() == self.is_empty(), "runs are in the list, and no reader looks for them");
         self.newest.store(0, Ordering::Release);
-        std::mem::take(&mut *list).len()
+        std::mem::take(&mut *list)
     }
 }

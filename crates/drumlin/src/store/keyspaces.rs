@@ -11,7 +11,7 @@ use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::hash::HashSet;
 use crate::pool::NewFrame;
-use crate::space::runs::Run;
+use crate::space::runs::{RemovedRange, Run};
 use crate::space::{EpochGuard, PageSpace};
 #[cfg(test)]
 use crate::sync::MutexGuard;
@@ -262,8 +262,9 @@ impl Keyspaces {
 }
 
 fn run_entry(run: &Run) -> RunEntry {
-    let Run { root, timestamp, freed_to } = run.clone();
-    RunEntry { root, timestamp, freed_to }
+    let Run { root, timestamp, freed_to, removed } = run.clone();
+    let removed = removed.ranges().iter().cloned().map(|RemovedRange { lower, upper }| (lower, upper)).collect();
+    RunEntry { root, timestamp, freed_to, removed }
 }
 
 /// Reacts to structure changes of a keyspace's tree: moves old versions along with their rows, and voids the counts of

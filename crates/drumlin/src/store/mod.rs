@@ -50,14 +50,14 @@ pub(crate) use state::Store;
 
 use crate::error::{Error, Result};
 use crate::format::catalogue::Catalogue;
-use crate::format::{Timestamp, ValueId};
+use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::Process;
 use crate::load::{LoadMemory, Loader};
 use crate::memory::{Account, Grant, heap_bytes};
 use crate::seglog::Appended;
 use crate::task::WaitMode;
 use crate::txn::TransactionId;
-use crate::txn::commit::{Admitted, Durability, Row, RowsSeen};
+use crate::txn::commit::{Admitted, Durability, Recorded, Removals, Row, RowsSeen};
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::RowLock;
@@ -341,6 +341,35 @@ impl Store {
         self.end_locks(locks);
         drop(admitted);
         Ok(self.engine.request_write(for_task, rows, applied, durability))
+    }
+
+    /// Like [`apply`](Self::apply), for a commit that also removes ranges.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one commit")]
+    pub(crate) async fn apply_removing<L>(
+        self: &Arc<Self>,
+        mode: WaitMode<'_>,
+        for_task: bool,
+        rows: &[Row<'_>],
+        removals: &Removals<'_>,
+        reads: Option<Reads<'_>>,
+        seen: RowsSeen<'_>,
+        durability: Durability,
+        locks: L,
+    ) -> Result<Appended> {
+        let _none_ready = self.ready.none(mode, self.engine.backend.as_ref()).await?;
+        let admitted = self.engine.admit(mode, rows, reads, removals.record_bytes()).await;
+        let recorded = Recorded::RowsAndRanges(removals);
+        let (applied, admitted) = self.engine.apply_as(mode, rows, reads, seen, admitted, recorded).await?;
+        self.end_locks(locks);
+        drop(admitted);
+        let logged = self.engine.request_write(for_task, rows, applied, durability);
+        self.fold_runs();
+        Ok(logged)
+    }
+
+    /// Returns the keyspace with this id, unless it has been dropped.
+    pub(crate) fn keyspace_with_id(&self, id: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
+        self.keyspaces.get_by_id(&self.engine, id)
     }
 
     /// Releases the locks of an applied commit, and requests a checkpoint if one is due.

@@ -159,7 +159,7 @@ impl Store {
         }
         keyspaces.sort_unstable();
         keyspaces.dedup();
-        let reserved = self.prepared.reserve(id, keyspaces.clone())?;
+        let reserved = self.prepared.reserve(id, held.locks.owner(), keyspaces.clone())?;
         for keyspace in keyspaces {
             if engine.space.page_space(keyspace).is_none_or(|pages| pages.is_dropped()) {
                 let written = writes.rows().find(|(tree, _, _)| tree.pages.id == keyspace);
@@ -167,6 +167,8 @@ impl Store {
                 return Err(Error::KeyspaceDropped { name: name.unwrap_or_else(|| self.keyspace_name(keyspace)) });
             }
         }
+        // A range delete that is attached from here on finds the id reserved. Wait for those that have looked before.
+        drop(engine.space.epoch_latch.shared());
         let locks_bytes = held.locks.memory_bytes() as u64;
         let limit_bytes = engine.budget.transaction_memory_max();
         if self.prepared.memory_bytes() + locks_bytes > limit_bytes {
@@ -418,7 +420,7 @@ impl Store {
             changes_bytes: changes.len(),
             timestamp: Timestamp(0),
         };
-        self.prepared.reserve(id, keyspaces)?.keep(facts, HeldLocks { locks, memory });
+        self.prepared.reserve(id, owner, keyspaces)?.keep(facts, HeldLocks { locks, memory });
         crate::coverage::mark!("an opening found a prepared transaction");
         Ok(())
     }

@@ -17,6 +17,7 @@ use crate::memory::Account;
 use crate::pool::Stop;
 use crate::seglog::Scan;
 use crate::space::loading::read_image;
+use crate::space::runs::{RemovedKeys, RemovedRange};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{ChunkImage, PageSpace, Purpose};
 use crate::sync::Mutex;
@@ -208,6 +209,11 @@ impl Replay<'_> {
         let mut newest = Timestamp(0);
         for record in self.scan.records()? {
             let record = record?;
+            if let Some(Some((_, Operation::RemoveRange { .. }))) = record::decode(&record.body).next() {
+                // The rows of earlier commits must be there when the range is removed.
+                self.apply_batch(&mut batch, newest)?;
+            }
+            let mut removed: Vec<(KeyspaceId, RemovedKeys)> = Vec::new();
             let base = batch.bytes.len();
             batch.bytes.extend_from_slice(&record.body);
             let offsets_of =
@@ -216,6 +222,15 @@ impl Replay<'_> {
             for operation in record::decode(&record.body) {
                 let operation = operation.filter(|_| !is_whole);
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
+                if let Operation::RemoveRange { lower, upper } = operation {
+                    if removed.last().is_none_or(|(last, _)| *last != keyspace) {
+                        removed.push((keyspace, RemovedKeys::default()));
+                    }
+                    let (lower, upper) = (lower.to_vec(), upper.map(<[u8]>::to_vec));
+                    removed.last_mut().expect("just added").1.add(RemovedRange { lower, upper });
+                    continue;
+                }
+                self.attach_removed(&mut removed, record.timestamp)?;
                 let (key, change) = match operation {
                     Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => {
                         self.apply_batch(&mut batch, newest)?;
@@ -251,18 +266,29 @@ impl Replay<'_> {
                         (key, ReplayedChange::PutLarge(batch.large.len() as u32 - 1))
                     }
                     Operation::Remove { key } => (key, ReplayedChange::Remove),
+                    Operation::RemoveRange { .. } => unreachable!("a removed range was taken for a row"),
                 };
                 if keyspace == KeyspaceId::PREPARED {
                     batch.note_prepared(key, &change);
                 }
                 batch.push(keyspace, key, offsets_of(key), change);
             }
+            self.attach_removed(&mut removed, record.timestamp)?;
             newest = record.timestamp;
             if batch.bytes.len() + batch.operations.len() * size_of::<ReplayedOperation>() >= batch_bytes(self.engine) {
                 self.apply_batch(&mut batch, newest)?;
             }
         }
         self.apply_batch(&mut batch, newest)
+    }
+
+    /// Attaches the removed ranges of a record. The rows of earlier records have been applied.
+    fn attach_removed(&self, removed: &mut Vec<(KeyspaceId, RemovedKeys)>, timestamp: Timestamp) -> Result<()> {
+        for (keyspace, removed) in removed.drain(..) {
+            let open = self.open(keyspace).ok_or_else(|| self.malformed(timestamp))?;
+            self.engine.replay_removal(&open.tree, removed, timestamp)?;
+        }
+        Ok(())
     }
 
     /// Adds the changes of a prepared transaction to the batch. The keyspace of prepared transactions has them, or the

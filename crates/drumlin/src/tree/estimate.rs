@@ -18,6 +18,7 @@ use crate::format::PageId;
 use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::pool::{ImmutablePages, Needs, Stop};
 use crate::space::PageEntry;
+use crate::space::runs::{RemovedKeys, RemovedRange};
 
 /// The number of inner nodes of each level that show how many children the others have.
 const INNER_SAMPLES: usize = 8;
@@ -99,6 +100,9 @@ impl LevelNodes<'_> {
     }
 }
 
+/// The maximum number of parts of a range that are estimated one by one.
+const PARTS_MAX: usize = 8;
+
 impl Tree {
     /// Returns the estimated number of rows whose keys are at least `lower` and below `upper`. If all leaves of a short
     /// range are in memory, the number is exact, except for concurrent changes. Rows of runs count in addition to those
@@ -107,8 +111,11 @@ impl Tree {
     /// Lacks inner nodes that are not in memory, and the root, which may be a leaf.
     pub(crate) fn estimate(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<u64, Stop> {
         debug_assert!(upper.is_none_or(|upper| lower < upper), "the rows of an empty range are estimated");
-        let mut rows = self.restarting(|| self.try_estimate(PageId::ROOT, lower, upper))?;
-        for run in self.pages.runs.list().iter() {
+        let mut rows = 0.0;
+        for (lower, upper) in self.unremoved(lower, upper) {
+            rows += self.restarting(|| self.try_estimate(PageId::ROOT, &lower, upper.as_deref()))?;
+        }
+        for run in self.pages.runs.list().iter().filter(|run| run.has_rows()) {
             debug_assert!(run.root != PageId::ROOT, "the rows of the tree are counted twice");
             let lower = lower.max(&run.freed_to);
             if upper.is_none_or(|upper| lower < upper) {
@@ -117,6 +124,29 @@ impl Tree {
         }
         debug_assert!(rows.is_finite() && rows >= 0.0, "{rows} rows are estimated");
         Ok(rows.round() as u64)
+    }
+
+    /// Returns the parts of a range whose rows in the tree are not removed, as far as removals are not folded. Returns
+    /// the whole range if it has more than a few parts.
+    fn unremoved(&self, lower: &[u8], upper: Option<&[u8]>) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+        let mut removed = RemovedKeys::default();
+        for run in self.pages.runs.list().iter() {
+            for range in run.removed.ranges() {
+                let lower = (&range.lower).max(&run.freed_to).clone();
+                removed.add(RemovedRange { lower, upper: range.upper.clone() });
+            }
+        }
+        let (mut parts, mut from) = (Vec::new(), Some(lower.to_vec()));
+        while let Some(start) = from.filter(|from| upper.is_none_or(|upper| **from < *upper)) {
+            let next = removed.at_or_after(&start);
+            let next = next.filter(|range| upper.is_none_or(|upper| *range.lower < *upper));
+            let end = next.map(|range| range.lower.clone()).or_else(|| upper.map(<[u8]>::to_vec));
+            if end.as_ref().is_none_or(|end| start < *end) {
+                parts.push((start, end));
+            }
+            from = next.and_then(|range| range.upper.clone());
+        }
+        if parts.len() > PARTS_MAX { vec![(lower.to_vec(), upper.map(<[u8]>::to_vec))] } else { parts }
     }
 
     fn try_estimate(&self, root: PageId, lower: &[u8], upper: Option<&[u8]>) -> Result<Option<f64>, Stop> {

@@ -17,7 +17,7 @@ pub(crate) mod node;
 mod runs;
 mod structure;
 
-pub(crate) use runs::{FoldPlan, FoldStep, Piece, RunEnd};
+pub(crate) use runs::{Above, FoldPlan, FoldStep, Piece, RunEnd};
 pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, fits};
 
 use std::sync::Arc;
@@ -503,7 +503,7 @@ impl Tree {
     /// if all of these paths can be read. Expected O(log n).
     pub(crate) fn unreadable<'a>(&'a self, mode: WaitMode<'a>, key: &'a [u8]) -> Boxed<'a, Result<Option<Unreadable>>> {
         Box::pin(async move {
-            let unfreed = |run: &&Run| &run.freed_to[..] <= key;
+            let unfreed = |run: &&Run| run.has_rows() && &run.freed_to[..] <= key;
             let runs: Vec<PageId> = self.pages.runs.list().iter().filter(unfreed).map(|run| run.root).collect();
             for root in [PageId::ROOT].into_iter().chain(runs) {
                 if let Some(unreadable) = self.unreadable_from(mode, root, key).await? {

@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
-use super::node::{Leaf, Node, PackedRow, RowValue, common_bytes, pack, separator_between};
+use super::node::{EMPTY_LEAF, Leaf, Node, PackedRow, RowValue, common_bytes, pack, separator_between};
 use super::{Direction, RESTARTS_MAX, Target, Tree, child_fences};
 use crate::format::node::{SLOT_BYTES, SLOTS_OFFSET};
 use crate::format::{PageId, Timestamp};
 use crate::pool::{FrameRead, Needs, Stop};
-use crate::space::runs::Run;
+use crate::space::runs::{RemovedKeys, RemovedRange, Run};
 
 /// The part of a leaf's range for which a read has consulted the runs.
 pub(crate) struct Piece<'t> {
@@ -29,6 +29,8 @@ impl Piece<'_> {
 pub(crate) enum PiecePage<'t> {
     /// The runs have no rows here.
     OfTree,
+    /// A run removes all rows that the tree has here.
+    Removed,
     /// The tree has no rows here.
     OfRun(FrameRead<'t>),
     Merged(Vec<u8>),
@@ -39,10 +41,18 @@ impl PiecePage<'_> {
     pub(crate) fn leaf<'l>(&'l self, of_tree: &'l [u8]) -> Leaf<'l> {
         match self {
             PiecePage::OfTree => Leaf::new(of_tree),
+            PiecePage::Removed => Leaf::new(&EMPTY_LEAF),
             PiecePage::OfRun(read) => Leaf::new(read),
             PiecePage::Merged(page) => Leaf::new(page),
         }
     }
+}
+
+/// The newest change of a row in the runs above its leaf.
+pub(crate) enum Above<'t> {
+    /// The leaf of the run that has the row.
+    Row(FrameRead<'t>),
+    Removed,
 }
 
 /// A part of a leaf's range, with the rows that it has once the oldest run that is not folded into it is.
@@ -61,6 +71,8 @@ pub(crate) struct FoldPlan {
     pub(crate) page: Vec<u8>,
     /// The indexes of the rows in `page` that come from the run.
     pub(crate) changed: Vec<usize>,
+    /// The keys of the leaf's rows that the run removes, in order.
+    pub(crate) removed: Vec<Vec<u8>>,
 }
 
 /// The next step of folding runs into the leaf that covers a key.
@@ -225,6 +237,34 @@ fn reduce(upper: &mut Option<Vec<u8>>, to: Option<&[u8]>) {
     }
 }
 
+impl RemovedKeys {
+    /// Returns the index of the range that has the target, or of the first range after it, or else the number of ranges.
+    fn index_at(&self, target: Target<'_>) -> usize {
+        self.ranges().partition_point(|range| match (target, range.upper.as_deref()) {
+            (_, None) => false,
+            (Target::At(key), Some(upper)) => upper <= key,
+            (Target::Below(key), Some(upper)) => upper < key,
+            (Target::Last, Some(_)) => true,
+        })
+    }
+
+    /// Returns the range that has the target.
+    pub(crate) fn around(&self, target: Target<'_>) -> Option<&RemovedRange> {
+        self.ranges().get(self.index_at(target)).filter(|range| match target {
+            Target::At(key) => *range.lower <= *key,
+            Target::Below(key) => *range.lower < *key,
+            Target::Last => true,
+        })
+    }
+
+    /// Returns the keys between which the target lies, and to which no range extends. The target is in no range.
+    fn gap_around(&self, target: Target<'_>) -> (Option<&[u8]>, Option<&[u8]>) {
+        let next = self.index_at(target);
+        let lower = next.checked_sub(1).and_then(|previous| self.ranges()[previous].upper.as_deref());
+        (lower, self.ranges().get(next).map(|range| &range.lower[..]))
+    }
+}
+
 /// Names a page that an operation lacks as one of a run, so that the next attempt begins at the root of the tree.
 pub(super) fn of_run(stop: Stop) -> Stop {
     match stop {
@@ -269,45 +309,58 @@ impl Tree {
         self.pages.runs.newest() > leaf.newest()
     }
 
-    /// Returns the leaf of the newest run that has the key, among those that a reader at `at` sees and that are not
-    /// folded into the key's latched leaf. Its row comes before that in the leaf.
+    /// Returns the change of the key by the newest run that has one, among those that a reader at `at` sees and that
+    /// are not folded into the key's latched leaf. It comes before the row in the leaf.
     #[cold]
-    pub(crate) fn run_with(&self, leaf: &Leaf<'_>, key: &[u8], at: Timestamp) -> Result<Option<FrameRead<'_>>, Stop> {
+    pub(crate) fn row_above(&self, leaf: &Leaf<'_>, key: &[u8], at: Timestamp) -> Result<Option<Above<'_>>, Stop> {
         assert!(leaf.covers(key), "a key is looked for above another's leaf");
         let list = self.pages.runs.list();
         let above = list.iter().rev().filter(|run| leaf.newest() < run.timestamp && run.timestamp <= at);
-        for run in above.filter(|run| !run.has_freed(Target::At(key))) {
-            let read = self.read_run_leaf(run, Target::At(key))?;
-            if Leaf::new(&read).search(key).is_ok() {
-                return Ok(Some(read));
+        for run in above {
+            if run.has_rows() && !run.has_freed(Target::At(key)) {
+                let read = self.read_run_leaf(run, Target::At(key))?;
+                if Leaf::new(&read).search(key).is_ok() {
+                    return Ok(Some(Above::Row(read)));
+                }
+            }
+            if run.removed.covers(key) {
+                return Ok(Some(Above::Removed));
             }
         }
         Ok(None)
     }
 
     /// Returns `true` if a run that was attached after `since` has a key from `first` on, up to but not including
-    /// `end`.
+    /// `end`, or removes such a key.
     pub(crate) fn have_runs_key(&self, since: Timestamp, first: &[u8], end: Option<&[u8]>) -> Result<bool, Stop> {
         let list = self.pages.runs.list();
         for run in list.iter().filter(|run| run.timestamp > since) {
-            if self.next_key_in(run, first)?.is_some_and(|key| end.is_none_or(|end| key[..] < *end)) {
+            if run.removed.meets(first, end) {
+                return Ok(true);
+            }
+            if run.has_rows() && self.next_key_in(run, first)?.is_some_and(|key| end.is_none_or(|end| key[..] < *end)) {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Returns `false` if no run that was attached after `since` has the key. If some rows of such a run are folded
-    /// already, the answer may be `true` although the run does not have the key.
+    /// Returns `false` if no run that was attached after `since` has the key or removes it. If some rows of such a run
+    /// are folded already, the answer may be `true` although the run does not have the key.
     pub(crate) fn may_runs_have(&self, since: Timestamp, key: &[u8]) -> Result<bool, Stop> {
         let list = self.pages.runs.list();
-        if self.pages.runs.are_folded_since(since) {
+        if self.pages.runs.may_have_folded(since, key) {
             return Ok(true);
         }
         assert!(list.is_sorted_by(|left, right| left.timestamp < right.timestamp), "runs are out of order");
         for run in list.iter().filter(|run| run.timestamp > since) {
             let target = Target::At(key);
-            if run.has_freed(target) || Leaf::new(&self.read_run_leaf(run, target)?).search(key).is_ok() {
+            if run.removed.covers(key) {
+                return Ok(true);
+            }
+            if run.has_rows()
+                && (run.has_freed(target) || Leaf::new(&self.read_run_leaf(run, target)?).search(key).is_ok())
+            {
                 return Ok(true);
             }
         }
@@ -326,22 +379,30 @@ impl Tree {
     ) -> Result<Option<Piece<'_>>, Stop> {
         let mut lower = leaf.lower_fence().map(<[u8]>::to_vec);
         let mut upper = leaf.upper_fence().map(<[u8]>::to_vec);
-        let mut reads = Vec::new();
+        let (mut reads, mut is_removed) = (Vec::new(), false);
         {
             let list = self.pages.runs.list();
             let mut above = list.iter().rev().filter(|run| leaf.newest() < run.timestamp && run.timestamp <= at);
             let Some(newest) = above.next() else { return Ok(None) };
             for run in std::iter::once(newest).chain(above) {
-                if run.has_freed(target) {
-                    if direction == Direction::Forward {
-                        reduce(&mut upper, Some(&run.freed_to));
-                    }
-                    continue;
+                if run.has_rows() && !run.has_freed(target) {
+                    let read = self.read_run_leaf(run, target)?;
+                    raise(&mut lower, Node::new(&read).lower_fence());
+                    reduce(&mut upper, Node::new(&read).upper_fence());
+                    reads.push(read);
+                } else if run.has_rows() && direction == Direction::Forward {
+                    reduce(&mut upper, Some(&run.freed_to));
                 }
-                let read = self.read_run_leaf(run, target)?;
-                raise(&mut lower, Node::new(&read).lower_fence());
-                reduce(&mut upper, Node::new(&read).upper_fence());
-                reads.push(read);
+                if let Some(range) = run.removed.around(target) {
+                    // Older rows can't be seen here.
+                    raise(&mut lower, Some(&range.lower));
+                    reduce(&mut upper, range.upper.as_deref());
+                    is_removed = true;
+                    break;
+                }
+                let gap = run.removed.gap_around(target);
+                raise(&mut lower, gap.0);
+                reduce(&mut upper, gap.1);
             }
         }
         // Leave out the rows that the read has passed: they might fill the merged page.
@@ -352,14 +413,15 @@ impl Tree {
             (Direction::Forward, Target::Below(_)) | (_, Target::Last) => {}
         }
         let rows_of = |leaf: &Leaf<'_>| rows_between(leaf, lower.as_deref(), upper.as_deref());
-        let of_leaf = rows_of(leaf);
+        let of_leaf = if is_removed { 0..0 } else { rows_of(leaf) };
         reads.retain(|read| !rows_of(&Leaf::new(read)).is_empty());
         if of_leaf.is_empty() && reads.len() == 1 {
             let page = PiecePage::OfRun(reads.pop().expect("counted"));
             return Ok(Some(Piece { page, lower, upper }));
         }
         if reads.is_empty() {
-            return Ok(Some(Piece { page: PiecePage::OfTree, lower, upper }));
+            let page = if is_removed { PiecePage::Removed } else { PiecePage::OfTree };
+            return Ok(Some(Piece { page, lower, upper }));
         }
         let mut sources: Vec<_> = reads.iter().map(|read| Leaf::new(read)).map(|run| (run, rows_of(&run))).collect();
         sources.push((*leaf, of_leaf));
@@ -393,6 +455,9 @@ impl Tree {
         let Some(run) = list.iter().find(|run| leaf.newest() < run.timestamp) else {
             return Ok(FoldStep::Folded(leaf.upper_fence().map(<[u8]>::to_vec)));
         };
+        if !run.has_rows() {
+            return Ok(FoldStep::Fold(self.plan_removal(&leaf, run)));
+        }
         let mut from = leaf.lower_fence().unwrap_or_default().to_vec();
         if !run.has_freed(Target::At(key)) {
             // If the range has many rows of the run before the key, begin with the run's leaf that covers the key.
@@ -429,11 +494,44 @@ impl Tree {
                 let splits_lower = lower.as_deref() != leaf.lower_fence();
                 let splits_upper = upper.as_deref() != leaf.upper_fence();
                 let newest = leaf.newest();
-                let plan = FoldPlan { run, newest, lower, upper, splits_lower, splits_upper, page, changed };
+                let removed = Vec::new();
+                let plan = FoldPlan { run, newest, lower, upper, splits_lower, splits_upper, page, changed, removed };
                 return Ok(FoldStep::Fold(plan));
             }
             assert!(next > start || upper > lower, "a fold stays where it is");
             (start, lower) = (next, upper);
+        }
+    }
+
+    /// Plans how a removal is folded into a leaf.
+    fn plan_removal(&self, leaf: &Leaf<'_>, run: &Run) -> FoldPlan {
+        let (mut rows, mut removed) = (Vec::with_capacity(leaf.len()), Vec::new());
+        let mut index = 0;
+        for range in run.removed.ranges() {
+            let of_range = rows_between(leaf, Some(&range.lower), range.upper.as_deref());
+            rows.extend((index..of_range.start.max(index)).map(|index| SourceRow { source: 0, index }));
+            index = index.max(of_range.end);
+            for removed_index in of_range {
+                let mut key = Vec::new();
+                leaf.key_into(removed_index, &mut key);
+                removed.push(key);
+            }
+        }
+        rows.extend((index..leaf.len()).map(|index| SourceRow { source: 0, index }));
+        assert_eq!(rows.len() + removed.len(), leaf.len(), "a removal loses rows of a leaf");
+        let count = rows.len();
+        let merged = Merged { sources: vec![*leaf], rows };
+        let fences = (leaf.lower_fence(), leaf.upper_fence());
+        FoldPlan {
+            run: run.timestamp,
+            newest: leaf.newest(),
+            lower: fences.0.map(<[u8]>::to_vec),
+            upper: fences.1.map(<[u8]>::to_vec),
+            splits_lower: false,
+            splits_upper: false,
+            page: merged.pack(self.pages.page_bytes, fences, 0..count),
+            changed: Vec::new(),
+            removed,
         }
     }
 

@@ -24,7 +24,7 @@ use crate::format::node::NEWEST_OFFSET;
 use crate::format::{PageId, Timestamp};
 use crate::memory::Account;
 use crate::pool::Stop;
-use crate::space::runs::Run;
+use crate::space::runs::{REMOVALS_MAX, RemovedKeys, Run};
 use crate::space::{EpochGuard, PageEntry, Purpose};
 use crate::task::{WaitMode, ready, turn};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
@@ -78,7 +78,8 @@ impl<L> Engine<L> {
                 let rows = Leaf::new(&plan.page);
                 let key_bytes = |index: &usize| rows.prefix().len() + rows.key_suffix(*index).len();
                 let of_rows = plan.changed.iter().map(|index| version_bytes_max(&[], key_bytes(index)));
-                let bytes = undo_bytes_max(of_rows.sum::<usize>() + pages.page_bytes);
+                let of_removed = plan.removed.iter().map(|key| version_bytes_max(key, 0));
+                let bytes = undo_bytes_max(of_rows.chain(of_removed).sum::<usize>() + pages.page_bytes);
                 let memory = self.budget.try_hold(Account::Versions, bytes as u64);
                 Some(memory.ok_or(FoldError::Versions(bytes))?)
             } else {
@@ -125,6 +126,13 @@ impl<L> Engine<L> {
                 undo.push(&key, replaced);
             }
         }
+        for key in &plan.removed {
+            let removed = leaf.search(key).ok().map(|at| leaf.value(at));
+            assert!(removed.is_some(), "a row is removed that the leaf does not have");
+            if is_seen_before || matches!(removed, Some(RowValue::Large(_))) {
+                undo.push(key, removed);
+            }
+        }
         assert!(plan.newest < plan.run, "a run at {} is folded twice", plan.run);
         assert!(plan.changed.len() <= folded.len(), "a fold changes rows that it does not have");
         self.pool.mark_dirty(&epoch_guard, &write);
@@ -146,10 +154,14 @@ impl<L> Engine<L> {
         row: &Row<'_>,
         purpose: Purpose,
     ) -> Result<Option<Vec<u8>>> {
-        self.try_fold_above(mode, row.tree, row.key, purpose).await.map_err(|error| match error {
+        self.try_fold_above(mode, row.tree, row.key, purpose).await.map_err(|error| self.fold_error(error))
+    }
+
+    fn fold_error(&self, error: FoldError) -> Error {
+        match error {
             FoldError::Error(error) => error,
             FoldError::Versions(_) => Error::versions_in_memory(self.budget.limit_bytes(Account::Versions)),
-        })
+        }
     }
 }
 
@@ -161,7 +173,57 @@ fn after_leaf<'r, 'a>(rows: &'r [Row<'a>], upper: Option<&[u8]>) -> &'r [Row<'a>
     &rows[rows.partition_point(is_covered)..]
 }
 
+/// The maximum number of leaves into which a removal is folded before its progress is recorded.
+const REMOVAL_LEAVES: usize = 64;
+
+/// Returns the key from which a removal has to be folded next, after the leaf that ends at `upper`, or `None` if it is
+/// folded whole.
+fn after_fold(run: &Run, upper: Option<Vec<u8>>) -> Option<Vec<u8>> {
+    let upper = upper?;
+    let range = run.removed.at_or_after(&upper)?;
+    Some(upper.max(range.lower.clone()))
+}
+
+impl<L> Engine<L> {
+    /// Records that a removal is folded into all leaves that it affects below `next`, or into all of them.
+    fn finish_removal_to(&self, tree: &CountedTree, run: &Run, next: Option<Vec<u8>>) -> Result<()> {
+        let _epoch_guard = self.space.epoch_latch.shared();
+        tree.check_dropped()?;
+        if next.is_none() {
+            crate::coverage::mark!("a removal was folded whole");
+        }
+        self.space.free_run_to(&tree.pages, run.timestamp, next);
+        Ok(())
+    }
+}
+
 impl Engine<Replaying> {
+    /// Attaches a removal by replaying its log record.
+    pub(crate) fn replay_removal(&self, tree: &CountedTree, removed: RemovedKeys, timestamp: Timestamp) -> Result<()> {
+        self.make_room_for_replayed(tree)?;
+        tree.counts.discard();
+        let _epoch_guard = self.space.epoch_latch.exclusive();
+        self.space.attach_run(&tree.pages, Run::removal(timestamp, removed));
+        Ok(())
+    }
+
+    /// Folds removals of a keyspace until it may have one more.
+    fn make_room_for_replayed(&self, tree: &CountedTree) -> Result<()> {
+        while tree.pages.runs.are_many(|run| !run.has_rows(), REMOVALS_MAX) {
+            let oldest = tree.pages.runs.list().first().cloned();
+            // Runs with rows stay until the database is open. The log has few of them.
+            let Some(run) = oldest.filter(|run| !run.has_rows()) else { return Ok(()) };
+            let mut next = Some(run.freed_to.clone());
+            while let Some(from) = next {
+                let folded = self.try_fold_above(WaitMode::Blocking, tree, &from, Purpose::Replay);
+                let upper = ready(folded).map_err(|error| self.fold_error(error))?;
+                next = after_fold(&run, upper);
+            }
+            self.finish_removal_to(tree, &run, None)?;
+        }
+        Ok(())
+    }
+
     /// Folds all runs into the leaves that a commit of the log changes. The rows ascend.
     pub(super) async fn fold_above_replayed(&self, mut rows: &[Row<'_>]) -> Result<()> {
         while let Some(row) = rows.first() {
@@ -186,7 +248,8 @@ impl<L> Engine<L> {
         reads: Option<Reads<'_>>,
         seen: RowsSeen<'_>,
     ) -> Result<Timestamp> {
-        const CONFLICT: Error = Error::Conflict { reason: "a bulk load has changed a row that this commit locked" };
+        const CONFLICT: Error =
+            Error::Conflict { reason: "a bulk load or a range delete has changed a row that this commit locked" };
         // Read first: runs that are attached from here on are looked for again.
         let checked = self.clock.published();
         assert!(seen.since().is_none_or(|since| since <= checked), "a commit has seen what is not published");
@@ -262,10 +325,14 @@ impl Engine {
     /// `false` if there is no run to be folded.
     pub(crate) fn fold_next(&self, tree: &CountedTree, folding: Folding) -> Result<bool> {
         let mode = WaitMode::Blocking;
-        let _folding = tree.pages.runs.folding.lock();
+        let mut folding_from = tree.pages.runs.folding.lock();
         let oldest = tree.pages.runs.list().first().cloned();
         let is_due = |run: &Run| folding == Folding::Now || !self.is_seen_before(run.timestamp);
         let Some(run) = oldest.filter(is_due) else { return Ok(false) };
+        if !run.has_rows() {
+            self.fold_removal_part(tree, &run, &mut folding_from)?;
+            return Ok(true);
+        }
         let end = tree.pool.waiting(|_| tree.first_run_end(&run))?.upper;
         let mut folded_to = Some(run.freed_to.clone());
         // Fold the rows of one leaf of the run, and maybe more.
@@ -277,6 +344,45 @@ impl Engine {
         }
         ready(self.free_run_to(mode, tree, run, folded_to.as_deref()))?;
         Ok(true)
+    }
+
+    /// Folds removals of the keyspace, and the runs before them, until it may have one more.
+    pub(super) fn make_room_for_removal(&self, tree: &CountedTree) -> Result<()> {
+        while tree.pages.runs.are_many(|run| !run.has_rows(), REMOVALS_MAX) {
+            crate::coverage::mark!("a range delete waited for the folding of an older one");
+            self.fold_next(tree, Folding::Now)?;
+        }
+        Ok(())
+    }
+
+    /// Folds the next part of a removal, a few leaves. `last` is the first key of the leaf that was folded last.
+    fn fold_removal_part(&self, tree: &CountedTree, run: &Run, last: &mut Option<Vec<u8>>) -> Result<()> {
+        let mode = WaitMode::Blocking;
+        let mut next = Some(run.freed_to.clone());
+        for _ in 0..REMOVAL_LEAVES {
+            let Some(from) = next else { break };
+            let upper = ready(self.fold_above(mode, tree, &from))?;
+            self.merge_folded(tree, last.as_deref());
+            next = after_fold(run, upper);
+            assert!(next.as_ref().is_none_or(|next| *next > from), "a removal is folded backwards");
+            *last = Some(from);
+        }
+        if next.is_none() {
+            self.merge_folded(tree, last.as_deref());
+            *last = None;
+        }
+        self.finish_removal_to(tree, run, next)
+    }
+
+    /// Merges the leaf that covers the key with a neighbour if both are nearly empty.
+    fn merge_folded(&self, tree: &CountedTree, key: Option<&[u8]>) {
+        // A merge changes two nodes, replaces a third, and frees a page.
+        let bytes = 4 * tree.pages.page_bytes as u64;
+        if let Some(key) = key
+            && self.space.reserve(Purpose::Remove, bytes).is_ok()
+        {
+            tree.try_merge(key);
+        }
     }
 
     /// Frees the leaves of a run that end at `folded_to` or before, and the nodes above that are no longer needed. All

@@ -53,6 +53,7 @@ use super::TransactionId;
 use crate::format::{KeyspaceId, checksum};
 use crate::io::Process;
 use crate::memory::heap_bytes;
+use crate::space::runs::RemovedKeys;
 
 /// The kind of a row lock: shared or exclusive.
 ///
@@ -464,6 +465,40 @@ impl LockTable {
     /// Returns `true` if a row of the keyspace is locked. O(locks).
     pub(crate) fn has_any(&self, keyspace: KeyspaceId) -> bool {
         self.shards.iter().any(|shard| shard.lock().locks.iter().any(|lock| lock.keyspace == keyspace))
+    }
+
+    /// Returns the keys of these, in this keyspace, that transactions other than `owner` have locked, in key order.
+    /// O(locks).
+    pub(crate) fn held_by_others(
+        &self,
+        owner: TransactionId,
+        keyspace: KeyspaceId,
+        keys: &RemovedKeys,
+    ) -> Vec<Box<[u8]>> {
+        let mut held: Vec<Box<[u8]>> = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let is_met = |lock: &&Lock| {
+                lock.keyspace == keyspace
+                    && keys.covers(lock.key.as_bytes())
+                    && lock.holders().any(|holder| holder != owner)
+            };
+            held.extend(shard.locks.iter().filter(is_met).map(|lock| lock.key.as_bytes().into()));
+        }
+        held.sort_unstable();
+        held
+    }
+
+    /// Returns `true` if an owner for which `matters` returns `true` has locked one of these keys. O(locks).
+    pub(crate) fn any_held_by(
+        &self,
+        keyspace: KeyspaceId,
+        keys: &RemovedKeys,
+        matters: impl Fn(TransactionId) -> bool,
+    ) -> bool {
+        let is_met =
+            |lock: &Lock| lock.keyspace == keyspace && keys.covers(lock.key.as_bytes()) && lock.holders().any(&matters);
+        self.shards.iter().any(|shard| shard.lock().locks.iter().any(is_met))
     }
 
     /// Releases a lock of `owner`: hands it to the first waiter, or removes it if there are no waiters.

@@ -52,8 +52,9 @@ pub(crate) struct PreparedFacts {
     pub(crate) timestamp: Timestamp,
 }
 
-#[derive(Default)]
 struct Entry {
+    /// The number under which the transaction holds its locks.
+    owner: TransactionId,
     /// The keyspaces of the rows that it has changed or locked.
     keyspaces: Vec<KeyspaceId>,
     /// `None` while the transaction is being prepared.
@@ -93,7 +94,12 @@ pub(crate) fn check_id(id: &[u8]) -> Result<()> {
 impl PreparedTransactions {
     /// Reserves an id for a transaction that is about to be prepared and has locked rows of these keyspaces. Dropping
     /// the result gives the id up.
-    pub(crate) fn reserve<'p>(&'p self, id: &'p [u8], keyspaces: Vec<KeyspaceId>) -> Result<ReservedId<'p>> {
+    pub(crate) fn reserve<'p>(
+        &'p self,
+        id: &'p [u8],
+        owner: TransactionId,
+        keyspaces: Vec<KeyspaceId>,
+    ) -> Result<ReservedId<'p>> {
         assert!(check_id(id).is_ok(), "an id of {} bytes is reserved", id.len());
         debug_assert!(keyspaces.is_sorted_by(|left, right| left < right), "a keyspace is listed twice");
         let mut table = self.table.lock();
@@ -103,7 +109,7 @@ impl PreparedTransactions {
         if keyspaces.iter().any(|keyspace| table.dropping.contains(keyspace)) {
             return Err(Error::Conflict { reason: "a keyspace of the transaction is being dropped" });
         }
-        table.entries.insert(id.into(), Entry { keyspaces, ..Entry::default() });
+        table.entries.insert(id.into(), Entry { owner, keyspaces, facts: None, held: None });
         Ok(ReservedId { all: self, id, is_kept: false })
     }
 
@@ -135,6 +141,11 @@ impl PreparedTransactions {
     pub(crate) fn is_owner(&self, owner: TransactionId) -> bool {
         let is_it = |entry: &Entry| entry.facts.as_ref().is_some_and(|facts| facts.owner == owner);
         self.table.lock().entries.values().any(is_it)
+    }
+
+    /// Returns `true` if the transaction that holds its locks under this number is prepared or is being prepared.
+    pub(crate) fn may_be_owner(&self, owner: TransactionId) -> bool {
+        self.table.lock().entries.values().any(|entry| entry.owner == owner)
     }
 
     /// Returns the memory that the locks of prepared transactions take.

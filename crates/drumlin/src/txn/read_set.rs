@@ -283,7 +283,9 @@ impl ReadSet {
                     End::Open => None,
                 };
                 if tree.pool.awaiting(mode, |_| tree.have_runs_key(snapshot, first, end.as_deref())).await? {
-                    return Err(Error::Conflict { reason: "a bulk load has changed rows that this transaction read" });
+                    return Err(Error::Conflict {
+                        reason: "a bulk load or a range delete has changed rows that this transaction read",
+                    });
                 }
             }
         }

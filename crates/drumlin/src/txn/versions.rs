@@ -30,6 +30,7 @@ use crate::format::catalogue::Orphan;
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{Account, Budget, Held};
+use crate::space::runs::RemovedKeys;
 use crate::space::{CheckpointDebt, PageSpace};
 use crate::tree::Direction;
 use crate::tree::node::RowValue;
@@ -164,6 +165,19 @@ impl Versions {
             "undo records of page {page} are out of order"
         );
         undo_records.take_while(|undo| undo.timestamp > snapshot).any(|undo| undo.iter().any(|(key, _)| matters(key)))
+    }
+
+    /// Returns `true` if a commit after the snapshot has changed a row with one of these keys. The caller holds the
+    /// exclusive epoch latch, so that no versions move. O(leaves with versions).
+    pub(crate) fn any_changed_in(&self, keyspace: KeyspaceId, keys: &RemovedKeys, snapshot: Timestamp) -> bool {
+        let has_changed = |undo_records: &UndoRecords| {
+            let newer = undo_records.iter().rev().take_while(|undo| undo.timestamp > snapshot);
+            newer.into_iter().any(|undo| undo.iter().any(|(key, _)| keys.covers(key)))
+        };
+        self.shards.iter().any(|shard| {
+            let shard = shard.lock();
+            shard.iter().any(|((of, _), undo_records)| *of == keyspace && has_changed(undo_records))
+        })
     }
 
     /// Adds to `old` the old versions of the leaf's rows that lie within the bounds and have changed since the

@@ -6,6 +6,8 @@
 //!    shared with their readers.
 //! 2. Entries are only appended, and each refers to the previous entry of the same key. So a savepoint is just a number
 //!    of entries, and rolling back to it restores the older entries.
+//! 3. A removed range is an entry too. It comes after an entry for each of the transaction's own rows in the range, which
+//!    removes the row. So an entry of a row always comes before the ranges that cover its key.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
@@ -15,6 +17,7 @@ use super::values::LargeValue;
 use crate::counts::CountedTree;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
 use crate::memory::{Grant, grown_capacity, reserve};
+use crate::space::runs::{RemovedKeys, RemovedRange};
 
 /// The last change that a transaction made to a row.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +32,8 @@ enum Kept {
     Put(Range<usize>),
     PutLarge(Arc<LargeValue>),
     Remove,
+    /// Removes the rows of a range. The entry's key is the lower end; this is the upper one.
+    RemoveRange(Option<Range<usize>>),
 }
 
 #[derive(Clone, Debug)]
@@ -177,6 +182,10 @@ pub(crate) struct WriteSet {
     trees: BTreeMap<KeyspaceId, (CountedTree, Index)>,
     arena: Vec<u8>,
     entries: Vec<Entry>,
+    /// The number of removed ranges, their union for each keyspace, and the bytes of their keys.
+    range_count: usize,
+    removed: BTreeMap<KeyspaceId, RemovedKeys>,
+    removed_bytes: usize,
     large_bytes: usize,
     /// The size in bytes of the commit's record, which contains only the newest change of each row.
     record_bytes: usize,
@@ -235,7 +244,53 @@ impl WriteSet {
         let arena_bytes = grown_capacity(&self.arena, key.len() + value_bytes);
         let entry_count = grown_capacity(&self.entries, 1);
         let tree_bytes = (self.trees.len() + 1) * TREE_BYTES;
-        arena_bytes + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES) + self.large_bytes + tree_bytes
+        let removed_bytes = self.range_count * size_of::<RemovedRange>() + self.removed_bytes;
+        arena_bytes
+            + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES)
+            + self.large_bytes
+            + tree_bytes
+            + removed_bytes
+    }
+
+    /// Returns the memory of the set after a range is removed.
+    pub(crate) fn memory_bytes_with_range(&self, keyspace: KeyspaceId, range: &RemovedRange) -> usize {
+        let (count, key_bytes) =
+            self.rows_in(keyspace, range).fold((0, 0), |(count, bytes), (key, _)| (count + 1, bytes + key.len()));
+        let range_bytes = range.lower.len() + range.upper.as_ref().map_or(0, Vec::len);
+        let arena_bytes = grown_capacity(&self.arena, key_bytes + range_bytes);
+        let entry_count = grown_capacity(&self.entries, count + 1);
+        let removed_bytes = (self.range_count + 1) * size_of::<RemovedRange>() + self.removed_bytes + range_bytes;
+        let tree_bytes = (self.trees.len() + 1) * TREE_BYTES;
+        arena_bytes
+            + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES)
+            + self.large_bytes
+            + tree_bytes
+            + removed_bytes
+    }
+
+    /// Returns the number of ranges that the transaction has removed.
+    pub(crate) fn range_count(&self) -> usize {
+        self.range_count
+    }
+
+    /// Returns the keys of a keyspace whose rows the transaction has removed by ranges.
+    pub(crate) fn removed(&self, keyspace: KeyspaceId) -> Option<&RemovedKeys> {
+        self.removed.get(&keyspace)
+    }
+
+    /// Returns the keyspaces with removed ranges, in order.
+    pub(crate) fn removals(&self) -> impl Iterator<Item = (&CountedTree, &RemovedKeys)> {
+        self.removed.iter().map(|(keyspace, removed)| (&self.trees[keyspace].0, removed))
+    }
+
+    /// Returns the transaction's own changes in a range.
+    fn rows_in(
+        &self,
+        keyspace: KeyspaceId,
+        RemovedRange { lower, upper }: &RemovedRange,
+    ) -> impl Iterator<Item = (&[u8], Change<'_>)> {
+        let upper = upper.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        self.range(keyspace, (Bound::Included(lower), upper))
     }
 
     /// Returns the number of rows with a change.
@@ -266,7 +321,7 @@ impl WriteSet {
         if bytes_max <= limit_bytes {
             return None;
         }
-        let replaced_bytes = self.get(keyspace, key).map_or(0, |replaced| record_bytes(key, &replaced));
+        let replaced_bytes = self.own_row(keyspace, key).map_or(0, |replaced| record_bytes(key, &replaced));
         assert!(replaced_bytes <= self.record_bytes, "a row has a change that is not counted");
         let bytes = bytes_max - replaced_bytes;
         (bytes > limit_bytes).then_some(bytes)
@@ -297,6 +352,43 @@ impl WriteSet {
     pub(crate) fn remove(&mut self, tree: &CountedTree, key: &[u8]) {
         let key = self.keep(key);
         self.push(tree, key, Kept::Remove);
+    }
+
+    /// Removes the rows of a range, which must not be empty. O(own rows in the range).
+    pub(crate) fn remove_range(&mut self, tree: &CountedTree, range: RemovedRange) {
+        let keyspace = tree.pages.id;
+        let is_put = |(key, change): (&[u8], Change<'_>)| (!matches!(change, Change::Remove)).then(|| key.to_vec());
+        let own: Vec<Vec<u8>> = self.rows_in(keyspace, &range).filter_map(is_put).collect();
+        for key in own {
+            self.remove(tree, &key);
+        }
+        let lower = self.keep(&range.lower);
+        let upper = range.upper.as_deref().map(|upper| self.keep(upper));
+        reserve(&mut self.entries, 1);
+        self.entries.push(Entry { keyspace, key: lower, kept: Kept::RemoveRange(upper), previous: None });
+        self.trees.entry(keyspace).or_insert_with(|| (tree.clone(), Index::default()));
+        self.record_bytes += self.record_bytes_of(self.entries.len() as u32 - 1);
+        self.add_removed(keyspace, range);
+    }
+
+    fn add_removed(&mut self, keyspace: KeyspaceId, range: RemovedRange) {
+        self.range_count += 1;
+        self.removed_bytes += range.lower.len() + range.upper.as_ref().map_or(0, Vec::len);
+        self.removed.entry(keyspace).or_default().add(range);
+    }
+
+    /// Computes the removed ranges again, after entries have been undone.
+    fn restore_removed(&mut self) {
+        self.range_count = 0;
+        self.removed_bytes = 0;
+        self.removed.clear();
+        for entry in 0..self.entries.len() {
+            if let Entry { keyspace, key, kept: Kept::RemoveRange(upper), .. } = &self.entries[entry] {
+                let upper = upper.clone().map(|upper| self.arena[upper].to_vec());
+                let range = RemovedRange { lower: self.arena[key.clone()].to_vec(), upper };
+                self.add_removed(*keyspace, range);
+            }
+        }
     }
 
     fn keep(&mut self, bytes: &[u8]) -> Range<usize> {
@@ -335,6 +427,9 @@ impl WriteSet {
 
     /// Returns the size of an entry in the commit's record, in bytes.
     fn record_bytes_of(&self, entry: u32) -> usize {
+        if let Kept::RemoveRange(upper) = &self.entries[entry as usize].kept {
+            return record::REMOVE_RANGE_BYTES + self.key(entry).len() + upper.as_ref().map_or(0, Range::len);
+        }
         record_bytes(self.key(entry), &self.change(entry))
     }
 
@@ -343,6 +438,7 @@ impl WriteSet {
             Kept::Put(value) => Change::Put(&self.arena[value.clone()]),
             Kept::PutLarge(value) => Change::PutLarge(value),
             Kept::Remove => Change::Remove,
+            Kept::RemoveRange(_) => unreachable!("a removed range is taken for a row"),
         }
     }
 
@@ -350,8 +446,14 @@ impl WriteSet {
         self.trees.get(&keyspace).map(|(_, index)| index)
     }
 
-    /// Returns the last change that the transaction made to a row.
+    /// Returns the last change that the transaction made to a row, by itself or by removing a range.
     pub(crate) fn get(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
+        let is_removed = || self.removed(keyspace).is_some_and(|removed| removed.covers(key));
+        self.own_row(keyspace, key).or_else(|| is_removed().then_some(Change::Remove))
+    }
+
+    /// Returns the last change that the transaction made to a row by itself.
+    fn own_row(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
         let index = self.index(keyspace)?;
         let (part, at) = index.find(key, |entry| self.key(entry)).ok()?;
         let entry = index.parts[part][at].entry;
@@ -387,19 +489,33 @@ impl WriteSet {
         within.into_iter().flatten().map(|entry| (self.key(entry), self.change(entry)))
     }
 
-    /// Returns the newest change of every row, in the order of (keyspace, key).
+    /// Returns the newest change of every row, in the order of (keyspace, key), except for rows that a removed range
+    /// removes.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&CountedTree, &[u8], Change<'_>)> {
         self.trees.iter().flat_map(|(&keyspace, (tree, _))| {
-            self.range(keyspace, (Bound::Unbounded, Bound::Unbounded)).map(move |(key, change)| (tree, key, change))
+            let removed = self.removed(keyspace);
+            let is_left_out = move |key: &[u8], change: &Change<'_>| {
+                matches!(change, Change::Remove) && removed.is_some_and(|removed| removed.covers(key))
+            };
+            self.range(keyspace, (Bound::Unbounded, Bound::Unbounded))
+                .filter(move |(key, change)| !is_left_out(key, change))
+                .map(move |(key, change)| (tree, key, change))
         })
     }
 
     /// Undoes all entries starting at `position`.
     pub(crate) fn roll_back(&mut self, position: usize) {
         assert!(position <= self.entries.len(), "entry {position} of {} is rolled back to", self.entries.len());
+        let mut are_ranges_undone = false;
         while self.entries.len() > position {
             self.record_bytes -= self.record_bytes_of(self.entries.len() as u32 - 1);
             let undone = self.entries.len() as u32 - 1;
+            if let Entry { key, kept: Kept::RemoveRange(_), .. } = &self.entries[undone as usize] {
+                self.arena.truncate(key.start);
+                self.entries.pop();
+                are_ranges_undone = true;
+                continue;
+            }
             let (keyspace, previous) = (self.entries[undone as usize].keyspace, self.entries[undone as usize].previous);
             assert!(previous.is_none_or(|previous| previous < undone), "an entry is undone and a later one restored");
             let (arena, entries) = (&self.arena, &self.entries);
@@ -410,11 +526,18 @@ impl WriteSet {
                 Some(previous) => self.record_bytes += self.record_bytes_of(previous),
                 None => self.row_count -= 1,
             }
-            debug_assert!(self.row_count > 0 || self.record_bytes == 0, "{} bytes of no rows", self.record_bytes);
+            debug_assert!(
+                self.row_count + self.range_count > 0 || self.record_bytes == 0,
+                "{} bytes of no rows",
+                self.record_bytes
+            );
             self.arena.truncate(entry.key.start);
             if let Kept::PutLarge(value) = entry.kept {
                 self.large_bytes -= size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
             }
+        }
+        if are_ranges_undone {
+            self.restore_removed();
         }
         let counted_bytes = self.arena.len() + self.large_bytes + self.record_bytes;
         debug_assert!(position > 0 || counted_bytes == 0, "a write set of no entries counts {counted_bytes} bytes");

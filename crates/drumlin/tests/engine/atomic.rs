@@ -489,8 +489,8 @@ fn any_number_of_rows_is_removed() {
     };
     fill(&k, 30_000, 20);
     let before = db.snapshot();
-    assert_eq!(k.remove_range(100u32.to_be_bytes()..200u32.to_be_bytes()).unwrap(), 100);
-    assert_eq!(block_on(k.remove_prefix_async([0, 0, 1])).unwrap(), 256);
+    k.remove_range(100u32.to_be_bytes()..200u32.to_be_bytes()).unwrap();
+    block_on(k.remove_prefix_async([0, 0, 1])).unwrap();
     assert_eq!(k.count(..).unwrap(), 30_000 - 356);
     assert_eq!(before.count(&k, ..).unwrap(), 30_000);
     drop(before);

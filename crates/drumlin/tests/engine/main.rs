@@ -35,6 +35,7 @@ mod model;
 mod old_versions;
 mod power;
 mod prepared;
+mod range_removal;
 mod read_only;
 mod runs;
 mod space;

@@ -10,18 +10,18 @@ use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Reader, 
 use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
 use support::{Model, Random, number, small, some_value};
 
-fn config(disk: &Disk) -> Config {
+pub(crate) fn config(disk: &Disk) -> Config {
     small().page_bytes(512).checkpoint_log_bytes(1 << 30).backend(disk.backend())
 }
 
-fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<()> {
+pub(crate) fn load(db: &Database, name: &str, rows: &Model) -> drumlin::Result<()> {
     let mut load = db.bulk_load(name)?;
     rows.iter().try_for_each(|(key, value)| load.insert(key, value))?;
     assert_eq!(load.finish()?.rows, rows.len() as u64);
     Ok(())
 }
 
-fn key(number: u64) -> Vec<u8> {
+pub(crate) fn key(number: u64) -> Vec<u8> {
     match number % 3 {
         0 => format!("{number:05}").into_bytes(),
         1 => format!("{number:05}/with a longer key").into_bytes(),
@@ -30,7 +30,7 @@ fn key(number: u64) -> Vec<u8> {
 }
 
 /// Returns rows with keys below `end`, about `count` of them, from a part of the keys.
-fn some_rows(random: &mut Random, end: u64, count: u64) -> Model {
+pub(crate) fn some_rows(random: &mut Random, end: u64, count: u64) -> Model {
     let width = 1 + random.below(end);
     let start = random.below(end);
     (0..1 + random.below(count))
@@ -45,12 +45,12 @@ fn some_rows(random: &mut Random, end: u64, count: u64) -> Model {
         .collect()
 }
 
-fn owned(row: drumlin::Result<(drumlin::Value, drumlin::Value)>) -> (Vec<u8>, Vec<u8>) {
+pub(crate) fn owned(row: drumlin::Result<(drumlin::Value, drumlin::Value)>) -> (Vec<u8>, Vec<u8>) {
     row.map(|(key, value)| (key.into_vec(), value.into_vec())).unwrap()
 }
 
 /// Compares what a reader sees with the rows that it should see, by some kinds of reads.
-fn compare(reader: &Reader, keyspace: &Keyspace, rows: &Model, random: &mut Random, place: &str) {
+pub(crate) fn compare(reader: &Reader, keyspace: &Keyspace, rows: &Model, random: &mut Random, place: &str) {
     let cloned = |(key, value): (&Vec<u8>, &Vec<u8>)| (key.clone(), value.clone());
     assert!(reader.iter(keyspace).map(owned).eq(rows.iter().map(cloned)), "{place}: forward");
     assert!(reader.iter(keyspace).rev().map(owned).eq(rows.iter().rev().map(cloned)), "{place}: backward");
@@ -184,7 +184,7 @@ fn loads_into_keyspaces_with_rows_are_like_other_commits() {
 }
 
 /// A database with a keyspace of 300 rows.
-fn filled(disk: &Disk) -> (Database, Keyspace, Model) {
+pub(crate) fn filled(disk: &Disk) -> (Database, Keyspace, Model) {
     let db = config(disk).open("/db").unwrap();
     let keyspace = db.keyspace("k").unwrap();
     let rows: Model = (0..300).map(|number| (key(number), vec![1; 40])).collect();

@@ -109,9 +109,8 @@ fn transactions_write_by_the_methods_of_keyspaces() {
         "insert_with_async",
         "key_bytes_max",
         "name",
-        "remove_prefix",
+        // A transaction removes a range without waiting.
         "remove_prefix_async",
-        "remove_range",
         "remove_range_async",
         "with_durability",
     ];
@@ -126,6 +125,8 @@ fn every_call_that_waits_has_both_forms() {
         "Batch::len",
         // These only write to memory, and otherwise wait only as `insert` does.
         "Batch::remove",
+        "Batch::remove_prefix",
+        "Batch::remove_range",
         "Database::alter",
         "Database::batch",
         "Database::begin",
@@ -155,6 +156,9 @@ fn every_call_that_waits_has_both_forms() {
         "Transaction::conflict",
         "Transaction::interrupter",
         "Transaction::number",
+        // Their commits wait for locked rows.
+        "Transaction::remove_prefix",
+        "Transaction::remove_range",
         "Transaction::renew_snapshot",
         "Transaction::rollback_to",
         "Transaction::savepoint",

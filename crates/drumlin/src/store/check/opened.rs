@@ -106,7 +106,9 @@ impl Store {
                     let rows = piece.row_count(&page);
                     return Ok((page.page(), rows as u64, piece.upper));
                 }
-                Ok((page.page(), leaf.len() as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
+                // A run may have been folded since the last step read a part of this leaf.
+                let rows = leaf.len() - leaf.lower_bound(&lower);
+                Ok((page.page(), rows as u64, leaf.upper_fence().map(<[u8]>::to_vec)))
             });
             match found {
                 Ok((page, rows, upper)) => {

@@ -130,8 +130,8 @@ impl Engine {
                 .map_or(self.budget.validated_bytes_max(), |bytes| bytes.min(self.budget.validated_bytes_max()))
         });
         let leaf_count = match rows.len() as u64 {
-            // The single leaf is latched but not pinned.
-            1 => 0,
+            // A single leaf is latched but not pinned.
+            0 | 1 => 0,
             count => count.min(self.pinned_leaves_max(page_bytes, reads)),
         };
         let pinned_bytes = (leaf_count + SPLIT_FRAMES) * page_bytes + read_bytes;
@@ -270,7 +270,7 @@ impl Engine {
 impl<L> Engine<L> {
     /// Returns an upper bound for the bytes of pages that a commit of these rows will make dirty.
     fn dirtied_bytes_max(&self, rows: &[Row<'_>]) -> u64 {
-        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().expect("rows");
+        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().unwrap_or(0);
         let row_bytes = |row: &Row<'_>| match row.change {
             Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
             // Each extent of a large value needs a page number and an entry in the page table.

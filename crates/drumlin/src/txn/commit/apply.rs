@@ -53,17 +53,24 @@ impl Latched<'_> {
     fn apply<L>(
         self,
         engine: &Engine<L>,
-        rows: &[Row<'_>],
+        work: &CommitRows<'_>,
         medium: &[Option<MediumValue>],
         timestamp: Timestamp,
         sink: &impl CommitSink,
     ) {
+        let rows = work.rows;
         let Latched { mut writes, reads, _reclaim_guard, epoch_guard } = self;
         drop(reads);
         // A leaf that was split just before it was latched may contain none of the rows.
         for (write, range) in writes.iter_mut().filter(|(_, range)| !range.is_empty()) {
             let medium = medium.get(range.start..).unwrap_or_default();
-            engine.change_leaf(&epoch_guard, write, &rows[range.clone()], medium, timestamp, sink);
+            let (rows, keyspace) = (&rows[range.clone()], write.page_key().keyspace);
+            match work.removals.and_then(|removals| removals.of(keyspace)) {
+                None => engine.change_leaf(&epoch_guard, write, rows, medium, timestamp, sink),
+                Some(removed) => {
+                    engine.change_leaf_removing(&epoch_guard, write, rows, medium, removed, timestamp, sink);
+                }
+            }
         }
         sink.mark_applied(timestamp);
         drop(writes);
@@ -81,10 +88,10 @@ impl<L> Engine<L> {
         seen: RowsSeen<'_>,
         mut sink: S,
     ) -> Result<S::Committed> {
-        let Prepared { rows, reads, incoming, pinned, .. } = prepared;
+        let Prepared { rows, reads, incoming, pinned, removals, .. } = prepared;
         assert!(medium.values.len() <= rows.len(), "a medium value has no row");
         assert_eq!(incoming.len(), rows.len());
-        let mut work = CommitRows { rows, incoming: &incoming, reads, since: seen.since() };
+        let mut work = CommitRows { rows, incoming: &incoming, reads, since: seen.since(), removals };
         let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
         let mut provider = Provider::new(mode, &self.pool);
         loop {
@@ -125,12 +132,15 @@ impl<L> Engine<L> {
         let latched = self.latch_all(work, pinned)?;
         // Fails if the log has been sealed or has failed since the reservation.
         let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard)?;
-        latched.apply(self, work.rows, medium, timestamp, sink);
+        if let Some(removals) = work.removals {
+            self.attach_removals(removals, timestamp);
+        }
+        latched.apply(self, work, medium, timestamp, sink);
         Ok(committed)
     }
 
     /// Changes the rows of one leaf. `medium` begins with the entry for the first of these rows.
-    fn change_leaf<S: CommitSink>(
+    pub(super) fn change_leaf<S: CommitSink>(
         &self,
         epoch_guard: &EpochGuard<'_>,
         write: &mut FrameWrite<'_>,

@@ -145,7 +145,8 @@ impl Engine {
         let Some(reserved_pages) = self.try_reserve_pages(rows)? else { return Ok(None) };
         let spare = take_spare(&SPARE_RECORD, body_bytes_max);
         let body = match recorded {
-            Recorded::Rows => self.encode(rows, spare)?,
+            Recorded::RowsAndRanges(_) => unreachable!("removing ranges may wait"),
+            Recorded::Rows => self.encode(rows, None, spare)?,
             Recorded::Prepared { id, gate } => {
                 assert!(gate.is_none(), "a ready commit waits for its signal");
                 prepared_body(id, spare)
@@ -199,7 +200,7 @@ impl Engine {
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
-        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None, since }, &[], &[], sink)
+        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None, since, removals: None }, &[], &[], sink)
     }
 
     /// Applies a single row. This needs no list of leaves, and memory only for the version that the row replaces.

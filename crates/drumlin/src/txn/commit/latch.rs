@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::prepare::{LEAVES_AT_ONCE_MIN, PinnedLeaf, Row, rows_end};
+use super::ranges::Removals;
 use super::sink::Unready;
 use crate::error::Result;
 use crate::format::{PageId, Timestamp};
@@ -22,6 +23,8 @@ pub(super) struct CommitRows<'a> {
     pub(super) reads: Option<Reads<'a>>,
     /// No run attached up to this timestamp has changed a row that the commit must find unchanged.
     pub(super) since: Option<Timestamp>,
+    /// The ranges that the commit removes.
+    pub(super) removals: Option<&'a Removals<'a>>,
 }
 
 /// The next leaf of a commit in latching order.
@@ -129,14 +132,18 @@ impl<L> Engine<L> {
         work: &'e CommitRows<'_>,
         pinned: &'e [PinnedLeaf],
     ) -> Result<Latched<'e>, Unready> {
+        let epoch_latch = &self.space.epoch_latch;
         let mut latched = Latched {
-            epoch_guard: self.space.epoch_latch.shared(),
+            epoch_guard: if work.removals.is_some() { epoch_latch.exclusive() } else { epoch_latch.shared() },
             _reclaim_guard: self.pool.reclaim_guard(),
             reads: Vec::new(),
             writes: Vec::with_capacity(work.rows.len().min(LEAVES_AT_ONCE_MIN)),
         };
         if self.is_overtaken(work.since) {
             return Err(Unready::Overtaken);
+        }
+        if let Some(removals) = work.removals {
+            self.begin_removals(removals)?;
         }
         let mut leaves = LeavesInOrder::new(work, pinned);
         while let Some(NextLeaf { tree, key, is_read }) = leaves.next() {

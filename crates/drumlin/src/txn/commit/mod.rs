@@ -26,12 +26,14 @@ mod apply;
 pub(crate) mod at_once;
 mod latch;
 mod prepare;
+mod ranges;
 pub(crate) mod ready;
 mod replay;
 mod settle;
 mod sink;
 
 pub(crate) use prepare::Row;
+pub(crate) use ranges::Removals;
 use ready::Gate;
 pub(crate) use sink::RowsSeen;
 use sink::{LiveLog, LogSpace};
@@ -81,6 +83,8 @@ pub(crate) struct Admitted {
 pub(crate) enum Recorded<'a, 'g> {
     /// The rows that the commit changes.
     Rows,
+    /// The changes of the rows, and ranges of which all other rows are removed. There may be no rows.
+    RowsAndRanges(&'a Removals<'a>),
     /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions. With a
     /// gate, the commit waits for its signal before it is applied.
     Prepared { id: &'a [u8], gate: Option<&'a Gate<'g>> },
@@ -146,16 +150,23 @@ impl Engine {
         recorded: Recorded<'a, 'g>,
     ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
         Box::pin(async move {
-            assert!(!rows.is_empty());
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
-            let gate = match recorded {
-                Recorded::Rows => None,
-                Recorded::Prepared { gate, .. } => gate,
+            let (gate, removals) = match recorded {
+                Recorded::Rows => (None, None),
+                Recorded::RowsAndRanges(removals) => (None, Some(removals)),
+                Recorded::Prepared { gate, .. } => (gate, None),
             };
+            assert!(!rows.is_empty() || removals.is_some());
             self.check_failure()?;
+            if let Some(removals) = removals {
+                self.prepare_removals(mode, removals).await?;
+            }
             self.fold_above_rows(mode, rows).await?;
             let body = match recorded {
-                Recorded::Rows => self.encode(rows, Vec::with_capacity(admitted.body_bytes_max))?,
+                Recorded::Rows | Recorded::RowsAndRanges(_) => {
+                    let removed_bytes = removals.map_or(0, Removals::record_bytes);
+                    self.encode(rows, removals, Vec::with_capacity(admitted.body_bytes_max + removed_bytes))?
+                }
                 Recorded::Prepared { id, .. } => prepared_body(id, Vec::new()),
             };
             let body_bytes = body.bytes().len();
@@ -164,7 +175,11 @@ impl Engine {
             let log = self.log();
             let stream = if gate.is_some() { 0 } else { crate::sync::thread_index() % log.stream_count() };
             let reservation = self.reserve_log(mode, stream, body_bytes).await?;
-            let prepared = self.prepare(mode, rows, reads).await?;
+            let mut prepared = self.prepare(mode, rows, reads).await?;
+            if let Some(removals) = removals {
+                prepared.version_bytes += self.removed_version_bytes(rows, removals);
+                prepared.removals = Some(removals);
+            }
             let mut version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
             let (mut mode, mut admitted) = (mode, admitted);
             if let Some(gate) = gate {
@@ -198,10 +213,18 @@ impl Engine {
     }
 
     /// Encodes the record of a commit into `body`, which must be empty and have enough capacity.
-    pub(super) fn encode(&self, rows: &[Row<'_>], mut body: Vec<u8>) -> Result<Body> {
+    pub(super) fn encode(&self, rows: &[Row<'_>], removals: Option<&Removals<'_>>, mut body: Vec<u8>) -> Result<Body> {
         let body_capacity = body.capacity();
         assert!(body.is_empty(), "a record is appended to another");
         let mut names_extents = false;
+        let mut range_count = 0;
+        for (tree, removed) in removals.into_iter().flat_map(|removals| removals.list) {
+            for range in removed.ranges() {
+                let (lower, upper) = (&range.lower[..], range.upper.as_deref());
+                record::encode(tree.pages.id, &Operation::RemoveRange { lower, upper }, &mut body);
+                range_count += 1;
+            }
+        }
         for row in rows {
             let operation = match row.change {
                 Change::Put(value) => Operation::Put { key: row.key, value },
@@ -215,11 +238,11 @@ impl Engine {
             };
             record::encode(row.tree.pages.id, &operation, &mut body);
         }
-        assert!(!rows.is_empty(), "a commit of no rows is recorded");
+        assert!(rows.len() + range_count > 0, "a commit of no rows is recorded");
         debug_assert!(body.len() <= body_capacity, "a record has {} bytes, {body_capacity} were reserved", body.len());
         debug_assert_eq!(
             record::decode(&body).flatten().count(),
-            rows.len(),
+            rows.len() + range_count,
             "a record can't be read as it was written"
         );
         let body = if names_extents { Body::naming_extents(body) } else { Body::new(body) };

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::ranges::Removals;
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::node::LARGE_REF_BYTES;
@@ -142,6 +143,8 @@ pub(super) struct Prepared<'w, 'p> {
     /// An upper bound for the bytes of versions that the rows will leave. It stays valid because the rows are locked,
     /// so no other commit can change them.
     pub(super) version_bytes: usize,
+    /// The ranges that the commit removes.
+    pub(super) removals: Option<&'w Removals<'w>>,
 }
 
 /// The progress of pinning the leaves of a commit.
@@ -312,7 +315,7 @@ impl<L> Engine<L> {
         Ok(medium)
     }
 
-    /// Reads and pins the leaves of several rows, and makes room in them. Does nothing for a single row.
+    /// Reads and pins the leaves of several rows, and makes room in them. Does nothing for one row or none.
     pub(super) async fn prepare<'w>(
         &self,
         mode: WaitMode<'_>,
@@ -321,10 +324,11 @@ impl<L> Engine<L> {
     ) -> Result<Prepared<'w, '_>> {
         let incoming: Vec<Incoming<'w>> = rows.iter().map(incoming_of).collect();
         let (pinned, version_bytes) = match rows {
+            [] => (PinnedLeaves::new(&self.pool), 0),
             [row] => (PinnedLeaves::new(&self.pool), row_version_bytes_max(row)),
             _ => self.pin_leaves(mode, rows, &incoming, reads).await?,
         };
-        Ok(Prepared { rows, reads, incoming, pinned, version_bytes })
+        Ok(Prepared { rows, reads, incoming, pinned, version_bytes, removals: None })
     }
 
     /// Reads the leaves of all rows, many at a time, pins them, and makes room in them. Also returns an upper bound for

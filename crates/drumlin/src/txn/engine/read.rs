@@ -7,7 +7,7 @@ use crate::format::{PageId, Timestamp};
 use crate::pool::{FrameRead, Needs, Provider, Stop};
 use crate::task::{Boxed, WaitMode, ready, turn};
 use crate::tree::node::{Leaf, RowValue};
-use crate::tree::{Target, Tree};
+use crate::tree::{Above, Target, Tree};
 use crate::txn::old_rows::OldVersion;
 use crate::txn::values::{self, UpcomingValues};
 
@@ -69,6 +69,15 @@ fn row_seen<T>(
             RowValue::Inline(value) => Found::Inline(take(value)),
             RowValue::Large(reference) => Found::Large(reference),
         }),
+    }
+}
+
+/// Returns the row as a run above its leaf has it.
+#[cold]
+fn row_in_run<T>(above: &Above<'_>, key: &[u8], take: impl FnMut(&[u8]) -> T) -> Option<Found<T>> {
+    match above {
+        Above::Row(read) => row_seen(&Leaf::new(read), key, None, take),
+        Above::Removed => None,
     }
 }
 
@@ -231,9 +240,9 @@ impl Engine {
             return Ok(Lookup::Row(None));
         }
         if tree.has_runs_above(&leaf)
-            && let Some(run) = tree.run_with(&leaf, key, at)?
+            && let Some(above) = tree.row_above(&leaf, key, at)?
         {
-            return Ok(Lookup::Row(row_seen(&Leaf::new(&run), key, None, take)));
+            return Ok(Lookup::Row(row_in_run(&above, key, take)));
         }
         let mut was = None;
         if leaf.newest() > at {
@@ -282,9 +291,9 @@ impl Engine {
                     }
                     let leaf = Leaf::new(&page);
                     if tree.has_runs_above(&leaf)
-                        && let Some(run) = tree.run_with(&leaf, key, at)?
+                        && let Some(above) = tree.row_above(&leaf, key, at)?
                     {
-                        return Ok(Some(row_seen(&Leaf::new(&run), key, None, &mut *take)));
+                        return Ok(Some(row_in_run(&above, key, &mut *take)));
                     }
                     let kept =
                         if leaf.newest() > at { self.versions.find(tree.pages.id, page.page(), key, at) } else { None };

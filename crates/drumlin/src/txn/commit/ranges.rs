@@ -1,0 +1,173 @@
+//! Commits that remove ranges of keys.
+//!
+//! A range delete is attached to its keyspace as a removal, a run without rows (`space/runs.rs`), and folded later. Its
+//! commit takes the steps of any other commit, with three differences:
+//!
+//! - *It holds the epoch latch exclusively* from latching its leaves until it is applied. So no other commit is between
+//!   its check that all runs are folded into a leaf, and its timestamp. This takes O(rows that the commit also writes).
+//! - *Rows that it puts* are applied together with the removal, by the same timestamp. Their leaves then have this
+//!   timestamp, which says that the removal is folded into them. So the commit itself takes the other rows of the range
+//!   out of these leaves.
+//! - *It locks no row of the range.* Before it reserves anything, it waits for rows that others have locked
+//!   (`db/locking.rs`). A transaction that locks a row afterwards, before the removal is attached, finds the removal
+//!   when it commits (`Engine::check_runs`). In turn, if the commit has a snapshot, it ends with a conflict if a row of
+//!   the range has changed since.
+
+use super::prepare::{MediumValue, Row};
+use super::sink::{CommitSink, Unready};
+use crate::counts::CountedTree;
+use crate::error::{Error, Result};
+use crate::format::{KeyspaceId, Timestamp, record};
+use crate::memory::Account;
+use crate::pool::FrameWrite;
+use crate::space::EpochGuard;
+use crate::space::runs::{RemovedKeys, Run};
+use crate::task::WaitMode;
+use crate::tree::node::Leaf;
+use crate::txn::engine::Engine;
+use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::write_set::Change;
+
+/// The ranges that a commit removes.
+#[derive(Clone, Copy)]
+pub(crate) struct Removals<'a> {
+    /// The keyspaces and their removed ranges, in ascending order.
+    pub(crate) list: &'a [(&'a CountedTree, &'a RemovedKeys)],
+    /// If set, no other commit may have changed a row of the ranges since this snapshot.
+    pub(crate) snapshot: Option<&'a SnapshotHandle>,
+    /// The value of [`Spilled::published`](crate::txn::spilled::Spilled::published) when the commit began.
+    pub(crate) spilled_published: u64,
+    /// Returns `true` if a prepared transaction has locked a row with one of these keys.
+    pub(crate) meets_prepared: &'a (dyn Fn(KeyspaceId, &RemovedKeys) -> bool + Sync),
+}
+
+impl Removals<'_> {
+    /// Returns the size of the operations that record the ranges.
+    pub(crate) fn record_bytes(&self) -> usize {
+        let ranges = self.list.iter().flat_map(|(_, removed)| removed.ranges());
+        ranges
+            .map(|range| record::REMOVE_RANGE_BYTES + range.lower.len() + range.upper.as_ref().map_or(0, Vec::len))
+            .sum()
+    }
+
+    pub(super) fn of(&self, keyspace: KeyspaceId) -> Option<&RemovedKeys> {
+        let at = self.list.binary_search_by_key(&keyspace, |(tree, _)| tree.pages.id).ok()?;
+        Some(self.list[at].1)
+    }
+}
+
+const CHANGED: Error =
+    Error::Conflict { reason: "another transaction has changed rows of a range that this one removes" };
+const PREPARED: Error = Error::Conflict {
+    reason: "another transaction was prepared that has locked rows of a range that this one removes",
+};
+
+impl<L> Engine<L> {
+    /// Prepares to attach removals. Returns an error if another commit has changed a row that they must find unchanged.
+    /// The caller holds the exclusive epoch latch, and has latched no leaf yet. Takes O(leaves with versions), if the
+    /// commit has a snapshot.
+    pub(super) fn begin_removals(&self, removals: &Removals<'_>) -> Result<(), Unready> {
+        for (tree, removed) in removals.list {
+            let (pages, keyspace) = (&tree.pages, tree.pages.id);
+            tree.check_dropped().map_err(Unready::Error)?;
+            if (removals.meets_prepared)(keyspace, removed) {
+                return Err(Unready::Error(PREPARED));
+            }
+            if let Some(snapshot) = removals.snapshot {
+                let since = snapshot.timestamp;
+                if pages.load_gate.is_loaded_since(since) || self.versions.any_changed_in(keyspace, removed, since) {
+                    return Err(Unready::Error(CHANGED));
+                }
+                for range in removed.ranges().iter().filter(|_| pages.runs.newest() > since) {
+                    if tree.have_runs_key(since, &range.lower, range.upper.as_deref())? {
+                        return Err(Unready::Error(CHANGED));
+                    }
+                }
+                if self.spilled.may_have(since) && self.spilled.published() != removals.spilled_published {
+                    let reason = "rows of a range that this transaction removes may have changed: its commit took long";
+                    return Err(Unready::Error(Error::Conflict { reason }));
+                }
+                // If the snapshot has not been ended, no version was missing above.
+                snapshot.check().map_err(Unready::Error)?;
+            }
+        }
+        for (tree, _) in removals.list {
+            // The counts describe rows that will be removed. End them before latching a leaf: threads that count rows
+            // hold the counts while they wait for that latch.
+            tree.counts.discard();
+        }
+        Ok(())
+    }
+
+    /// Attaches removals. The caller holds the exclusive epoch latch, and publishes the timestamp afterwards.
+    pub(super) fn attach_removals(&self, removals: &Removals<'_>, timestamp: Timestamp) {
+        for &(tree, removed) in removals.list {
+            self.space.attach_run(&tree.pages, Run::removal(timestamp, removed.clone()));
+        }
+        self.set_newest_run(timestamp);
+        crate::coverage::mark!("a range of rows was removed");
+    }
+
+    /// Changes the rows of one leaf, and removes all other rows of the leaf with keys that the commit removes.
+    #[expect(clippy::too_many_arguments, reason = "those of `change_leaf`, and one more")]
+    pub(super) fn change_leaf_removing<S: CommitSink>(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        write: &mut FrameWrite<'_>,
+        rows: &[Row<'_>],
+        medium: &[Option<MediumValue>],
+        removed: &RemovedKeys,
+        timestamp: Timestamp,
+        sink: &S,
+    ) {
+        let leaf = Leaf::new(write);
+        let mut keys = Vec::new();
+        for index in 0..leaf.len() {
+            let mut key = Vec::new();
+            leaf.key_into(index, &mut key);
+            if removed.covers(&key) && rows.binary_search_by(|row| row.key.cmp(&key)).is_err() {
+                keys.push(key);
+            }
+        }
+        let medium = medium.iter().copied().chain(std::iter::repeat(None));
+        let removals = keys.iter().map(|key| (Row { tree: rows[0].tree, key, change: Change::Remove }, None));
+        let mut all: Vec<(Row<'_>, Option<MediumValue>)> = rows.iter().copied().zip(medium).chain(removals).collect();
+        all.sort_by(|(left, _), (right, _)| left.key.cmp(right.key));
+        let (all, medium): (Vec<Row<'_>>, Vec<Option<MediumValue>>) = all.into_iter().unzip();
+        self.change_leaf(epoch_guard, write, &all, &medium, timestamp, sink);
+    }
+
+    /// Returns about the bytes of versions that the rows of removed ranges will leave in leaves to which a commit also
+    /// puts rows.
+    pub(super) fn removed_version_bytes(&self, rows: &[Row<'_>], removals: &Removals<'_>) -> usize {
+        let is_inside = |row: &&Row<'_>| removals.of(row.tree.pages.id).is_some_and(|removed| removed.covers(row.key));
+        let page_bytes = rows.iter().filter(is_inside).map(|row| row.tree.pages.page_bytes);
+        let limit_bytes = self.budget.limit_bytes(Account::Versions) as usize / 4;
+        page_bytes.map(|bytes| 2 * bytes).sum::<usize>().min(limit_bytes)
+    }
+}
+
+impl Engine {
+    /// Waits until removals may be attached. Blocks the thread while it folds older removals, if there are too many.
+    pub(super) async fn prepare_removals(&self, mode: WaitMode<'_>, removals: &Removals<'_>) -> Result<()> {
+        assert!(!removals.list.is_empty(), "a commit removes no range");
+        for (tree, _) in removals.list {
+            self.make_room_for_removal(tree)?;
+        }
+        self.check_spilled(mode, removals).await
+    }
+
+    /// Returns an error if versions that have been spilled tell of a change of the rows that must be unchanged.
+    async fn check_spilled(&self, mode: WaitMode<'_>, removals: &Removals<'_>) -> Result<()> {
+        let Some(snapshot) = removals.snapshot else { return Ok(()) };
+        for (tree, removed) in removals.list {
+            for range in removed.ranges() {
+                let (keyspace, fences) = (tree.pages.id, (Some(&range.lower[..]), range.upper.as_deref()));
+                if self.spilled.any_changed(mode, keyspace, fences, snapshot.timestamp, |_| true).await? {
+                    return Err(CHANGED);
+                }
+            }
+        }
+        snapshot.check()
+    }
+}
