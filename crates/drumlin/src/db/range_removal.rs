@@ -37,6 +37,9 @@ fn shortened(mut end: Vec<u8>, key_bytes_max: usize) -> Vec<u8> {
 ///
 /// If another transaction locks a row of the range while the commit is being made, or has read the range and is
 /// serializable, that transaction ends with a conflict.
+///
+/// While a prepared transaction is [ready](crate::Database::ready_prepared), the commit waits, and fails with a
+/// conflict after five seconds.
 impl Transaction {
     /// Removes all rows of a range. O(changes that the transaction itself has made in the range).
     ///

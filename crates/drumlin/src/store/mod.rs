@@ -356,6 +356,7 @@ impl Store {
         durability: Durability,
         locks: L,
     ) -> Result<Appended> {
+        let _none_ready = self.ready.none(mode, self.engine.backend.as_ref()).await?;
         let admitted = self.engine.admit(mode, rows, reads, removals.record_bytes()).await;
         let recorded = Recorded::RowsAndRanges(removals);
         let (applied, admitted) = self.engine.apply_as(mode, rows, reads, seen, admitted, recorded).await?;

@@ -441,3 +441,34 @@ fn a_power_cut_leaves_all_of_a_range_delete_or_nothing() {
         assert!(report.corruption.is_empty(), "{place}: {report:#?}");
     }
 }
+
+/// A range delete waits until no commit is ready, because the ready commit would have to fold it into a leaf that it
+/// changes.
+#[test]
+fn a_range_delete_waits_for_ready_commits() {
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace, mut rows) = filled(&disk);
+    let snapshot = db.snapshot();
+    let mut tx = db.begin().unwrap();
+    tx.insert(&keyspace, key(20), "ready").unwrap();
+    tx.prepare("t").unwrap();
+    let ready = db.ready_prepared("t").unwrap();
+    let (removing, is_removing) = mpsc::channel();
+    let (at_ready, at_removal) = std::thread::scope(|scope| {
+        let removal = scope.spawn(|| {
+            let mut tx = db.begin().unwrap();
+            tx.remove_range(&keyspace, key(21)..key(22)).unwrap();
+            removing.send(()).unwrap();
+            tx.commit().unwrap()
+        });
+        is_removing.recv().unwrap();
+        // Checks take long enough for the range to be removed, if that did not wait.
+        (0..30).for_each(|_| assert!(db.check().unwrap().corruption.is_empty()));
+        (ready.commit().unwrap(), removal.join().unwrap())
+    });
+    assert!(at_ready < at_removal, "a range was removed while a commit was ready");
+    rows.insert(key(20), b"ready".to_vec());
+    rows.remove(&key(21));
+    compare(&db.snapshot(), &keyspace, &rows, &mut Random(1), "after both");
+    drop(snapshot);
+}
