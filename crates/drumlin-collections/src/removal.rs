@@ -16,10 +16,11 @@ use crate::transaction::Transaction;
 /// The maximum number of documents that one transaction of a range removal deletes.
 const REMOVE_DOCUMENTS_MAX: usize = 128;
 
-/// Bulk removal. Documents without derived rows are removed by one transaction. Other documents are removed in key order
-/// along with all rows derived from them, at most 128 documents per transaction. **Each transaction is atomic, but the call as a whole is not**: readers may see some documents gone
-/// while others remain, and an error or a power cut may leave the removal unfinished. Repeat the call to remove the
-/// rest. A document that another transaction writes during the call may or may not be removed.
+/// Bulk removal. Documents without derived rows are removed by one transaction. Other documents are removed in key
+/// order along with all rows derived from them, at most 128 documents per transaction. **Each transaction is atomic,
+/// but the call as a whole is not**: readers may see some documents gone while others remain, and an error or a power
+/// cut may leave the removal unfinished. Repeat the call to remove the rest. A document that another transaction writes
+/// during the call may or may not be removed.
 impl<C: Collection> Documents<C> {
     /// Removes the documents in a range of keys and returns their number, including those that had
     /// [expired](crate::Parts::expires). O(documents).

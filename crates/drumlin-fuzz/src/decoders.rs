@@ -505,7 +505,7 @@ fn sample_catalogue() -> Catalogue {
             runs: vec![
                 catalogue::RunEntry {
                     root: PageId(9),
-                    timestamp: Timestamp(5),
+                    timestamp: Timestamp(55),
                     freed_to: b"k".to_vec(),
                     removed: Vec::new(),
                 },

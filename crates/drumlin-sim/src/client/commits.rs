@@ -33,8 +33,8 @@ pub fn recorded<T>(
     (taken.load(Ordering::Relaxed), result)
 }
 
-/// Returns `true` if a removal of this key removes a range that begins with it. Derived from the key instead of drawn, so
-/// that the worlds of older seeds make the same calls.
+/// Returns `true` if a removal of this key removes a range that begins with it. Derived from the key instead of drawn,
+/// so that the worlds of older seeds make the same calls.
 pub(super) fn removes_range(key: &[u8]) -> bool {
     key.last() == Some(&b'1')
 }

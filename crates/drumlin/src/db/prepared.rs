@@ -122,10 +122,10 @@ impl Transaction {
     /// # Errors
     /// [`Error::AlreadyPrepared`] if the id is in use; [`Error::Invalid`] for an id that is empty or too long, or if a
     /// [serializable](crate::Isolation::Serializable) transaction has read rows without locking them, because nothing
-    /// would keep them unchanged until its commit, or if the transaction has removed a range; [`Error::MemoryInUse`] if the locks of prepared transactions would
-    /// take more than a sixteenth of the memory budget; the errors of [`commit`](Transaction::commit). After any of
-    /// these errors, nothing is prepared, and none of the transaction's changes remain. [`Error::OutcomeUnknown`] if
-    /// only reopening the database can tell whether it was prepared.
+    /// would keep them unchanged until its commit, or if the transaction has removed a range; [`Error::MemoryInUse`] if
+    /// the locks of prepared transactions would take more than a sixteenth of the memory budget; the errors of
+    /// [`commit`](Transaction::commit). After any of these errors, nothing is prepared, and none of the transaction's
+    /// changes remain. [`Error::OutcomeUnknown`] if only reopening the database can tell whether it was prepared.
     pub fn prepare(self, id: impl AsRef<[u8]>) -> Result<()> {
         ready(self.prepare_in(WaitMode::Blocking, id.as_ref()))
     }

@@ -30,8 +30,8 @@ struct Attempts {
 /// parts removed. Repeating the call removes the rest. So any number of rows can be removed with little memory, while
 /// other writers continue. A row that another writer inserts during the call may or may not be removed.
 ///
-/// To remove all rows atomically, use [`remove_range(..)`](Keyspace::remove_range). To remove a keyspace with all its rows,
-/// use [`drop_keyspace`](crate::Database::drop_keyspace).
+/// To remove all rows atomically, use [`remove_range(..)`](Keyspace::remove_range). To remove a keyspace with all its
+/// rows, use [`drop_keyspace`](crate::Database::drop_keyspace).
 impl Keyspace {
     /// Removes all rows and returns their number. Durable when it returns, unless the handle's durability is relaxed.
     /// O(rows).

@@ -4,8 +4,8 @@
 //! visible as a whole, by one commit. Its rows come before those of the keyspace's tree until they are *folded*, which
 //! means put into the tree's leaves. A bulk load into a keyspace that has rows is attached as a run.
 //!
-//! A *removal* is a run without rows and pages. It removes all older rows of a range of keys: those of the tree and those
-//! of older runs. Range deletes are attached as removals. Folding one takes the rows out of the tree's leaves.
+//! A *removal* is a run without rows and pages. It removes all older rows of a range of keys: those of the tree and
+//! those of older runs. Range deletes are attached as removals. Folding one takes the rows out of the tree's leaves.
 //!
 //! # Which rows are folded
 //! The timestamp of the newest commit in a leaf tells it: a run at timestamp t is folded into a leaf if and only if the
@@ -53,8 +53,8 @@ pub(crate) struct Run {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct RemovedKeys(Vec<RemovedRange>);
 
-/// A range of keys whose rows are removed: from `lower`, inclusive, to `upper`, exclusive. Without `upper`, the range has
-/// all keys from `lower` on.
+/// A range of keys whose rows are removed: from `lower`, inclusive, to `upper`, exclusive. Without `upper`, the range
+/// has all keys from `lower` on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RemovedRange {
     pub(crate) lower: Vec<u8>,
@@ -112,11 +112,13 @@ impl RemovedKeys {
     }
 
     pub(crate) fn covers(&self, key: &[u8]) -> bool {
+        debug_assert!(self.0.iter().all(|range| !range.is_empty()), "a range without keys is removed");
         self.at_or_after(key).is_some_and(|range| *range.lower <= *key)
     }
 
     /// Returns `true` if a key from `first` on, up to but not including `end`, is removed.
     pub(crate) fn meets(&self, first: &[u8], end: Option<&[u8]>) -> bool {
+        debug_assert!(end.is_none_or(|end| first <= end), "a range ends before it begins");
         self.at_or_after(first).is_some_and(|range| end.is_none_or(|end| *range.lower < *end))
     }
 }
@@ -124,17 +126,20 @@ impl RemovedKeys {
 impl Run {
     /// Returns a run with these rows.
     pub(crate) fn of_rows(timestamp: Timestamp, root: PageId) -> Run {
+        assert!(root > PageId::ROOT, "a run has the root of the tree");
         Run { root, timestamp, freed_to: Vec::new(), removed: RemovedKeys::default() }
     }
 
     /// Returns a removal of these keys.
     pub(crate) fn removal(timestamp: Timestamp, removed: RemovedKeys) -> Run {
+        assert!(!removed.is_empty(), "a removal removes nothing");
         let freed_to = removed.ranges().first().map(|range| range.lower.clone()).expect("a removal has ranges");
         Run { root: PageId::NONE, timestamp, freed_to, removed }
     }
 
     /// Returns `true` if the run has pages with rows, and `false` if it only removes older rows.
     pub(crate) fn has_rows(&self) -> bool {
+        debug_assert!(self.root != PageId::ROOT, "a run has the root of the tree");
         self.root != PageId::NONE
     }
 }
@@ -154,7 +159,8 @@ struct RunState {
     attached_at: AtomicU64,
     /// The timestamp of the newest run that has left the list since the database was opened, except for those below.
     folded_at: AtomicU64,
-    /// The removals that have left the list last. So a commit whose rows they do not remove finds no conflict with them.
+    /// The removals that have left the list last. So a commit whose rows they do not remove finds no conflict with
+    /// them.
     folded_removals: Mutex<VecDeque<Run>>,
     /// In ascending order of timestamps.
     list: RwLock<Vec<Run>>,
@@ -197,8 +203,8 @@ impl Runs {
         self.state.get().is_some_and(|state| state.attached_at.load(Ordering::Acquire) > snapshot.0)
     }
 
-    /// Returns `true` if a run was attached since this timestamp, has left the list, and may have had this key or removed
-    /// it. The caller holds the list.
+    /// Returns `true` if a run was attached since this timestamp, has left the list, and may have had this key or
+    /// removed it. The caller holds the list.
     pub(crate) fn may_have_folded(&self, since: Timestamp, key: &[u8]) -> bool {
         let has_removed = |run: &Run| run.timestamp > since && run.removed.covers(key);
         self.state.get().is_some_and(|state| {
@@ -208,6 +214,7 @@ impl Runs {
 
     /// Notes that a run has left the list, which the caller holds exclusively.
     fn note_folded(&self, run: &Run) {
+        assert!(run.timestamp > Timestamp(0), "a run of no commit was folded");
         let mut forgotten = Some(run.timestamp);
         if !run.has_rows() {
             let mut removals = self.state().folded_removals.lock();
@@ -227,6 +234,7 @@ impl Runs {
 
     /// Returns `true` if the list has `count_max` runs of this kind, or more.
     pub(crate) fn are_many(&self, is_of_kind: fn(&Run) -> bool, count_max: usize) -> bool {
+        assert!(count_max > 0, "a keyspace can have no run");
         !self.is_empty() && self.list().iter().filter(|run| is_of_kind(run)).count() >= count_max
     }
 

@@ -167,8 +167,6 @@ impl Store {
                 return Err(Error::KeyspaceDropped { name: name.unwrap_or_else(|| self.keyspace_name(keyspace)) });
             }
         }
-        // A range delete that is attached from here on finds the id reserved. Wait for those that have looked before.
-        drop(engine.space.epoch_latch.shared());
         let locks_bytes = held.locks.memory_bytes() as u64;
         let limit_bytes = engine.budget.transaction_memory_max();
         if self.prepared.memory_bytes() + locks_bytes > limit_bytes {

@@ -238,7 +238,8 @@ fn reduce(upper: &mut Option<Vec<u8>>, to: Option<&[u8]>) {
 }
 
 impl RemovedKeys {
-    /// Returns the index of the range that has the target, or of the first range after it, or else the number of ranges.
+    /// Returns the index of the range that has the target, or of the first range after it, or else the number of
+    /// ranges.
     fn index_at(&self, target: Target<'_>) -> usize {
         self.ranges().partition_point(|range| match (target, range.upper.as_deref()) {
             (_, None) => false,

@@ -6,8 +6,8 @@
 //!    shared with their readers.
 //! 2. Entries are only appended, and each refers to the previous entry of the same key. So a savepoint is just a number
 //!    of entries, and rolling back to it restores the older entries.
-//! 3. A removed range is an entry too. It comes after an entry for each of the transaction's own rows in the range, which
-//!    removes the row. So an entry of a row always comes before the ranges that cover its key.
+//! 3. A removed range is an entry too. It comes after an entry for each of the transaction's own rows in the range,
+//!    which removes the row. So an entry of a row always comes before the ranges that cover its key.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::prepare::{LEAVES_AT_ONCE_MIN, PinnedLeaf, Row, rows_end};
-use super::ranges::Removals;
+use super::prepare::{LEAVES_AT_ONCE_MIN, PinnedLeaf, Removals, Row, rows_end};
 use super::sink::Unready;
 use crate::error::Result;
 use crate::format::{PageId, Timestamp};

@@ -32,8 +32,7 @@ mod replay;
 mod settle;
 mod sink;
 
-pub(crate) use prepare::Row;
-pub(crate) use ranges::Removals;
+pub(crate) use prepare::{Removals, Row};
 use ready::Gate;
 pub(crate) use sink::RowsSeen;
 use sink::{LiveLog, LogSpace};

@@ -9,18 +9,19 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::ranges::Removals;
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
 use crate::format::node::LARGE_REF_BYTES;
-use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId};
+use crate::format::{ExtentAddress, KeyspaceId, PageId, ValueId, record};
 use crate::pool::{FrameRead, Needs, Pool, Provider, Stop};
+use crate::space::runs::RemovedKeys;
 use crate::space::{FrameIndex, Space};
 use crate::task::{WaitMode, turn};
 use crate::tree::node::Leaf;
 use crate::tree::{Finger, Incoming, Target, Tree};
 use crate::txn::engine::Engine;
 use crate::txn::read_set::{Reads, Walk};
+use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::undo::{undo_bytes_max, version_bytes_max};
 use crate::txn::values;
 use crate::txn::write_set::Change;
@@ -37,6 +38,34 @@ impl<'a> Row<'a> {
     /// Returns the row's position in the order of (keyspace, key).
     pub(super) fn order(&self) -> (KeyspaceId, &'a [u8]) {
         (self.tree.pages.id, self.key)
+    }
+}
+
+/// The ranges that a commit removes.
+#[derive(Clone, Copy)]
+pub(crate) struct Removals<'a> {
+    /// The keyspaces and their removed ranges, in ascending order.
+    pub(crate) list: &'a [(&'a CountedTree, &'a RemovedKeys)],
+    /// If set, no other commit may have changed a row of the ranges since this snapshot.
+    pub(crate) snapshot: Option<&'a SnapshotHandle>,
+    /// The value of [`Spilled::published`](crate::txn::spilled::Spilled::published) when the commit began.
+    pub(crate) spilled_published: u64,
+    /// Returns `true` if a prepared transaction has locked a row with one of these keys.
+    pub(crate) meets_prepared: &'a (dyn Fn(KeyspaceId, &RemovedKeys) -> bool + Sync),
+}
+
+impl Removals<'_> {
+    /// Returns the size of the operations that record the ranges.
+    pub(crate) fn record_bytes(&self) -> usize {
+        let ranges = self.list.iter().flat_map(|(_, removed)| removed.ranges());
+        ranges
+            .map(|range| record::REMOVE_RANGE_BYTES + range.lower.len() + range.upper.as_ref().map_or(0, Vec::len))
+            .sum()
+    }
+
+    pub(super) fn of(&self, keyspace: KeyspaceId) -> Option<&RemovedKeys> {
+        let at = self.list.binary_search_by_key(&keyspace, |(tree, _)| tree.pages.id).ok()?;
+        Some(self.list[at].1)
     }
 }
 

@@ -13,11 +13,10 @@
 //!   when it commits (`Engine::check_runs`). In turn, if the commit has a snapshot, it ends with a conflict if a row of
 //!   the range has changed since.
 
-use super::prepare::{MediumValue, Row};
+use super::prepare::{MediumValue, Removals, Row};
 use super::sink::{CommitSink, Unready};
-use crate::counts::CountedTree;
 use crate::error::{Error, Result};
-use crate::format::{KeyspaceId, Timestamp, record};
+use crate::format::Timestamp;
 use crate::memory::Account;
 use crate::pool::FrameWrite;
 use crate::space::EpochGuard;
@@ -25,36 +24,7 @@ use crate::space::runs::{RemovedKeys, Run};
 use crate::task::WaitMode;
 use crate::tree::node::Leaf;
 use crate::txn::engine::Engine;
-use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::write_set::Change;
-
-/// The ranges that a commit removes.
-#[derive(Clone, Copy)]
-pub(crate) struct Removals<'a> {
-    /// The keyspaces and their removed ranges, in ascending order.
-    pub(crate) list: &'a [(&'a CountedTree, &'a RemovedKeys)],
-    /// If set, no other commit may have changed a row of the ranges since this snapshot.
-    pub(crate) snapshot: Option<&'a SnapshotHandle>,
-    /// The value of [`Spilled::published`](crate::txn::spilled::Spilled::published) when the commit began.
-    pub(crate) spilled_published: u64,
-    /// Returns `true` if a prepared transaction has locked a row with one of these keys.
-    pub(crate) meets_prepared: &'a (dyn Fn(KeyspaceId, &RemovedKeys) -> bool + Sync),
-}
-
-impl Removals<'_> {
-    /// Returns the size of the operations that record the ranges.
-    pub(crate) fn record_bytes(&self) -> usize {
-        let ranges = self.list.iter().flat_map(|(_, removed)| removed.ranges());
-        ranges
-            .map(|range| record::REMOVE_RANGE_BYTES + range.lower.len() + range.upper.as_ref().map_or(0, Vec::len))
-            .sum()
-    }
-
-    pub(super) fn of(&self, keyspace: KeyspaceId) -> Option<&RemovedKeys> {
-        let at = self.list.binary_search_by_key(&keyspace, |(tree, _)| tree.pages.id).ok()?;
-        Some(self.list[at].1)
-    }
-}
 
 const CHANGED: Error =
     Error::Conflict { reason: "another transaction has changed rows of a range that this one removes" };
