@@ -222,6 +222,12 @@ impl Keyspaces {
         }
     }
 
+    /// Returns `true` while a thread frees the pages of dropped keyspaces.
+    #[cfg(test)]
+    pub(crate) fn is_freeing(&self) -> bool {
+        self.freeing.try_lock().is_none()
+    }
+
     /// Keeps dropped keyspaces from being freed, as if the thread that frees them were slow.
     #[cfg(test)]
     pub(crate) fn hold_freeing(&self) -> MutexGuard<'_, ()> {
