@@ -14,7 +14,7 @@ use crate::task::{Rooted, WaitMode, ready};
 use crate::txn::write_set::SharedWrites;
 
 /// The maximum number of ranges that a transaction may remove.
-const RANGES_MAX: usize = 256;
+const RANGE_COUNT_MAX: usize = 256;
 
 /// Shortens the end of a range if it is longer than any key. The same keys come before it afterwards.
 fn shortened(mut end: Vec<u8>, key_bytes_max: usize) -> Vec<u8> {
@@ -96,8 +96,8 @@ impl Transaction {
         if range.is_empty() {
             return Ok(());
         }
-        if self.writes().set.range_count() >= RANGES_MAX {
-            return Err(Error::Invalid(format!("a transaction can remove up to {RANGES_MAX} ranges")));
+        if self.writes().set.range_count() >= RANGE_COUNT_MAX {
+            return Err(Error::Invalid(format!("a transaction can remove up to {RANGE_COUNT_MAX} ranges")));
         }
         let bytes = self.writes().set.memory_bytes_with_range(open.tree.pages.id, &range);
         self.secure_writes(bytes)?;

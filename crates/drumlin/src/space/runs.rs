@@ -30,10 +30,10 @@ use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 pub(crate) const RUNS_MAX: usize = 4;
 /// The maximum number of removals of a keyspace. A reader compares its key with each of them, which takes a few
 /// nanoseconds.
-pub(crate) const REMOVALS_MAX: usize = if cfg!(feature = "sim") { 3 } else { 32 };
+pub(crate) const REMOVAL_COUNT_MAX: usize = if cfg!(feature = "sim") { 3 } else { 32 };
 
 /// The number of removals that a keyspace remembers after they are folded.
-const FOLDED_REMOVALS_MAX: usize = 64;
+const FOLDED_REMOVAL_COUNT_MAX: usize = 64;
 
 /// A run above a tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -219,7 +219,7 @@ impl Runs {
         if !run.has_rows() {
             let mut removals = self.state().folded_removals.lock();
             removals.push_back(run.clone());
-            forgotten = if removals.len() > FOLDED_REMOVALS_MAX { removals.pop_front() } else { None }
+            forgotten = if removals.len() > FOLDED_REMOVAL_COUNT_MAX { removals.pop_front() } else { None }
                 .map(|forgotten| forgotten.timestamp);
         }
         if let Some(timestamp) = forgotten {

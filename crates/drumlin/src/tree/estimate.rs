@@ -101,7 +101,7 @@ impl LevelNodes<'_> {
 }
 
 /// The maximum number of parts of a range that are estimated one by one.
-const PARTS_MAX: usize = 8;
+const PART_COUNT_MAX: usize = 8;
 
 impl Tree {
     /// Returns the estimated number of rows whose keys are at least `lower` and below `upper`. If all leaves of a short
@@ -149,7 +149,7 @@ impl Tree {
             }
             from = next.and_then(|range| range.upper.clone());
         }
-        if parts.len() > PARTS_MAX { vec![(lower.to_vec(), upper.map(<[u8]>::to_vec))] } else { parts }
+        if parts.len() > PART_COUNT_MAX { vec![(lower.to_vec(), upper.map(<[u8]>::to_vec))] } else { parts }
     }
 
     fn try_estimate(&self, root: PageId, lower: &[u8], upper: Option<&[u8]>) -> Result<Option<f64>, Stop> {

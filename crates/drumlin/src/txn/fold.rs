@@ -24,7 +24,7 @@ use crate::format::node::NEWEST_OFFSET;
 use crate::format::{PageId, Timestamp};
 use crate::memory::Account;
 use crate::pool::Stop;
-use crate::space::runs::{REMOVALS_MAX, RemovedKeys, Run};
+use crate::space::runs::{REMOVAL_COUNT_MAX, RemovedKeys, Run};
 use crate::space::{EpochGuard, PageEntry, Purpose};
 use crate::task::{WaitMode, ready, turn};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
@@ -179,6 +179,7 @@ const REMOVAL_LEAVES: usize = 64;
 /// Returns the key from which a removal has to be folded next, after the leaf that ends at `upper`, or `None` if it is
 /// folded whole.
 fn after_fold(run: &Run, upper: Option<Vec<u8>>) -> Option<Vec<u8>> {
+    assert!(!run.has_rows(), "a run with rows is folded as a removal");
     let upper = upper?;
     let range = run.removed.at_or_after(&upper)?;
     Some(upper.max(range.lower.clone()))
@@ -187,6 +188,7 @@ fn after_fold(run: &Run, upper: Option<Vec<u8>>) -> Option<Vec<u8>> {
 impl<L> Engine<L> {
     /// Records that a removal is folded into all leaves that it affects below `next`, or into all of them.
     fn finish_removal_to(&self, tree: &CountedTree, run: &Run, next: Option<Vec<u8>>) -> Result<()> {
+        assert!(next.as_ref().is_none_or(|next| *next > run.freed_to), "a removal is folded backwards");
         let _epoch_guard = self.space.epoch_latch.shared();
         tree.check_dropped()?;
         if next.is_none() {
@@ -200,6 +202,10 @@ impl<L> Engine<L> {
 impl Engine<Replaying> {
     /// Attaches a removal by replaying its log record.
     pub(crate) fn replay_removal(&self, tree: &CountedTree, removed: RemovedKeys, timestamp: Timestamp) -> Result<()> {
+        assert!(
+            timestamp <= self.clock.published(),
+            "a removal at {timestamp} is replayed, which the log does not have"
+        );
         self.make_room_for_replayed(tree)?;
         tree.counts.discard();
         let _epoch_guard = self.space.epoch_latch.exclusive();
@@ -209,7 +215,7 @@ impl Engine<Replaying> {
 
     /// Folds removals of a keyspace until it may have one more.
     fn make_room_for_replayed(&self, tree: &CountedTree) -> Result<()> {
-        while tree.pages.runs.are_many(|run| !run.has_rows(), REMOVALS_MAX) {
+        while tree.pages.runs.are_many(|run| !run.has_rows(), REMOVAL_COUNT_MAX) {
             let oldest = tree.pages.runs.list().first().cloned();
             // Runs with rows stay until the database is open. The log has few of them.
             let Some(run) = oldest.filter(|run| !run.has_rows()) else { return Ok(()) };
@@ -348,7 +354,7 @@ impl Engine {
 
     /// Folds removals of the keyspace, and the runs before them, until it may have one more.
     pub(super) fn make_room_for_removal(&self, tree: &CountedTree) -> Result<()> {
-        while tree.pages.runs.are_many(|run| !run.has_rows(), REMOVALS_MAX) {
+        while tree.pages.runs.are_many(|run| !run.has_rows(), REMOVAL_COUNT_MAX) {
             crate::coverage::mark!("a range delete waited for the folding of an older one");
             self.fold_next(tree, Folding::Now)?;
         }

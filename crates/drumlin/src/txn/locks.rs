@@ -475,6 +475,7 @@ impl LockTable {
         keyspace: KeyspaceId,
         keys: &RemovedKeys,
     ) -> Vec<Box<[u8]>> {
+        assert!(!keys.is_empty(), "locks of no keys are looked for");
         let mut held: Vec<Box<[u8]>> = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
@@ -496,6 +497,7 @@ impl LockTable {
         keys: &RemovedKeys,
         matters: impl Fn(TransactionId) -> bool,
     ) -> bool {
+        assert!(!keys.is_empty(), "locks of no keys are looked for");
         let is_met =
             |lock: &Lock| lock.keyspace == keyspace && keys.covers(lock.key.as_bytes()) && lock.holders().any(&matters);
         self.shards.iter().any(|shard| shard.lock().locks.iter().any(is_met))

@@ -170,6 +170,7 @@ impl Versions {
     /// Returns `true` if a commit after the snapshot has changed a row with one of these keys. The caller holds the
     /// exclusive epoch latch, so that no versions move. O(leaves with versions).
     pub(crate) fn any_changed_in(&self, keyspace: KeyspaceId, keys: &RemovedKeys, snapshot: Timestamp) -> bool {
+        assert!(!keys.is_empty(), "changes of no keys are looked for");
         let has_changed = |undo_records: &UndoRecords| {
             let newer = undo_records.iter().rev().take_while(|undo| undo.timestamp > snapshot);
             newer.into_iter().any(|undo| undo.iter().any(|(key, _)| keys.covers(key)))

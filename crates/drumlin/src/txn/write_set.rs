@@ -356,6 +356,7 @@ impl WriteSet {
 
     /// Removes the rows of a range, which must not be empty. O(own rows in the range).
     pub(crate) fn remove_range(&mut self, tree: &CountedTree, range: RemovedRange) {
+        assert!(!range.is_empty(), "a range without keys is removed");
         let keyspace = tree.pages.id;
         let is_put = |(key, change): (&[u8], Change<'_>)| (!matches!(change, Change::Remove)).then(|| key.to_vec());
         let own: Vec<Vec<u8>> = self.rows_in(keyspace, &range).filter_map(is_put).collect();
@@ -375,6 +376,7 @@ impl WriteSet {
         self.range_count += 1;
         self.removed_bytes += range.lower.len() + range.upper.as_ref().map_or(0, Vec::len);
         self.removed.entry(keyspace).or_default().add(range);
+        assert!(self.removed.len() <= self.range_count, "a keyspace has removed keys without a range");
     }
 
     /// Computes the removed ranges again, after entries have been undone.

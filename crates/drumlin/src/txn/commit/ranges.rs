@@ -37,7 +37,12 @@ impl<L> Engine<L> {
     /// The caller holds the exclusive epoch latch, and has latched no leaf yet. Takes O(leaves with versions), if the
     /// commit has a snapshot.
     pub(super) fn begin_removals(&self, removals: &Removals<'_>) -> Result<(), Unready> {
+        debug_assert!(
+            removals.list.is_sorted_by_key(|(tree, _)| tree.pages.id),
+            "keyspaces of removals are out of order"
+        );
         for (tree, removed) in removals.list {
+            assert!(!removed.is_empty(), "a commit removes a range without keys");
             let (pages, keyspace) = (&tree.pages, tree.pages.id);
             tree.check_dropped().map_err(Unready::Error)?;
             if (removals.meets_prepared)(keyspace, removed) {
@@ -75,6 +80,7 @@ impl<L> Engine<L> {
             self.space.attach_run(&tree.pages, Run::removal(timestamp, removed.clone()));
         }
         self.set_newest_run(timestamp);
+        assert!(self.clock.published() < timestamp, "a removal is attached by a timestamp that is given out");
         crate::coverage::mark!("a range of rows was removed");
     }
 
@@ -104,6 +110,8 @@ impl<L> Engine<L> {
         let mut all: Vec<(Row<'_>, Option<MediumValue>)> = rows.iter().copied().zip(medium).chain(removals).collect();
         all.sort_by(|(left, _), (right, _)| left.key.cmp(right.key));
         let (all, medium): (Vec<Row<'_>>, Vec<Option<MediumValue>>) = all.into_iter().unzip();
+        assert!(all.len() >= rows.len(), "a commit loses rows among those that it removes");
+        debug_assert!(all.is_sorted_by(|left, right| left.key < right.key), "a row is changed and removed");
         self.change_leaf(epoch_guard, write, &all, &medium, timestamp, sink);
     }
 
