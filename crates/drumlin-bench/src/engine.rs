@@ -62,6 +62,8 @@ pub struct Capabilities {
     pub inserts_only: bool,
     /// The engine can commit in two phases.
     pub two_phases: bool,
+    /// The engine has named [`Tables`], and this benchmark uses them.
+    pub tables: bool,
     /// The engine can remove all rows of a range by one commit, however many there are.
     pub range_deletes: bool,
 }
@@ -118,8 +120,40 @@ pub trait Engine: Send + Sync {
         Ok(None)
     }
 
+    /// Returns the named tables. Only for engines that [have](Capabilities::tables) them.
+    fn tables(&self) -> Option<&dyn Tables> {
+        None
+    }
+
     /// Syncs and closes the database.
     fn close(self: Box<Self>) -> Result<()>;
+}
+
+/// The named tables of a database: the table of rows, and others. Its methods return the errors of the engine itself.
+pub trait Tables: Sync {
+    /// Creates tables with these names in one transaction, if the engine can, and writes the same rows to each.
+    ///
+    /// # Errors
+    /// The engine's own errors.
+    fn create(&self, names: &[String], rows: &[Row]) -> Result<()>;
+
+    /// Passes a row's value to `see`. Returns `false` if the row does not exist.
+    ///
+    /// # Errors
+    /// The engine's own errors; an error if there is no such table.
+    fn get(&self, name: &str, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool>;
+
+    /// Writes rows in one commit, with the durability that was chosen when the database was opened.
+    ///
+    /// # Errors
+    /// The engine's own errors; an error if there is no such table.
+    fn write(&self, name: &str, rows: &[Row]) -> Result<()>;
+
+    /// Drops the table of rows.
+    ///
+    /// # Errors
+    /// The engine's own errors.
+    fn drop_rows(&self) -> Result<()>;
 }
 
 /// A snapshot of the rows.

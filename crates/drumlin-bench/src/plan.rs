@@ -125,6 +125,10 @@ pub enum Job {
     FullScan,
     /// One count of this many rows.
     Count(u64),
+    /// One drop of the table of rows, while a thread commits to another table.
+    Drop,
+    /// One opening of a database with many tables of ten rows, then a get from each table.
+    Tables,
     /// One removal of all rows except the first and the last, and scans over their place.
     RemoveRange,
     /// One opening of the database after a kill or a close, and one get.
@@ -206,6 +210,8 @@ impl Workload {
             | Job::BulkLoad
             | Job::Half
             | Job::RemoveRange
+            | Job::Drop
+            | Job::Tables
             | Job::Shop { .. } => true,
         }
     }
@@ -213,7 +219,7 @@ impl Workload {
     /// Returns `true` if the workload starts without rows and creates them itself.
     #[must_use]
     pub fn begins_empty(&self) -> bool {
-        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Shop { .. })
+        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Tables | Job::Shop { .. })
     }
 
     /// Returns `true` if the job repeats its operation until the time has run out. Such a job can also run at a fixed
@@ -223,7 +229,7 @@ impl Workload {
         !matches!(
             self.job,
             Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange | Job::Open { .. } | Job::Shop { .. }
-        )
+        ) && !matches!(self.job, Job::Drop | Job::Tables)
     }
 
     /// Returns `true` if this engine takes part in the workload.
@@ -233,6 +239,7 @@ impl Workload {
             Job::Shop { .. } => crate::shops::named(peer.name).is_some(),
             Job::Insert => true,
             Job::Prepare => peer.capabilities.two_phases,
+            Job::Drop | Job::Tables => peer.capabilities.tables,
             Job::RemoveRange => peer.capabilities.range_deletes,
             _ => !peer.capabilities.inserts_only,
         }
@@ -256,7 +263,8 @@ impl Workload {
             Job::Commit(1) | Job::Prepare | Job::Insert => "commits",
             Job::Scan(_) => "scans",
             Job::Count(_) => "counts",
-            Job::Open { .. } => "openings",
+            Job::Drop => "drops",
+            Job::Open { .. } | Job::Tables => "openings",
             Job::Commit(_) | Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange => "rows",
         }
     }
@@ -289,6 +297,8 @@ const LOAD_100: Data = Data { rows: 2_000_000, ..SMALL };
 const LOAD_100_SORTED: Data = Data { order: Order::Sorted, ..LOAD_100 };
 /// Shops generate their own data.
 const SHOP: Data = Data { rows: 0, value_bytes: 0, budget_bytes: 64 << 20, ..SMALL };
+/// 50,000 tables of ten rows.
+const TABLES: Data = Data { rows: 500_000, budget_bytes: 64 << 20, ..SMALL_SORTED };
 const S2: Data = Data { rows: 1000, value_bytes: 1024, budget_bytes: 64 << 20, ..SMALL };
 
 const fn shop(name: &'static str, title: &'static str, size: Size, traffic: Traffic, agents: usize) -> Workload {
@@ -375,6 +385,9 @@ pub const WORKLOADS: &[Workload] = &{
         of("14", "count-50k", "count of 50,000 rows, in memory", SMALL_SORTED, Job::Count(50_000)),
         of("15", "open-closed", "opening and a get, after a close", SMALL, Job::Open { killed: false }).cold(),
         of("15", "open-killed", "opening and a get, after a kill", SMALL, Job::Open { killed: true }).cold(),
+        of("18", "keyspaces", "opening with 50,000 tables of ten rows, then a get from each", TABLES, Job::Tables)
+            .cold(),
+        of("18", "drop", "drop of a table larger than memory, beside commits to another", LARGE_100, Job::Drop).cold(),
         of("S2", "insert-1k", "durable insert of a row of 1 KiB, 1 thread", S2, Job::Insert).durable().cold(),
         shop("commerce-small-balanced-1", "commerce, small, balanced, 1 agent", Size::Small, Traffic::Balanced, 1),
         shop("commerce-small-balanced-4", "commerce, small, balanced, 4 agents", Size::Small, Traffic::Balanced, 4),

@@ -497,6 +497,7 @@ fn sample_catalogue() -> Catalogue {
         keyspaces: vec![catalogue::KeyspaceEntry {
             id: KeyspaceId(2),
             page_bytes: 4096,
+            page_end: 2000,
             leaf_count: 3,
             leaf_rows: 60,
             name: "rows".into(),

@@ -21,6 +21,7 @@ pub(super) const PEER: Peer = Peer {
         recovers: false,
         inserts_only: false,
         two_phases: false,
+        tables: false,
         range_deletes: false,
     },
     open,

@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use drumlin::{Config, Database, Keyspace, Snapshot};
+use drumlin::{Config, Database, Keyspace, KeyspaceOptions, Snapshot};
 
 use crate::engine::{
-    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source, Tables,
     missing_row,
 };
 
@@ -22,6 +22,7 @@ pub(super) const PEER: Peer = Peer {
         recovers: true,
         inserts_only: false,
         two_phases: true,
+        tables: true,
         range_deletes: true,
     },
     open,
@@ -83,8 +84,37 @@ impl Engine for Drumlin {
         Ok(Some(Box::new(Held { snapshot: self.db.snapshot(), rows: &self.rows })))
     }
 
+    fn tables(&self) -> Option<&dyn Tables> {
+        Some(self)
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         Ok(self.db.close()?)
+    }
+}
+
+impl Tables for Drumlin {
+    fn create(&self, names: &[String], rows: &[Row]) -> Result<()> {
+        let create = |step: drumlin::Alteration, name: &String| step.create(name, KeyspaceOptions::new());
+        names.iter().fold(self.db.alter(), create).commit()?;
+        for name in names {
+            self.write(name, rows)?;
+        }
+        Ok(())
+    }
+
+    fn get(&self, name: &str, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let value = self.db.existing_keyspace(name)?.get(key)?;
+        Ok(value.map(|value| see(&value)).is_some())
+    }
+
+    fn write(&self, name: &str, rows: &[Row]) -> Result<()> {
+        let table = self.db.existing_keyspace(name)?;
+        Access { db: &self.db, rows: table, value: Vec::new() }.write(rows)
+    }
+
+    fn drop_rows(&self) -> Result<()> {
+        Ok(self.db.drop_keyspace(&self.rows.name())?)
     }
 }
 

@@ -20,6 +20,7 @@ pub(super) const PEER: Peer = Peer {
         recovers: true,
         inserts_only: true,
         two_phases: false,
+        tables: false,
         range_deletes: false,
     },
     open,

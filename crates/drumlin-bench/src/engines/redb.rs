@@ -5,7 +5,7 @@ use std::path::Path;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 
 use crate::engine::{
-    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source, Tables,
 };
 use crate::engine::{load_in_batches, missing_row};
 
@@ -21,6 +21,7 @@ pub(super) const PEER: Peer = Peer {
         recovers: true,
         inserts_only: false,
         two_phases: false,
+        tables: true,
         range_deletes: false,
     },
     open,
@@ -76,8 +77,47 @@ impl Engine for Redb {
         Ok(Some(Box::new(Held(self.db.begin_read()?.open_table(ROWS)?))))
     }
 
+    fn tables(&self) -> Option<&dyn Tables> {
+        Some(self)
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.sync()
+    }
+}
+
+/// Returns the definition of the table with this name.
+fn named(name: &str) -> TableDefinition<'_, &'static [u8], &'static [u8]> {
+    TableDefinition::new(name)
+}
+
+impl Tables for Redb {
+    fn create(&self, names: &[String], rows: &[Row]) -> Result<()> {
+        let mut tx = self.db.begin_write()?;
+        tx.set_durability(self.durability)?;
+        for name in names {
+            let mut table = tx.open_table(named(name))?;
+            for (key, value) in rows {
+                table.insert(&key[..], &value[..])?;
+            }
+        }
+        Ok(tx.commit()?)
+    }
+
+    fn get(&self, name: &str, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let value = self.db.begin_read()?.open_table(named(name))?.get(&key[..])?;
+        Ok(value.map(|value| see(value.value())).is_some())
+    }
+
+    fn write(&self, name: &str, rows: &[Row]) -> Result<()> {
+        self.create(&[name.to_owned()], rows)
+    }
+
+    fn drop_rows(&self) -> Result<()> {
+        let mut tx = self.db.begin_write()?;
+        tx.set_durability(redb::Durability::Immediate)?;
+        tx.delete_table(ROWS)?;
+        Ok(tx.commit()?)
     }
 }
 

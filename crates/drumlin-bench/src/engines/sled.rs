@@ -19,6 +19,7 @@ pub(super) const PEER: Peer = Peer {
         recovers: true,
         inserts_only: false,
         two_phases: false,
+        tables: false,
         range_deletes: false,
     },
     open,

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use crate::engine::{Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source};
+use crate::engine::{
+    Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source, Tables,
+};
 use crate::engine::{load_in_batches, missing_row};
 
 pub(super) const PEER: Peer = Peer {
@@ -23,6 +25,7 @@ pub(super) const PEER: Peer = Peer {
         recovers: true,
         inserts_only: false,
         two_phases: false,
+        tables: true,
         range_deletes: false,
     },
     open: open_wal,
@@ -108,11 +111,72 @@ impl Engine for Sqlite {
         load_in_batches(&mut *self.session()?, rows, BULK_ROWS)
     }
 
+    fn tables(&self) -> Option<&dyn Tables> {
+        Some(self)
+    }
+
     fn close(self: Box<Self>) -> Result<()> {
         self.sync()?;
         self.idle.lock().expect("no call panics").clear();
         self.own.into_inner().expect("no call panics").close().map_err(|(_, error)| error)?;
         Ok(())
+    }
+}
+
+impl Sqlite {
+    /// Calls `body` with the connection of an ended session, or with a new one.
+    fn with_connection<T>(&self, body: impl FnOnce(&mut Connection) -> Result<T>) -> Result<T> {
+        let idle = self.idle.lock().expect("no call panics").pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => connect(&self.path, self.journal, self.synchronous, self.cache_kib)?,
+        };
+        let result = body(&mut connection);
+        self.idle.lock().expect("no call panics").push(connection);
+        result
+    }
+}
+
+impl Tables for Sqlite {
+    fn create(&self, names: &[String], rows: &[Row]) -> Result<()> {
+        let _turn = self.writer.lock().expect("no call panics");
+        self.with_connection(|connection| {
+            let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            for name in names {
+                tx.execute_batch(&format!("CREATE TABLE \"{name}\" (key INTEGER PRIMARY KEY, value BLOB)"))?;
+                let mut statement = tx.prepare(&format!("INSERT INTO \"{name}\" VALUES (?1, ?2)"))?;
+                for (key, value) in rows {
+                    statement.execute((integer(*key), &value[..]))?;
+                }
+            }
+            Ok(tx.commit()?)
+        })
+    }
+
+    fn get(&self, name: &str, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.with_connection(|connection| {
+            let mut statement = connection.prepare(&format!("SELECT value FROM \"{name}\" WHERE key = ?1"))?;
+            let found = statement.query_row([integer(key)], |row| Ok(see(row.get_ref(0)?.as_blob()?))).optional()?;
+            Ok(found.is_some())
+        })
+    }
+
+    fn write(&self, name: &str, rows: &[Row]) -> Result<()> {
+        let _turn = self.writer.lock().expect("no call panics");
+        self.with_connection(|connection| {
+            let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let mut statement = tx.prepare_cached(&format!("INSERT OR REPLACE INTO \"{name}\" VALUES (?1, ?2)"))?;
+            for (key, value) in rows {
+                statement.execute((integer(*key), &value[..]))?;
+            }
+            drop(statement);
+            Ok(tx.commit()?)
+        })
+    }
+
+    fn drop_rows(&self) -> Result<()> {
+        let _turn = self.writer.lock().expect("no call panics");
+        self.with_connection(|connection| Ok(connection.execute_batch("DROP TABLE rows")?))
     }
 }
 

@@ -101,7 +101,14 @@ impl Work<'_> {
             Job::Half => self.commit(session, 1),
             Job::Scan(rows) => self.scan(session, rows),
             Job::Count(rows) => self.count(session, rows),
-            Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange | Job::Open { .. } | Job::Shop { .. } => {
+            Job::Load
+            | Job::BulkLoad
+            | Job::FullScan
+            | Job::RemoveRange
+            | Job::Drop
+            | Job::Tables
+            | Job::Open { .. }
+            | Job::Shop { .. } => {
                 unreachable!("these jobs have other actors, or none")
             }
         }

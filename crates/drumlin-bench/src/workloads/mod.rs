@@ -4,6 +4,7 @@ mod actors;
 mod loads;
 mod open;
 mod shop;
+mod tables;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -121,6 +122,8 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
     let mut figures = match turn.workload.job {
         Job::Load | Job::BulkLoad => loads::measure(turn)?,
         Job::Open { .. } => open::measure(turn)?,
+        Job::Drop => tables::measure_drop(turn)?,
+        Job::Tables => tables::measure_opening(turn)?,
         Job::FullScan => full_scan(turn)?,
         Job::RemoveRange => remove_range(turn)?,
         Job::Shop { size, traffic } => shop::measure(turn, size, traffic)?,

@@ -1136,3 +1136,52 @@ fn a_commit_does_not_reach_a_dropped_leaf() {
     db.checkpoint().unwrap();
     assert_eq!(used_pages(&k.tree().pages), 0);
 }
+
+/// The old versions of a dropped keyspace outlive its pages. A reader that has passed the root before the drop, and then
+/// waits for a leaf, sees the row of its snapshot or an error, and not a newer row.
+#[test]
+fn versions_of_a_dropped_keyspace_outlive_its_pages() {
+    const ROWS: u32 = 2000;
+    let (db, _) = stage();
+    let store = db.store().unwrap();
+    let (first, last) = (0u32.to_be_bytes(), (ROWS - 1).to_be_bytes());
+    let mut seen_count = 0;
+    for _ in 0..1000 {
+        let k = db.keyspace("versions").unwrap();
+        (0..ROWS).for_each(|row| k.insert_with(row.to_be_bytes(), [7; 100], Durability::Relaxed).unwrap());
+        let snapshot = db.snapshot();
+        k.insert(last, "newer").unwrap();
+        let latch = |key: &[u8; 4]| k.tree().pool.waiting(|_| k.tree().write_leaf(key, &|_| false)).unwrap();
+        // The pages are freed in the order of their numbers. The thread that frees them waits for the first leaf.
+        let (first_leaf, last_leaf) = (latch(&first), latch(&last));
+        assert!(first_leaf.page() < last_leaf.page());
+        let has_begun = std::sync::Barrier::new(2);
+        let read = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                has_begun.wait();
+                snapshot.get(&k, last)
+            });
+            has_begun.wait();
+            // The reader may come too late, and find the keyspace dropped. Then the next round tries again.
+            (0..2000).for_each(|_| std::thread::yield_now());
+            db.drop_keyspace("versions").unwrap();
+            while !store.keyspaces.is_freeing() {
+                std::thread::yield_now();
+            }
+            (0..2000).for_each(|_| std::thread::yield_now());
+            drop(last_leaf);
+            let read = reader.join().unwrap();
+            drop(first_leaf);
+            read
+        });
+        match &read {
+            Ok(value) => assert_eq!(value.as_deref(), Some(&[7; 100][..])),
+            Err(error) => assert!(matches!(error, crate::Error::KeyspaceDropped { .. }), "{error}"),
+        }
+        seen_count += u32::from(read.is_ok());
+        if seen_count >= 3 {
+            return;
+        }
+    }
+    panic!("{seen_count} readers had passed the root");
+}

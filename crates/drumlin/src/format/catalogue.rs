@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   leaves on disk (8)   rows in them (8)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
+//! list of keyspaces:  id (4)   page size (4)   end of the page numbers (8)   leaves on disk (8)   rows in them (8)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
 //! run:                root (4), 0 without rows   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free   list of removed ranges
 //! removed range:      length of the lower key (2)   length of the upper key (2), 65535 without one   lower key   upper key
 //! list of summaries:  address (8)
@@ -33,7 +33,7 @@ pub(super) const NO_UPPER: u16 = u16::MAX;
 
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.
 pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
-    34 + name_bytes as u64
+    42 + name_bytes as u64
 }
 
 /// A checkpoint's catalogue. See the module.
@@ -53,6 +53,8 @@ pub(crate) struct Catalogue {
 pub(crate) struct KeyspaceEntry {
     pub(crate) id: KeyspaceId,
     pub(crate) page_bytes: u32,
+    /// No page in use has this number or a higher one. An opening checks the memory of the table before reading it.
+    pub(crate) page_end: u64,
     /// The number of leaves on disk, and of the rows in them. Only estimates depend on these numbers.
     pub(crate) leaf_count: u64,
     pub(crate) leaf_rows: u64,
@@ -90,6 +92,7 @@ impl Catalogue {
         for keyspace in &self.keyspaces {
             out.extend(keyspace.id.0.to_le_bytes());
             out.extend(keyspace.page_bytes.to_le_bytes());
+            out.extend(keyspace.page_end.to_le_bytes());
             out.extend(keyspace.leaf_count.to_le_bytes());
             out.extend(keyspace.leaf_rows.to_le_bytes());
             let name_bytes = u16::try_from(keyspace.name.len()).expect("names are limited");
@@ -139,7 +142,7 @@ impl Catalogue {
         let keyspaces = reader.list(|reader| {
             let id = KeyspaceId(reader.u32()?);
             let page_bytes = reader.u32()?;
-            let (leaf_count, leaf_rows) = (reader.u64()?, reader.u64()?);
+            let (page_end, leaf_count, leaf_rows) = (reader.u64()?, reader.u64()?, reader.u64()?);
             let name_bytes = usize::from(reader.u16()?);
             let name = std::str::from_utf8(reader.take(name_bytes)?).ok()?.to_owned();
             let chunks = reader.list(|reader| {
@@ -162,7 +165,7 @@ impl Catalogue {
                 let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
                 is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
             })?;
-            Some(KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, name, chunks, runs })
+            Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, name, chunks, runs })
         })?;
         let summaries = reader.list(|reader| ExtentAddress::from_bits(reader.u64()?))?;
         let segments = reader.list(|reader| ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?))?;
@@ -229,6 +232,7 @@ mod tests {
             keyspaces: vec![KeyspaceEntry {
                 id: KeyspaceId(2),
                 page_bytes: 4096,
+                page_end: 5,
                 leaf_count: 7,
                 leaf_rows: 9,
                 name: "käse".into(),

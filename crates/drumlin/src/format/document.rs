@@ -278,6 +278,7 @@ fn the_catalogue_is_as_documented() {
     let entry = KeyspaceEntry {
         id: KeyspaceId(7),
         page_bytes: 4096,
+        page_end: 33,
         leaf_count: 640,
         leaf_rows: 99,
         name: "name".into(),
@@ -297,19 +298,19 @@ fn the_catalogue_is_as_documented() {
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
     // The keyspace is preceded by 16 bytes. Its name occupies 4 bytes and its list of chunks 4 + 8. The remaining lists
     // begin with their lengths.
-    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 640, 99, 4]);
-    assert_eq!(bytes[42..46], *b"name");
-    assert_eq!(bytes[46..58], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
-    assert_eq!(bytes[58..62], 1u32.to_le_bytes());
-    compare_sample("A run above a tree", &bytes[62..], &[6, 55, 3]);
-    assert_eq!(bytes[76..79], *b"key");
-    assert_eq!(bytes[79..83], 1u32.to_le_bytes());
-    compare_sample("A removed range", &bytes[83..], &[1, 2]);
-    assert_eq!(bytes[87..90], *b"abc");
-    assert_eq!(bytes[94..102], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[106..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[126..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 138);
+    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 33, 640, 99, 4]);
+    assert_eq!(bytes[50..54], *b"name");
+    assert_eq!(bytes[54..66], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
+    assert_eq!(bytes[66..70], 1u32.to_le_bytes());
+    compare_sample("A run above a tree", &bytes[70..], &[6, 55, 3]);
+    assert_eq!(bytes[84..87], *b"key");
+    assert_eq!(bytes[87..91], 1u32.to_le_bytes());
+    compare_sample("A removed range", &bytes[91..], &[1, 2]);
+    assert_eq!(bytes[95..98], *b"abc");
+    assert_eq!(bytes[102..110], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[114..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[134..], &[7, 5, 6]);
+    assert_eq!(bytes.len(), 146);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

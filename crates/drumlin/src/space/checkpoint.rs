@@ -474,8 +474,10 @@ impl Space {
 
     /// Returns the maximum size of the next catalogue, excluding orphans.
     pub(crate) fn catalogue_bytes(&self) -> u64 {
-        // One address per chunk of a table and per summary, and one extent reference per chunk of the segment table.
-        let chunk_list_bytes = self.table_bytes() / CHUNK_BYTES * size_of::<ExtentAddress>() as u64;
+        // One address per chunk of a table and per summary, and one extent reference per chunk of the segment table. A
+        // table has at least one chunk on disk, even if it takes less memory than a chunk.
+        let chunk_count = self.table_bytes() / CHUNK_BYTES + self.page_spaces.read().len() as u64;
+        let chunk_list_bytes = chunk_count * size_of::<ExtentAddress>() as u64;
         let segment_list_bytes = u64::from(self.segments.chunk_count()) * ExtentRef::BYTES as u64;
         let fresh_list_bytes =
             (self.change_count() / (SUMMARY_BYTES / summary::TABLE_CHANGE_BYTES) + 2) * size_of::<ExtentAddress>();
@@ -612,6 +614,7 @@ mod tests {
         let keyspace = |id| KeyspaceEntry {
             id: KeyspaceId(id),
             page_bytes: 4096,
+            page_end: 8,
             leaf_count: u64::from(id),
             leaf_rows: 0,
             name: format!("{id:0255}"),

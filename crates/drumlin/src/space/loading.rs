@@ -62,11 +62,15 @@ impl PageTableStore {
             let changed = changes.get(&keyspace.id).and_then(BTreeMap::last_key_value);
             keyspace.chunks.len().max(changed.map_or(0, |(chunk, _)| chunk + 1))
         };
-        let table_bytes = |keyspace| PageTable::memory_bytes_of(chunk_count(keyspace) as u64);
+        let table_bytes = |keyspace: &KeyspaceEntry| {
+            // A table whose end is wrong must not take more memory than its chunks need.
+            let ends = keyspace.page_end.min((chunk_count(keyspace) * CHUNK_PAGES) as u64);
+            PageTable::memory_bytes_of(ends)
+        };
         space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
-        let mut reader = NeighbourReader::new(space);
+        let mut unread = Vec::new();
         for keyspace in &catalogue.keyspaces {
-            let KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, chunks, name, runs } = keyspace;
+            let KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, chunks, name, runs, .. } = keyspace;
             if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
@@ -74,11 +78,9 @@ impl PageTableStore {
             }
             let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name, &space.budget));
             pages.leaves_on_disk.set(*leaf_count, *leaf_rows);
-            for chunk in 0..chunk_count(keyspace) {
-                let changed = changes.get(id).and_then(|changed| changed.get(&chunk));
-                let entries = self.load_chunk(space, keyspace, chunk, changed, &mut reader, on_corruption)?;
-                pages.table.restore_chunk(chunk, &entries);
-            }
+            let address = |chunk| chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
+            unread
+                .extend((0..chunk_count(keyspace)).map(|chunk| (address(chunk), keyspace, chunk, Arc::clone(&pages))));
             self.chunks.insert(*id, chunks.clone());
             let run = |RunEntry { root, timestamp, freed_to, removed }: RunEntry| {
                 let mut keys = RemovedKeys::default();
@@ -87,6 +89,16 @@ impl PageTableStore {
             };
             space.restore_runs(&pages, runs.iter().cloned().map(run).collect());
             space.add_page_space(pages);
+        }
+        // In disk order: the chunks of many small keyspaces lie next to each other.
+        unread.sort_unstable_by_key(|(address, _, chunk, pages)| (*address, pages.id, *chunk));
+        let addresses: Vec<ExtentAddress> = unread.iter().map(|(address, ..)| *address).collect();
+        let mut reader = NeighbourReader::new(space);
+        for (index, (_, keyspace, chunk, pages)) in unread.into_iter().enumerate() {
+            let changed = changes.get(&keyspace.id).and_then(|changed| changed.get(&chunk));
+            let entries =
+                self.load_chunk(space, keyspace, chunk, changed, &addresses[index..], &mut reader, on_corruption)?;
+            pages.table.restore_chunk(chunk, &entries);
         }
         Ok(LoadedTables { page_tables: self, catalogue })
     }
@@ -106,24 +118,26 @@ impl PageTableStore {
         changes
     }
 
-    /// Returns the entries of a table's chunk, made from its base image and the changes since then. Marks the extents
-    /// that the entries name as in use.
+    /// Returns the entries of a table's chunk, made from its base image and the changes since then. `addresses` begin
+    /// with the address of the image; those that follow will be read next. Marks the extents that the entries name as in
+    /// use.
     fn load_chunk(
         &mut self,
         space: &Space,
         keyspace: &KeyspaceEntry,
         chunk: usize,
         changed: Option<&Vec<TableChange>>,
+        addresses: &[ExtentAddress],
         reader: &mut NeighbourReader<'_>,
         on_corruption: OnCorruption<'_>,
     ) -> Result<Vec<u64>> {
-        let KeyspaceEntry { id, chunks, name, .. } = keyspace;
-        let address = chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
+        let KeyspaceEntry { id, name, .. } = keyspace;
+        let address = addresses[0];
         let mut entries = vec![0; CHUNK_PAGES];
         if !address.is_none() {
             let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
             let read = restore(space, &what, address)
-                .and_then(|()| reader.read(&chunks[chunk..]).map_err(|error| Error::io("reading", space.path(), error)))
+                .and_then(|()| reader.read(addresses).map_err(|error| Error::io("reading", space.path(), error)))
                 .and_then(|bytes| open_extent(space, address, bytes))
                 .and_then(|extent| chunk_entries(space, *id, chunk, address, extent))
                 .map_err(|error| named(error, space, &what, address));

@@ -132,7 +132,7 @@ impl Space {
         pages.set_dropped(epoch_guard);
         assert!(pages.is_dropped_by(epoch_guard.epoch()), "a drop is left out of its checkpoint");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
-        let run_bytes: u64 = pages.runs.list().iter().map(|run| entry_bytes(pages, run)).sum();
+        let run_bytes: u64 = pages.runs.all().iter().map(|run| entry_bytes(pages, run)).sum();
         let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len()) + run_bytes;
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);

@@ -90,7 +90,7 @@ impl PageSpace {
             has_lost_pages,
             load_gate,
             leaves_on_disk: LeavesOnDisk::default(),
-            runs: Runs::new(),
+            runs: Runs::default(),
         }
     }
 

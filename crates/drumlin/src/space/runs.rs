@@ -20,10 +20,11 @@
 //! Lock order: a leaf of the tree, the list, a leaf of a run.
 
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::format::{PageId, Timestamp};
-use crate::sync::{Mutex, RwLock, RwLockReadGuard};
+use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 /// The maximum number of runs with rows of a keyspace. A reader may have to search each of them.
 pub(crate) const RUNS_MAX: usize = 4;
@@ -144,10 +145,16 @@ impl Run {
 }
 
 /// The runs of one keyspace. See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Runs {
     /// The timestamp of the newest run in the list, or 0 if there is none.
     newest: AtomicU64,
+    /// What only keyspaces with runs need. A keyspace that never had a run takes no memory for it.
+    state: OnceLock<Box<RunState>>,
+}
+
+#[derive(Debug, Default)]
+struct RunState {
     /// The timestamp of the newest run that was attached since the database was opened, or 0 if none was.
     attached_at: AtomicU64,
     /// The timestamp of the newest run that has left the list since the database was opened, except for those below.
@@ -159,19 +166,22 @@ pub(crate) struct Runs {
     list: RwLock<Vec<Run>>,
     /// Held while a part of the oldest run is folded and its pages are freed. After a part of a removal, it has the
     /// first key of the leaf that was folded last.
-    pub(crate) folding: Mutex<Option<Vec<u8>>>,
+    folding: Mutex<Option<Vec<u8>>>,
 }
 
 impl Runs {
-    pub(super) fn new() -> Runs {
-        Runs {
-            newest: AtomicU64::new(0),
-            attached_at: AtomicU64::new(0),
-            folded_at: AtomicU64::new(0),
-            folded_removals: Mutex::default(),
-            list: RwLock::default(),
-            folding: Mutex::default(),
-        }
+    fn state(&self) -> &RunState {
+        self.state.get_or_init(Box::default)
+    }
+
+    /// Returns a copy of the list of runs.
+    pub(crate) fn all(&self) -> Vec<Run> {
+        self.state.get().map_or_else(Vec::new, |state| state.list.read().clone())
+    }
+
+    /// Locks the oldest run, while a part of it is folded and its pages are freed.
+    pub(crate) fn lock_folding(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        self.state().folding.lock()
     }
 
     /// Returns the timestamp of the newest run, or 0 if there is none. A leaf with a lower timestamp may lack rows of
@@ -190,14 +200,16 @@ impl Runs {
     /// published timestamp after the snapshot.
     #[inline]
     pub(crate) fn are_attached_since(&self, snapshot: Timestamp) -> bool {
-        self.attached_at.load(Ordering::Acquire) > snapshot.0
+        self.state.get().is_some_and(|state| state.attached_at.load(Ordering::Acquire) > snapshot.0)
     }
 
     /// Returns `true` if a run was attached since this timestamp, has left the list, and may have had this key or
     /// removed it. The caller holds the list.
     pub(crate) fn may_have_folded(&self, since: Timestamp, key: &[u8]) -> bool {
         let has_removed = |run: &Run| run.timestamp > since && run.removed.covers(key);
-        self.folded_at.load(Ordering::Acquire) > since.0 || self.folded_removals.lock().iter().any(has_removed)
+        self.state.get().is_some_and(|state| {
+            state.folded_at.load(Ordering::Acquire) > since.0 || state.folded_removals.lock().iter().any(has_removed)
+        })
     }
 
     /// Notes that a run has left the list, which the caller holds exclusively.
@@ -205,19 +217,19 @@ impl Runs {
         assert!(run.timestamp > Timestamp(0), "a run of no commit was folded");
         let mut forgotten = Some(run.timestamp);
         if !run.has_rows() {
-            let mut removals = self.folded_removals.lock();
+            let mut removals = self.state().folded_removals.lock();
             removals.push_back(run.clone());
             forgotten = if removals.len() > FOLDED_REMOVAL_COUNT_MAX { removals.pop_front() } else { None }
                 .map(|forgotten| forgotten.timestamp);
         }
         if let Some(timestamp) = forgotten {
-            self.folded_at.fetch_max(timestamp.0, Ordering::AcqRel);
+            self.state().folded_at.fetch_max(timestamp.0, Ordering::AcqRel);
         }
     }
 
     /// Returns the runs, in ascending order of timestamps.
     pub(crate) fn list(&self) -> RwLockReadGuard<'_, Vec<Run>> {
-        self.list.read()
+        self.state().list.read()
     }
 
     /// Returns `true` if the list has `count_max` runs of this kind, or more.
@@ -228,7 +240,7 @@ impl Runs {
 
     /// Adds runs to the end of the list.
     pub(super) fn restore(&self, runs: Vec<Run>) {
-        let mut list = self.list.write();
+        let mut list = self.state().list.write();
         let is_sound = |run: &Run| run.root != PageId::ROOT && (run.has_rows() || !run.removed.is_empty());
         assert!(runs.iter().all(is_sound), "a run has the root of the tree, or nothing: {runs:?}");
         list.extend(runs);
@@ -239,7 +251,7 @@ impl Runs {
 
     /// Notes that a run was attached while the database is open.
     pub(super) fn note_attached(&self, timestamp: Timestamp) {
-        let before = self.attached_at.fetch_max(timestamp.0, Ordering::AcqRel);
+        let before = self.state().attached_at.fetch_max(timestamp.0, Ordering::AcqRel);
         assert!(before < timestamp.0, "a run at {timestamp} follows one at {before}");
         assert!(self.newest() == timestamp, "a run is noted that is not in the list");
     }
@@ -247,7 +259,7 @@ impl Runs {
     /// See [`Space::free_run_to`](super::Space::free_run_to). Returns the run if it has left the list.
     pub(super) fn free_to(&self, timestamp: Timestamp, freed_to: Option<Vec<u8>>) -> Option<Run> {
         assert!(timestamp <= self.newest(), "a run is freed that is not in the list");
-        let mut list = self.list.write();
+        let mut list = self.state().list.write();
         let at = list.iter().position(|run| run.timestamp == timestamp).expect("a run is freed once");
         match freed_to {
             Some(key) => {
@@ -267,7 +279,7 @@ impl Runs {
 
     /// Removes all runs, and returns them.
     pub(super) fn clear(&self) -> Vec<Run> {
-        let mut list = self.list.write();
+        let mut list = self.state().list.write();
         assert!(list.is_empty() == self.is_empty(), "runs are in the list, and no reader looks for them");
         self.newest.store(0, Ordering::Release);
         std::mem::take(&mut *list)

@@ -30,7 +30,12 @@
 //!    reused.
 //! 3. An `Unattached` page belongs to one bulk load: no node that a reader can reach names it, no checkpoint records
 //!    it, and no other thread changes its entry.
-//! 4. A table only grows, and its chunks never move. So an entry can be read without a lock.
+//! 4. A table only grows, and its parts never move. So an entry can be read without a lock.
+//!
+//! # Parts
+//! The table of a small keyspace takes little memory. The entries of the first two pages are in the table itself, those
+//! of the pages up to 63 in a second part, and those up to 1023 in a third. The other pages have chunks of
+//! [`CHUNK_PAGES`] entries each, which a directory of levels leads to.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -128,11 +133,24 @@ impl PageEntry {
     }
 }
 
-/// The number of pages per chunk. Their entries fill 8 KiB.
+/// The number of pages per chunk. Their entries fill 8 KiB. Checkpoints write whole chunks.
 pub(crate) const CHUNK_PAGES: usize = crate::format::extent::TABLE_PAGES;
 
 /// The memory for a chunk, in bytes.
 pub(crate) const CHUNK_BYTES: u64 = (CHUNK_PAGES * size_of::<AtomicU64>()) as u64;
+
+/// Fixed by the format: page numbers have 32 bits.
+const PAGE_COUNT_MAX: u64 = 1 << 32;
+
+/// The number of pages whose entries are in the table itself: page 0, which does not exist, and the root.
+const FIRST_PAGES: usize = 2;
+
+/// The end of the pages whose entries are in the first or the second part.
+const SECOND_PAGES: usize = 64;
+
+/// The memory that an empty keyspace takes, in bytes: its table with the first entries, its name, locks and counters,
+/// and its places in the lists of keyspaces. A test measures it.
+pub(crate) const KEYSPACE_BYTES: u64 = 508;
 
 /// The number of chunks in the first level of the directory. Each level has twice as many chunks as the previous one.
 const FIRST_LEVEL_CHUNKS: usize = 64;
@@ -143,50 +161,130 @@ const SLOT_BYTES: u64 = size_of::<OnceLock<Chunk>>() as u64;
 /// Fixed by the number of pages: these levels are enough for all 2³² pages: 64 · (2¹⁷ − 1) chunks of 2¹⁰ pages.
 const LEVEL_COUNT: usize = 17;
 
-type Chunk = Box<[AtomicU64]>;
+type Part<const PAGES: usize> = Box<[AtomicU64; PAGES]>;
+type Chunk = Part<CHUNK_PAGES>;
 type Level = Box<[OnceLock<Chunk>]>;
+
+/// The entries of a keyspace with more than [`SECOND_PAGES`] pages.
+struct LargeTable {
+    /// The rest of the first chunk.
+    third: [AtomicU64; CHUNK_PAGES - SECOND_PAGES],
+    /// The directory of the other chunks. Slot 0 of the first level stays empty.
+    levels: [OnceLock<Level>; LEVEL_COUNT],
+}
+
+/// The memory for the second part, in bytes.
+const SECOND_BYTES: u64 = ((SECOND_PAGES - FIRST_PAGES) * size_of::<AtomicU64>()) as u64;
+
+/// Returns a part of a table whose pages are all free.
+fn new_part<const PAGES: usize>() -> Part<PAGES> {
+    let entries: Box<[AtomicU64]> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+    entries.try_into().expect("the entries were counted")
+}
 
 /// The page table of a keyspace. See the module documentation.
 pub(crate) struct PageTable {
-    levels: [OnceLock<Level>; LEVEL_COUNT],
+    first: [AtomicU64; FIRST_PAGES],
+    second: OnceLock<Part<{ SECOND_PAGES - FIRST_PAGES }>>,
+    large: OnceLock<Box<LargeTable>>,
     allocation: Mutex<Allocation>,
     /// The memory that the table has taken from the budget, in bytes.
     bytes: AtomicU64,
     budget: Arc<Budget>,
-    /// All page numbers are below this limit.
+    /// All page numbers are below this limit, which tests lower.
+    #[cfg(test)]
     page_count_max: AtomicU64,
 }
 
 /// The allocation of page numbers. A page is free if its entry is `Free`. The counts narrow down the search for free
 /// pages.
-#[derive(Default)]
 struct Allocation {
-    /// The number of free pages in each existing chunk.
+    /// The highest page number that has an entry.
+    last: u32,
+    /// The number of free pages in all chunks.
+    free_count: u32,
+    /// The page after the last allocated run. The next search starts here.
+    cursor: u32,
+    /// The number of free pages in the first chunk, or in the part of it that exists.
+    first_free_count: u16,
+    /// The other chunks, if there are any.
+    others: Option<Box<OtherChunks>>,
+}
+
+/// Facts about the chunks after the first. A small keyspace has none of these.
+#[derive(Default)]
+struct OtherChunks {
+    /// The number of free pages in each chunk.
     free_counts: Vec<u16>,
     /// The epoch in which a page of each chunk was last freed that a checkpoint may have recorded.
     freed_in: Vec<Epoch>,
-    /// The number of free pages in all chunks.
-    free_count: u64,
-    /// The page after the last allocated run. The next search starts here.
-    cursor: usize,
+}
+
+impl Allocation {
+    /// Returns the exclusive upper bound of the page numbers that have entries.
+    fn end(&self) -> usize {
+        self.last as usize + 1
+    }
+
+    fn chunk_count(&self) -> usize {
+        self.end().div_ceil(CHUNK_PAGES)
+    }
+
+    /// Returns the number of free pages in a chunk.
+    fn free_in(&self, chunk: usize) -> usize {
+        let others = || self.others.as_ref().expect("a chunk after the first");
+        usize::from(if chunk == 0 { self.first_free_count } else { others().free_counts[chunk - 1] })
+    }
+
+    fn free_in_mut(&mut self, chunk: usize) -> &mut u16 {
+        match chunk {
+            0 => &mut self.first_free_count,
+            _ => &mut self.others.as_mut().expect("a chunk after the first").free_counts[chunk - 1],
+        }
+    }
+
+    /// Records that pages of a chunk are no longer free.
+    fn take(&mut self, chunk: usize, page_count: usize) {
+        let free_count = self.free_in(chunk);
+        assert!(free_count >= page_count, "{page_count} pages are taken of a chunk that has {free_count} free");
+        *self.free_in_mut(chunk) -= page_count as u16;
+        self.free_count -= page_count as u32;
+    }
+
+    /// Records that pages of a chunk are free.
+    fn give(&mut self, chunk: usize, page_count: usize) {
+        *self.free_in_mut(chunk) += page_count as u16;
+        self.free_count += page_count as u32;
+        let free_count = self.free_in(chunk);
+        assert!(free_count <= CHUNK_PAGES, "a chunk has {free_count} free pages");
+    }
 }
 
 impl std::fmt::Debug for PageTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PageTable({} chunks)", self.chunk_count())
+        write!(f, "PageTable(pages below {})", self.number_end())
     }
 }
 
 impl PageTable {
-    /// Creates an empty table. As it grows, it takes memory from the budget.
+    /// Creates an empty table. It takes the memory of an empty keyspace from the budget, and more as it grows.
     pub(crate) fn new(budget: &Arc<Budget>) -> PageTable {
-        PageTable {
-            levels: [const { OnceLock::new() }; LEVEL_COUNT],
-            allocation: Mutex::default(),
+        // Page 0 does not exist.
+        let free = FIRST_PAGES - 1;
+        let (last, free_count) = (FIRST_PAGES as u32 - 1, free as u32);
+        let allocation = Allocation { last, free_count, cursor: 0, first_free_count: free as u16, others: None };
+        let table = PageTable {
+            first: [const { AtomicU64::new(0) }; FIRST_PAGES],
+            second: OnceLock::new(),
+            large: OnceLock::new(),
+            allocation: Mutex::new(allocation),
             bytes: AtomicU64::new(0),
             budget: Arc::clone(budget),
-            page_count_max: AtomicU64::new(1 << 32),
-        }
+            #[cfg(test)]
+            page_count_max: AtomicU64::new(PAGE_COUNT_MAX),
+        };
+        table.take(KEYSPACE_BYTES);
+        table
     }
 
     /// Returns `true` if the table takes its memory from this budget. Each open database has its own budget. So the
@@ -203,10 +301,22 @@ impl PageTable {
         /// One in this many page numbers is reserved for commits in progress. That is enough for thousands of the
         /// largest commits.
         const IN_PROGRESS_SHARE: u64 = 64;
-        let page_count_max = self.page_count_max.load(Ordering::Relaxed);
+        let page_count_max = self.page_count_max();
         // The memory includes the directory, so this slightly underestimates the number of page numbers left.
         let reached = self.memory_bytes() / size_of::<AtomicU64>() as u64;
         reached + page_count + page_count_max / IN_PROGRESS_SHARE <= page_count_max
+    }
+
+    /// All page numbers are below this limit.
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, reason = "tests have a limit in the table")]
+    fn page_count_max(&self) -> u64 {
+        PAGE_COUNT_MAX
+    }
+
+    #[cfg(test)]
+    fn page_count_max(&self) -> u64 {
+        self.page_count_max.load(Ordering::Relaxed)
     }
 
     /// Limits page numbers to those below `page_count_max`.
@@ -222,23 +332,59 @@ impl PageTable {
         (level, shifted - (FIRST_LEVEL_CHUNKS << level))
     }
 
+    /// Returns a chunk other than the first.
     #[inline]
     fn chunk(&self, chunk: usize) -> Option<&Chunk> {
         let (level, offset) = Self::locate(chunk);
-        self.levels[level].get()?[offset].get()
+        self.large.get()?.levels[level].get()?[offset].get()
     }
 
-    fn chunk_or_new(&self, chunk: usize) -> &Chunk {
+    fn make_chunk(&self, chunk: usize) {
         let (level, offset) = Self::locate(chunk);
-        let slots = self.levels[level].get_or_init(|| {
+        let large = self.large.get().expect("the first chunk is whole before there is another");
+        let slots = large.levels[level].get_or_init(|| {
             let count = FIRST_LEVEL_CHUNKS << level;
             self.take(count as u64 * SLOT_BYTES);
             (0..count).map(|_| OnceLock::new()).collect()
         });
         slots[offset].get_or_init(|| {
             self.take(CHUNK_BYTES);
-            (0..CHUNK_PAGES).map(|_| AtomicU64::new(0)).collect()
-        })
+            new_part()
+        });
+    }
+
+    /// Makes entries for all pages below `end`. The new ones are free.
+    fn grow_to(&self, allocation: &mut Allocation, end: usize) {
+        while allocation.end() < end {
+            let before = allocation.end();
+            let chunk = before / CHUNK_PAGES;
+            let after = match before {
+                FIRST_PAGES => {
+                    self.take(SECOND_BYTES);
+                    self.second.get_or_init(new_part);
+                    SECOND_PAGES
+                }
+                SECOND_PAGES => {
+                    self.take(size_of::<LargeTable>() as u64);
+                    self.large.get_or_init(|| {
+                        Box::new(LargeTable {
+                            third: [const { AtomicU64::new(0) }; CHUNK_PAGES - SECOND_PAGES],
+                            levels: [const { OnceLock::new() }; LEVEL_COUNT],
+                        })
+                    });
+                    CHUNK_PAGES
+                }
+                _ => {
+                    self.make_chunk(chunk);
+                    let others = allocation.others.get_or_insert_default();
+                    others.free_counts.push(0);
+                    others.freed_in.push(Epoch(0));
+                    before + CHUNK_PAGES
+                }
+            };
+            allocation.last = (after - 1) as u32;
+            allocation.give(chunk, after - before);
+        }
     }
 
     fn take(&self, bytes: u64) {
@@ -250,7 +396,27 @@ impl PageTable {
     #[inline]
     fn cell(&self, page: PageId) -> Option<&AtomicU64> {
         let index = page.0 as usize;
-        Some(&self.chunk(index / CHUNK_PAGES)?[index % CHUNK_PAGES])
+        if index >= CHUNK_PAGES {
+            return Some(&self.chunk(index / CHUNK_PAGES)?[index % CHUNK_PAGES]);
+        }
+        match index {
+            0..FIRST_PAGES => Some(&self.first[index]),
+            FIRST_PAGES..SECOND_PAGES => Some(&self.second.get()?[index - FIRST_PAGES]),
+            _ => Some(&self.large.get()?.third[index - SECOND_PAGES]),
+        }
+    }
+
+    /// Returns the cells of a chunk, or of the part of it that exists, in order. Each slice comes with its first page.
+    fn cells_of(&self, chunk: usize) -> impl Iterator<Item = (usize, &[AtomicU64])> {
+        let mut parts: [Option<(usize, &[AtomicU64])>; 3] = [None; 3];
+        if chunk == 0 {
+            parts[0] = Some((0, &self.first[..]));
+            parts[1] = self.second.get().map(|part| (FIRST_PAGES, &part[..]));
+            parts[2] = self.large.get().map(|large| (SECOND_PAGES, &large.third[..]));
+        } else {
+            parts[0] = self.chunk(chunk).map(|part| (chunk * CHUNK_PAGES, &part[..]));
+        }
+        parts.into_iter().flatten()
     }
 
     /// Returns the page's current entry.
@@ -290,51 +456,68 @@ impl PageTable {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the memory that a table with this many chunks uses, in bytes.
-    pub(crate) fn memory_bytes_of(chunk_count: u64) -> u64 {
-        let levels = (0..LEVEL_COUNT).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
-        let mut reached = 0;
-        let slot_count: u64 = levels
-            .take_while(|slots| {
-                let is_needed = reached < chunk_count;
-                reached += slots;
-                is_needed
-            })
-            .sum();
-        chunk_count * CHUNK_BYTES + slot_count * SLOT_BYTES
+    /// Returns the memory that a keyspace takes if its table has entries for the pages below `end`, in bytes.
+    pub(crate) fn memory_bytes_of(end: u64) -> u64 {
+        if end <= FIRST_PAGES as u64 {
+            return KEYSPACE_BYTES;
+        }
+        if end <= SECOND_PAGES as u64 {
+            return KEYSPACE_BYTES + SECOND_BYTES;
+        }
+        let chunk_count = end.div_ceil(CHUNK_PAGES as u64);
+        let mut slot_count = 0;
+        if chunk_count > 1 {
+            let levels = (0..LEVEL_COUNT).map(|level| (FIRST_LEVEL_CHUNKS as u64) << level);
+            for slots in levels {
+                slot_count += slots;
+                if slot_count >= chunk_count {
+                    break;
+                }
+            }
+        }
+        // The first chunk is divided among the parts.
+        let chunk_bytes = (chunk_count - 1) * CHUNK_BYTES;
+        KEYSPACE_BYTES + SECOND_BYTES + size_of::<LargeTable>() as u64 + chunk_bytes + slot_count * SLOT_BYTES
     }
 
     /// Returns the maximum number of bytes by which `page_count` more pages can make the table grow. O(1), without a
     /// lock.
     pub(crate) fn growth_bytes_max(&self, page_count: u64) -> u64 {
+        let chunk_count = page_count.div_ceil(CHUNK_PAGES as u64);
         // The table grows contiguously, by one chunk per `CHUNK_PAGES` pages. A new level of the directory has 64 more
         // slots than all earlier levels together, and any level that the growth skips has fewer slots than there will
         // be chunks.
-        let chunk_count = page_count.div_ceil(CHUNK_PAGES as u64);
         let slots = self.memory_bytes() / CHUNK_BYTES + FIRST_LEVEL_CHUNKS as u64 + 2 * chunk_count;
-        chunk_count * CHUNK_BYTES + slots * SLOT_BYTES
-    }
-
-    /// Returns the number of chunks. They are numbered from 0.
-    pub(crate) fn chunk_count(&self) -> usize {
-        self.allocation.lock().free_counts.len()
+        let growth_bytes = chunk_count * CHUNK_BYTES + slots * SLOT_BYTES;
+        if self.large.get().is_some() {
+            return growth_bytes;
+        }
+        // If a few pages are added to a small table, it needs no chunk yet.
+        let end_max = SECOND_PAGES as u64 + page_count;
+        if self.second.get().is_none() && (FIRST_PAGES as u64 - 1 + page_count) < SECOND_PAGES as u64 {
+            return SECOND_BYTES;
+        }
+        if end_max <= CHUNK_PAGES as u64 {
+            return SECOND_BYTES + size_of::<LargeTable>() as u64;
+        }
+        SECOND_BYTES + size_of::<LargeTable>() as u64 + growth_bytes
     }
 
     /// Returns the exclusive upper bound of the table's page numbers. Many of the numbers below it may be free.
     pub(crate) fn number_end(&self) -> u64 {
-        (self.chunk_count() * CHUNK_PAGES) as u64
+        self.allocation.lock().end() as u64
     }
 
     /// Returns the number of pages in use.
     pub(crate) fn page_count(&self) -> u64 {
         let allocation = self.allocation.lock();
         debug_assert_eq!(
-            allocation.free_counts.iter().map(|&count| u64::from(count)).sum::<u64>(),
-            allocation.free_count,
+            (0..allocation.chunk_count()).map(|chunk| allocation.free_in(chunk)).sum::<usize>(),
+            allocation.free_count as usize,
             "the chunks have other free pages than are counted"
         );
         // Page 0 does not exist, and is not counted as free either.
-        ((allocation.free_counts.len() * CHUNK_PAGES) as u64).saturating_sub(1 + allocation.free_count)
+        u64::from(allocation.last) - u64::from(allocation.free_count)
     }
 
     /// Allocates `count` consecutive pages, with the entry `Reserved`. Amortised O(count); never waits.
@@ -342,32 +525,20 @@ impl PageTable {
         assert!(count > 0);
         let mut allocation = self.allocation.lock();
         let first = self.find_run(&allocation, count as usize).unwrap_or_else(|| {
-            // A run at the end of the table may begin with the free pages at the end of the last chunk.
-            let end = allocation.free_counts.len() * CHUNK_PAGES;
-            end - self.free_tail(end, count as usize)
+            // A run at the end of the table may begin with the free pages there.
+            allocation.end() - self.free_tail(allocation.end(), count as usize)
         });
         let first = first.max(1);
-        let page_count_max = self.page_count_max.load(Ordering::Relaxed);
+        let page_count_max = self.page_count_max();
         assert!((first + count as usize) as u64 <= page_count_max, "a keyspace has as many pages as there are numbers");
+        self.grow_to(&mut allocation, first + count as usize);
         for index in first..first + count as usize {
-            while index / CHUNK_PAGES >= allocation.free_counts.len() {
-                let chunk = allocation.free_counts.len();
-                self.chunk_or_new(chunk);
-                // Page 0 does not exist.
-                let free = if chunk == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
-                allocation.free_counts.push(free as u16);
-                allocation.freed_in.push(Epoch(0));
-                allocation.free_count += free as u64;
-            }
-            let chunk_free_count = &mut allocation.free_counts[index / CHUNK_PAGES];
-            assert!(*chunk_free_count > 0, "page {index} is taken of a chunk that has none free");
-            *chunk_free_count -= 1;
-            allocation.free_count -= 1;
-            let cell = &self.chunk(index / CHUNK_PAGES).expect("just made")[index % CHUNK_PAGES];
+            allocation.take(index / CHUNK_PAGES, 1);
+            let cell = self.cell(PageId(index as u32)).expect("just made");
             let before = cell.swap(PageEntry::Reserved.to_bits(), Ordering::AcqRel);
             assert!(before == 0, "page {index} given out twice");
         }
-        allocation.cursor = (first + count as usize) % (allocation.free_counts.len() * CHUNK_PAGES);
+        allocation.cursor = ((first + count as usize) % allocation.end()) as u32;
         PageId(first as u32)
     }
 
@@ -375,11 +546,11 @@ impl PageTable {
     /// of epoch `settled`, and marks them as reserved. Returns the first of these chunks. For bulk loads. O(chunks).
     pub(crate) fn allocate_chunks(&self, count: usize, settled: Epoch) -> usize {
         let mut allocation = self.allocation.lock();
-        let chunk_count = allocation.free_counts.len();
+        let chunk_count = allocation.chunk_count();
         assert!(count > 0 && chunk_count > 0, "{count} chunks are added to a table of {chunk_count}");
-        let is_unused = |chunk: &usize| {
-            usize::from(allocation.free_counts[*chunk]) == CHUNK_PAGES && allocation.freed_in[*chunk] <= settled
-        };
+        let is_settled =
+            |chunk: usize| allocation.others.as_ref().is_some_and(|others| others.freed_in[chunk - 1] <= settled);
+        let is_unused = |chunk: &usize| allocation.free_in(*chunk) == CHUNK_PAGES && is_settled(*chunk);
         let mut run = 0;
         // Skip the first chunk, which holds the root.
         let found = (1..chunk_count).find(|chunk| {
@@ -387,16 +558,15 @@ impl PageTable {
             run == count
         });
         let first = found.map_or(chunk_count, |last| last + 1 - count);
-        let page_count_max = self.page_count_max.load(Ordering::Relaxed);
+        let page_count_max = self.page_count_max();
         assert!(((first + count) * CHUNK_PAGES) as u64 <= page_count_max, "a keyspace has no more page numbers");
-        self.grow_to(&mut allocation, first + count - 1);
+        self.grow_to(&mut allocation, (first + count) * CHUNK_PAGES);
         for chunk in first..first + count {
-            for cell in self.chunk(chunk).expect("just made") {
+            for cell in &self.chunk(chunk).expect("just made")[..] {
                 let before = cell.swap(PageEntry::Reserved.to_bits(), Ordering::AcqRel);
                 assert!(before == 0, "a page of chunk {chunk}, which has none, is in use");
             }
-            allocation.free_counts[chunk] = 0;
-            allocation.free_count -= CHUNK_PAGES as u64;
+            allocation.take(chunk, CHUNK_PAGES);
         }
         first
     }
@@ -410,15 +580,14 @@ impl PageTable {
         if addresses.len() != CHUNK_PAGES || chunk > u32::MAX as usize / CHUNK_PAGES || chunk == 0 {
             return false;
         }
-        self.grow_to(&mut allocation, chunk);
+        self.grow_to(&mut allocation, (chunk + 1) * CHUNK_PAGES);
         let cells = self.chunk(chunk).expect("just made");
         for (cell, address) in cells.iter().zip(addresses) {
             let entry = if address.is_none() { PageEntry::Reserved } else { PageEntry::Unattached(*address) };
             if cell.swap(entry.to_bits(), Ordering::AcqRel) != 0 {
                 return false;
             }
-            allocation.free_counts[chunk] -= 1;
-            allocation.free_count -= 1;
+            allocation.take(chunk, 1);
         }
         true
     }
@@ -429,21 +598,7 @@ impl PageTable {
         let cell = self.cell(PageId::ROOT).expect("a keyspace has a root");
         let before = cell.swap(PageEntry::Reserved.to_bits(), Ordering::AcqRel);
         assert!(before == 0, "the root is given out while it is in use");
-        allocation.free_counts[0] -= 1;
-        allocation.free_count -= 1;
-    }
-
-    /// Adds chunks of free pages, up to and including this chunk.
-    fn grow_to(&self, allocation: &mut Allocation, chunk: usize) {
-        while allocation.free_counts.len() <= chunk {
-            let next = allocation.free_counts.len();
-            self.chunk_or_new(next);
-            // Page 0 does not exist.
-            let free = if next == 0 { CHUNK_PAGES - 1 } else { CHUNK_PAGES };
-            allocation.free_counts.push(free as u16);
-            allocation.freed_in.push(Epoch(0));
-            allocation.free_count += free as u64;
-        }
+        allocation.take(0, 1);
     }
 
     /// Returns the number of free pages directly before `end`, but at most `most`.
@@ -457,26 +612,27 @@ impl PageTable {
     /// Searches for `count` consecutive free pages. Starts after the last allocated run, and examines up to 16 chunks
     /// that have enough free pages.
     fn find_run(&self, allocation: &Allocation, count: usize) -> Option<usize> {
-        if allocation.free_count < count as u64 {
+        if (allocation.free_count as usize) < count {
             return None;
         }
         /// The maximum number of chunks that one search examines.
         const CHUNKS_SEARCHED_MAX: usize = 16;
-        let chunks = allocation.free_counts.len();
-        let cursor_chunk = allocation.cursor / CHUNK_PAGES;
+        let chunks = allocation.chunk_count();
+        let cursor = allocation.cursor as usize;
+        let cursor_chunk = cursor / CHUNK_PAGES;
         // Start after the last allocated run. The pages before it in the same chunk are examined last.
         let starts = (0..=chunks).map(|step| match step {
-            0 => allocation.cursor,
+            0 => cursor,
             _ => (cursor_chunk + step) % chunks * CHUNK_PAGES,
         });
         let promising = starts
-            .filter(|start| usize::from(allocation.free_counts[start / CHUNK_PAGES % chunks]) >= count.min(CHUNK_PAGES))
+            .filter(|start| allocation.free_in(start / CHUNK_PAGES % chunks) >= count.min(CHUNK_PAGES))
             .take(CHUNKS_SEARCHED_MAX);
         for start in promising {
             let mut run = 0;
             // A run may extend into later chunks.
             let end = (start / CHUNK_PAGES + 1) * CHUNK_PAGES + count;
-            for index in start.max(1)..end.min(chunks * CHUNK_PAGES) {
+            for index in start.max(1)..end.min(allocation.end()) {
                 run = if self.load(PageId(index as u32)) == PageEntry::Free { run + 1 } else { 0 };
                 if run == count {
                     return Some(index + 1 - count);
@@ -488,7 +644,12 @@ impl PageTable {
 
     /// Frees a page that a checkpoint may have recorded, in this epoch. Like [`free`](Self::free).
     pub(crate) fn free_in(&self, epoch: Epoch, page: PageId) -> PageEntry {
-        self.allocation.lock().freed_in[page.0 as usize / CHUNK_PAGES] = epoch;
+        let chunk = page.0 as usize / CHUNK_PAGES;
+        // The first chunk holds the root, so no load gets it.
+        if chunk > 0 {
+            let mut allocation = self.allocation.lock();
+            allocation.others.as_mut().expect("a chunk after the first").freed_in[chunk - 1] = epoch;
+        }
         self.free(page)
     }
 
@@ -499,36 +660,34 @@ impl PageTable {
         let cell = self.cell(page).expect("the page was allocated");
         let before = PageEntry::from_bits(cell.swap(0, Ordering::AcqRel));
         assert!(before != PageEntry::Free, "page {page} freed twice");
-        allocation.free_counts[page.0 as usize / CHUNK_PAGES] += 1;
-        allocation.free_count += 1;
-        let chunk_free_count = usize::from(allocation.free_counts[page.0 as usize / CHUNK_PAGES]);
-        assert!(chunk_free_count <= CHUNK_PAGES, "a chunk has {chunk_free_count} free pages");
+        allocation.give(page.0 as usize / CHUNK_PAGES, 1);
         before
     }
 
-    /// Fills a chunk with the entries that a checkpoint recorded. Called only while the database is being opened.
+    /// Fills a chunk with the entries that a checkpoint recorded. Makes entries for all pages up to the last one in use.
+    /// Called only while the database is being opened.
     pub(crate) fn restore_chunk(&self, chunk: usize, entries: &[u64]) {
         assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
+        let Some(last) = entries.iter().rposition(|entry| *entry != 0) else { return };
         let mut allocation = self.allocation.lock();
-        self.grow_to(&mut allocation, chunk);
-        let cells = self.chunk(chunk).expect("just made");
+        self.grow_to(&mut allocation, chunk * CHUNK_PAGES + last + 1);
         let mut used = 0;
-        for (cell, entry) in cells.iter().zip(entries) {
-            assert!(cell.swap(*entry, Ordering::Release) == 0, "a chunk is restored once");
-            used += u64::from(*entry != 0);
+        for (first, cells) in self.cells_of(chunk) {
+            for (cell, entry) in cells.iter().zip(&entries[first % CHUNK_PAGES..]) {
+                assert!(cell.swap(*entry, Ordering::Release) == 0, "a chunk is restored once");
+                used += usize::from(*entry != 0);
+            }
         }
-        assert!(used <= u64::from(allocation.free_counts[chunk]), "page 0 is in use");
-        allocation.free_counts[chunk] -= used as u16;
-        allocation.free_count -= used;
+        allocation.take(chunk, used);
     }
 
     /// Returns all pages in use and their entries, in order. May or may not include concurrent changes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, PageEntry)> + '_ {
-        (0..self.chunk_count()).flat_map(move |chunk| {
-            let cells = self.chunk(chunk).expect("chunks up to the count exist");
+        let chunk_count = self.number_end().div_ceil(CHUNK_PAGES as u64) as usize;
+        (0..chunk_count).flat_map(|chunk| self.cells_of(chunk)).flat_map(|(first, cells)| {
             cells.iter().enumerate().filter_map(move |(offset, cell)| {
                 let bits = cell.load(Ordering::Acquire);
-                (bits != 0).then(|| (PageId((chunk * CHUNK_PAGES + offset) as u32), PageEntry::from_bits(bits)))
+                (bits != 0).then(|| (PageId((first + offset) as u32), PageEntry::from_bits(bits)))
             })
         })
     }
@@ -536,11 +695,10 @@ impl PageTable {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
-        let slots = || self.levels.iter().filter_map(OnceLock::get).flat_map(|level| level.iter());
         debug_assert_eq!(
             self.memory_bytes(),
-            PageTable::memory_bytes_of(slots().filter(|slot| slot.get().is_some()).count() as u64),
-            "a table has taken other memory than its chunks need"
+            PageTable::memory_bytes_of(self.number_end()),
+            "a table has taken other memory than its parts need"
         );
         self.budget.give(Account::Tables, self.memory_bytes());
     }
@@ -623,7 +781,7 @@ mod tests {
                 table.free(PageId(page));
             }
         }
-        assert!(table.chunk_count() <= 3, "{} chunks", table.chunk_count());
+        assert!(table.number_end() <= 3 * CHUNK_PAGES as u64, "{} numbers", table.number_end());
     }
 
     /// A table takes its memory from the budget, at most as much as predicted, and returns it when dropped.
@@ -631,13 +789,13 @@ mod tests {
     fn a_table_takes_its_memory_of_the_budget() {
         let table = table();
         let budget = Arc::clone(&table.budget);
-        for count in [1, 1000, 1, 70_000, 100_000, 3, 700_000] {
+        for count in [1, 6, 1, 55, 1, 900, 1, 1000, 1, 70_000, 100_000, 3, 700_000] {
             let before = budget.taken_bytes(Account::Tables);
             let most = table.growth_bytes_max(u64::from(count));
             table.allocate(count);
             let taken = budget.taken_bytes(Account::Tables);
             assert!(taken - before <= most, "{count} pages took {} bytes, {most} were told", taken - before);
-            assert_eq!(taken, PageTable::memory_bytes_of(table.chunk_count() as u64));
+            assert_eq!(taken, PageTable::memory_bytes_of(table.number_end()));
         }
         drop(table);
         assert_eq!(budget.taken_bytes(Account::Tables), 0);

@@ -9,7 +9,8 @@ use crate::error::{Error, Result, quoted};
 use crate::format::KeyspaceId;
 use crate::memory::Account;
 use crate::seglog::Body;
-use crate::space::{PageTable, Purpose};
+use crate::space::Purpose;
+use crate::space::table::KEYSPACE_BYTES;
 use crate::task::{WaitMode, ready};
 use crate::txn::keyspace::OpenKeyspace;
 
@@ -170,7 +171,7 @@ impl Store {
             let limit_bytes = root_bytes_max.min(changes_max * (root_bytes / created.len() as u64));
             return Err(Error::alteration_too_large(what, change_count, root_bytes, limit_bytes));
         }
-        let table_bytes = PageTable::memory_bytes_of(1) * created.len() as u64;
+        let table_bytes = KEYSPACE_BYTES * created.len() as u64;
         engine.space.check_table_growth(table_bytes)?;
         engine.pool.fit_frames(table_bytes)?;
         ready(engine.secure_changes(WaitMode::Blocking, created.len() as u64));

@@ -145,11 +145,12 @@ impl Keyspaces {
         let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
             id: open.tree.pages.id,
             page_bytes: open.tree.pages.page_bytes as u32,
+            page_end: open.tree.pages.table.number_end(),
             leaf_count: 0,
             leaf_rows: 0,
             name: open.name().to_string(),
             chunks: Vec::new(),
-            runs: open.tree.pages.runs.list().iter().map(run_entry).collect(),
+            runs: open.tree.pages.runs.all().iter().map(run_entry).collect(),
         };
         let entries = self.by_name.read().keyspaces.values().map(entry).collect();
         (entries, self.next.load(Ordering::Relaxed))
@@ -219,6 +220,12 @@ impl Keyspaces {
             engine.versions.drop_keyspace(pages.id);
             self.unfreed.lock().retain(|other| !Arc::ptr_eq(other, &open));
         }
+    }
+
+    /// Returns `true` while a thread frees the pages of dropped keyspaces.
+    #[cfg(test)]
+    pub(crate) fn is_freeing(&self) -> bool {
+        self.freeing.try_lock().is_none()
     }
 
     /// Keeps dropped keyspaces from being freed, as if the thread that frees them were slow.
@@ -297,4 +304,37 @@ fn open_keyspace<L>(engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestam
     let observer = KeyspaceObserver { versions: Arc::clone(&engine.versions), counts: Arc::clone(&counts) };
     let tree = Tree::new(pages, Arc::clone(&engine.pool), Arc::new(observer));
     OpenKeyspace { tree: CountedTree::new(tree, counts), created, named: AtomicU64::new(created.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::ExtentAddress;
+    use crate::space::table::KEYSPACE_BYTES;
+
+    /// An empty keyspace takes no more memory than its table takes from the budget: its structures, each with the
+    /// counters of its references, and its places in maps that are two thirds full.
+    #[test]
+    fn an_empty_keyspace_takes_the_memory_that_it_is_charged() {
+        const COUNTERS: usize = 2 * size_of::<usize>();
+        /// A short name.
+        const NAME_BYTES: usize = 12;
+        let shared = [size_of::<PageSpace>(), size_of::<OpenKeyspace>(), size_of::<KeyspaceObserver>()];
+        let shared = [&shared[..], &[size_of::<Counts>(), NAME_BYTES]].concat();
+        let maps = [
+            size_of::<(Arc<str>, Arc<OpenKeyspace>)>(),
+            size_of::<(KeyspaceId, Arc<PageSpace>)>(),
+            size_of::<(KeyspaceId, Vec<ExtentAddress>)>(),
+        ];
+        let bytes = shared.iter().map(|bytes| bytes + COUNTERS).sum::<usize>()
+            + maps.iter().sum::<usize>() * 3 / 2
+            + size_of::<ExtentAddress>()
+            + size_of::<u16>()
+            // Tests have a limit of page numbers in the table.
+            - size_of::<u64>();
+        assert!(
+            (KEYSPACE_BYTES - 32..=KEYSPACE_BYTES).contains(&(bytes as u64)),
+            "{bytes} bytes: {shared:?}, {maps:?}"
+        );
+    }
 }

@@ -115,6 +115,9 @@ impl Tree {
         for (lower, upper) in self.unremoved(lower, upper) {
             rows += self.restarting(|| self.try_estimate(PageId::ROOT, &lower, upper.as_deref()))?;
         }
+        if self.pages.runs.is_empty() {
+            return Ok(rows.round() as u64);
+        }
         for run in self.pages.runs.list().iter().filter(|run| run.has_rows()) {
             debug_assert!(run.root != PageId::ROOT, "the rows of the tree are counted twice");
             let lower = lower.max(&run.freed_to);
@@ -130,7 +133,7 @@ impl Tree {
     /// the whole range if it has more than a few parts.
     fn unremoved(&self, lower: &[u8], upper: Option<&[u8]>) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         let mut removed = RemovedKeys::default();
-        for run in self.pages.runs.list().iter() {
+        for run in self.pages.runs.all() {
             for range in run.removed.ranges() {
                 let lower = (&range.lower).max(&run.freed_to).clone();
                 removed.add(RemovedRange { lower, upper: range.upper.clone() });

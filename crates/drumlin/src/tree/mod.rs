@@ -504,7 +504,7 @@ impl Tree {
     pub(crate) fn unreadable<'a>(&'a self, mode: WaitMode<'a>, key: &'a [u8]) -> Boxed<'a, Result<Option<Unreadable>>> {
         Box::pin(async move {
             let unfreed = |run: &&Run| run.has_rows() && &run.freed_to[..] <= key;
-            let runs: Vec<PageId> = self.pages.runs.list().iter().filter(unfreed).map(|run| run.root).collect();
+            let runs: Vec<PageId> = self.pages.runs.all().iter().filter(unfreed).map(|run| run.root).collect();
             for root in [PageId::ROOT].into_iter().chain(runs) {
                 if let Some(unreadable) = self.unreadable_from(mode, root, key).await? {
                     return Ok(Some(unreadable));

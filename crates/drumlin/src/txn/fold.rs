@@ -331,7 +331,7 @@ impl Engine {
     /// `false` if there is no run to be folded.
     pub(crate) fn fold_next(&self, tree: &CountedTree, folding: Folding) -> Result<bool> {
         let mode = WaitMode::Blocking;
-        let mut folding_from = tree.pages.runs.folding.lock();
+        let mut folding_from = tree.pages.runs.lock_folding();
         let oldest = tree.pages.runs.list().first().cloned();
         let is_due = |run: &Run| folding == Folding::Now || !self.is_seen_before(run.timestamp);
         let Some(run) = oldest.filter(is_due) else { return Ok(false) };

@@ -4,7 +4,7 @@
 use drumlin::{Config, Database, Durability, Error, Isolation, KeyspaceOptions, TxOptions};
 use smol::block_on;
 
-use crate::support::{Folder, copy_folder, faulty, small};
+use crate::support::{Folder, copy_folder, faulty, number, small};
 
 fn opened() -> Database {
     Config::in_memory().memory(32 << 20).open("").unwrap()
@@ -265,4 +265,49 @@ fn keyspaces_are_dropped_on_a_full_disk() {
     db.alter().rename("c", &"n".repeat(200)).create("a", KeyspaceOptions::new().page_bytes(4096)).commit().unwrap();
     db.keyspace("a").unwrap().insert("k", [7; 500]).unwrap();
     assert!(db.check().unwrap().corruption.is_empty());
+}
+
+/// Thousands of small keyspaces take little memory. After closing, and after a kill, all of them are there, and an
+/// opening reads their page tables with few requests. `DRUMLIN_TEST_KEYSPACES` is their number.
+#[test]
+fn thousands_of_keyspaces_fit() {
+    const AT_ONCE: u64 = 100;
+    let count = number("DRUMLIN_TEST_KEYSPACES", 4_000);
+    let memory_bytes = if count > 10_000 { 64 << 20 } else { 8 << 20 };
+    let config = || Config::new().memory(memory_bytes).warm_start(false).durability(Durability::Relaxed);
+    let folder = Folder::new();
+    let name = |number: u64| format!("keyspace {:03}", number.wrapping_mul(0x9E37_79B9) % 1_000_000_007);
+    let page = KeyspaceOptions::new().page_bytes(1024);
+    let db = config().open(folder.path()).unwrap();
+    for first in (0..count).step_by(AT_ONCE as usize) {
+        let numbers = first..(first + AT_ONCE).min(count);
+        numbers.clone().fold(db.alter(), |step, number| step.create(&name(number), page)).commit().unwrap();
+        for number in numbers {
+            let k = db.existing_keyspace(&name(number)).unwrap();
+            let mut tx = db.begin().unwrap();
+            (0..10u8).for_each(|row| tx.insert(&k, [row], number.to_be_bytes()).unwrap());
+            tx.commit().unwrap();
+        }
+    }
+    let memory = db.stats().memory;
+    assert!(memory.iter().all(|part| part.used_bytes <= part.limit_bytes), "{memory:?}");
+    assert!(db.stats().table_bytes < 600 * count, "{} bytes for {count} keyspaces", db.stats().table_bytes);
+    let check = |db: &Database| {
+        assert_eq!(db.keyspaces().len() as u64, count);
+        for number in 0..count {
+            let k = db.existing_keyspace(&name(number)).unwrap();
+            assert_eq!(k.get([9]).unwrap().unwrap(), number.to_be_bytes());
+            assert_eq!(k.estimate(..).unwrap(), 10);
+        }
+    };
+    let killed = Folder::new();
+    db.sync().unwrap();
+    copy_folder(&folder.path(), &killed.path());
+    check(&config().open(killed.path()).unwrap());
+    db.close().unwrap();
+    let db = config().open(folder.path()).unwrap();
+    let (reads, duration) = (db.stats().device_reads, db.opening().duration);
+    println!("{count} keyspaces opened in {duration:?} with {reads} reads, in {} bytes", db.stats().table_bytes);
+    assert!(reads < 100 + count / 20, "{reads} reads");
+    check(&db);
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drumlin::{Config, Database, Durability, Error, Recourse, TxOptions};
+use drumlin::{Config, Database, Durability, Error, KeyspaceOptions, Recourse, TxOptions};
 use drumlin_io::testing::fault::{EIO, ENOSPC, Event, Operation};
 use drumlin_io::{Backend, OpenOptions, Persist};
 use support::{Folder, Model, Random, compare, faulty, small, some_value};
@@ -234,13 +234,33 @@ fn a_database_created_concurrently_is_opened() {
     });
 }
 
+/// Creates keyspaces until there is no memory for one more, and returns the error.
+fn fill_tables(db: &Database) -> Error {
+    let create = |numbers: std::ops::Range<u32>| {
+        let add =
+            |step: drumlin::Alteration, number| step.create(&format!("keyspace {number}"), KeyspaceOptions::new());
+        numbers.fold(db.alter(), add).commit()
+    };
+    let mut count = 0;
+    for step in [100, 1] {
+        loop {
+            match create(count..count + step) {
+                Ok(()) => count += step,
+                Err(error) if step == 1 => return error,
+                Err(_) => break,
+            }
+        }
+    }
+    unreachable!("the last step creates one keyspace at a time")
+}
+
 /// A database that was created with a budget can be reopened with it. Once page tables fill three quarters of the
 /// memory for pages, new keyspaces and rows are refused, but removals are not.
 #[test]
 fn page_tables_leave_memory_for_frames() {
     let (_, config) = faulty();
     let db = config.open("/db").unwrap();
-    let refused = (0..1100).find_map(|number| db.keyspace(&format!("keyspace {number}")).err()).unwrap();
+    let refused = fill_tables(&db);
     assert!(matches!(refused, Error::BudgetTooSmall { .. }), "{refused:?}");
     let stats = db.stats();
     assert!(stats.memory_used_bytes <= stats.memory_budget_bytes, "{stats:?}");
@@ -265,7 +285,7 @@ fn a_budget_too_small_for_page_tables_says_which_works() {
     let (_, config) = faulty();
     let config = |memory_bytes| config.clone().memory(memory_bytes);
     let db = config(24 << 20).open("/db").unwrap();
-    let refused = (0..2000).find_map(|number| db.keyspace(&format!("keyspace {number}")).err()).unwrap();
+    let refused = fill_tables(&db);
     assert!(matches!(refused, Error::BudgetTooSmall { given_bytes: 0x180_0000, .. }), "{refused:?}");
     drop(db);
     let Error::BudgetTooSmall { minimum_bytes, .. } = config(10 << 20).open("/db").unwrap_err() else {

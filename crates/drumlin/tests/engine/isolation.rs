@@ -1016,6 +1016,55 @@ fn a_removal_does_not_grow_old() {
     assert_eq!(cold.count(..).unwrap(), 0);
 }
 
+/// A count and a row by its position are those of one moment, even if the snapshot of a read-committed transaction is
+/// ended during the scan, and rows that the scan has passed and rows that it has not have changed in one commit.
+#[test]
+fn counts_of_read_committed_are_of_one_moment() {
+    const ROWS: u64 = 200;
+    let key = |row: u64| (2 * row).to_be_bytes();
+    for is_count in [true, false] {
+        let (faulty, config) = faulty();
+        let config = config.memory(8 << 20).warm_start(false).version_disk_bytes(0);
+        let db = config.open("/db").unwrap();
+        let cold = db.keyspace("cold").unwrap();
+        (0..ROWS).for_each(|row| cold.insert_with(key(row), [1; 100], Durability::Relaxed).unwrap());
+        drop(cold);
+        db.close().unwrap();
+        let db = config.open("/db").unwrap();
+        let (cold, hot) = (db.keyspace("cold").unwrap(), db.keyspace("hot").unwrap());
+        // The first and the last leaf are in memory. A scan waits for the device between them.
+        assert!(cold.contains_key(key(0)).unwrap() && cold.contains_key(key(ROWS - 1)).unwrap());
+        let tx = db.begin_with(TxOptions { isolation: Isolation::ReadCommitted, ..db.tx_options() }).unwrap();
+        std::thread::scope(|scope| {
+            faulty.hold_nth(Operation::Read, 1);
+            let counting = scope.spawn(|| match is_count {
+                true => (tx.count(&cold, ..).unwrap(), None),
+                false => (ROWS, tx.nth(&cold, .., ROWS - 1).unwrap().map(|(key, _)| key.to_vec())),
+            });
+            assert!(faulty.wait_for_held(Duration::from_secs(60)));
+            let mut batch = db.batch().unwrap();
+            batch.insert(&cold, 1u64.to_be_bytes(), "new").unwrap();
+            batch.remove(&cold, key(ROWS - 1)).unwrap();
+            batch.commit().unwrap();
+            let later = db.snapshot();
+            for round in 0..100u8 {
+                for row in 0..200u8 {
+                    hot.insert_with([row], [round; 300], Durability::Relaxed).unwrap();
+                }
+            }
+            let ended = later.get(&hot, [0]);
+            assert!(matches!(ended, Err(Error::SnapshotTooOld { .. })), "the memory for versions was not used up");
+            faulty.release();
+            let (count, last) = counting.join().unwrap();
+            assert_eq!(count, ROWS);
+            let is_of_one_moment = last
+                .as_ref()
+                .is_some_and(|last| [key(ROWS - 1), key(ROWS - 2)].contains(&last[..].try_into().unwrap()));
+            assert!(is_count || is_of_one_moment, "{last:?}");
+        });
+    }
+}
+
 /// `transact` retries a transaction that became too old, as the error recommends.
 #[test]
 fn transact_runs_again_what_grew_too_old() {
