@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::memory::{Account, Grant};
 use crate::seglog::Appended;
+use crate::space::runs::REMOVAL_COUNT_MAX;
 use crate::store::{LOCK_TIMEOUT, OpenKeyspace, Store};
 use crate::sync::Mutex;
 use crate::task::{Rooted, WaitMode, ready};
@@ -29,7 +30,7 @@ use crate::txn::read_set::{ReadSet, Reads};
 use crate::txn::row_locks::{Planned, RowLocks};
 use crate::txn::running::BodyOf;
 use crate::txn::values::{self, Blocking, LargeValue, MEDIUM_BYTES_MAX, Source};
-use crate::txn::write_set::{Change, SharedWrites};
+use crate::txn::write_set::{Change, SharedWrites, WriteSet};
 
 /// The maximum number of rows in a commit that a task applies itself. Applying this many rows takes about 300 µs.
 /// Larger commits are handed to another thread, with a round trip of about 60 µs. The simulation uses a lower limit
@@ -577,10 +578,9 @@ impl Transaction {
                     return Ok(seen);
                 }
                 // The rows are changed without yielding, so a long commit on this thread would stall its other tasks.
-                // A commit that removes ranges may have to fold older removals.
+                // Folding older removals blocks the thread too.
                 WaitMode::Tasks(tasks)
-                    if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX)
-                        || writes.range_count() > 0 =>
+                    if writes.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX) || needs_room(writes) =>
                 {
                     let body = move || {
                         coverage::mark!("a long commit of a task was made by another thread");
@@ -639,6 +639,11 @@ impl Transaction {
 
     /// Discards the transaction and its changes. Dropping it has the same effect.
     pub fn abort(self) {}
+}
+
+/// Returns `true` if the commit has to fold older removals before it can attach its own.
+fn needs_room(writes: &WriteSet) -> bool {
+    writes.removals().any(|(tree, _)| tree.pages.runs.are_many(|run| !run.has_rows(), REMOVAL_COUNT_MAX))
 }
 
 /// Returns the versions of its rows on which a transaction depends.
