@@ -290,7 +290,7 @@ impl Keyspace {
     pub async fn pop_last_in_async(&self, range: impl KeyRange) -> Option<(Value, Value)>
         = pop_last_in(|mode| self.pop_in(mode, bounds::owned(&range), Direction::Backward, WhenLocked::Skip));
     /// If the future is dropped, the rows that it has not yet reached remain.
-    pub async fn clear_async(&self) -> u64 = clear(|mode| self.remove_rows(mode, bounds::ALL));
+    pub async fn clear_async(&self) -> () = clear(|mode| self.remove_keys(mode, bounds::ALL));
     /// See [`clear_async`](Keyspace::clear_async).
     pub async fn remove_prefix_async(&self, prefix: impl AsRef<[u8]>) -> ()
         = remove_prefix(|mode| self.remove_keys(mode, bounds::of_prefix(prefix.as_ref())));

@@ -23,7 +23,6 @@ mod range;
 mod range_removal;
 mod reader;
 mod reducer;
-mod removal;
 mod rows;
 mod salvage;
 mod scan;

@@ -192,6 +192,25 @@ impl Keyspace {
         ready(self.remove_keys(WaitMode::Blocking, bounds::owned(&range)))
     }
 
+    /// Removes all rows. Otherwise like [`remove_range`](Keyspace::remove_range).
+    ///
+    /// ```
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// # let k = db.keyspace("k")?;
+    /// k.insert("a", "1")?;
+    /// let before = db.snapshot();
+    /// k.clear()?;
+    /// assert!(k.is_empty()?);
+    /// assert_eq!(before.get(&k, "a")?.unwrap(), "1");
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Same as [`remove_range`](Keyspace::remove_range).
+    pub fn clear(&self) -> Result<()> {
+        ready(self.remove_keys(WaitMode::Blocking, bounds::ALL))
+    }
+
     #[inline(never)]
     pub(super) fn remove_keys(
         &self,

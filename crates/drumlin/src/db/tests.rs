@@ -1137,8 +1137,8 @@ fn a_commit_does_not_reach_a_dropped_leaf() {
     assert_eq!(used_pages(&k.tree().pages), 0);
 }
 
-/// The old versions of a dropped keyspace outlive its pages. A reader that has passed the root before the drop, and then
-/// waits for a leaf, sees the row of its snapshot or an error, and not a newer row.
+/// The old versions of a dropped keyspace outlive its pages. A reader that has passed the root before the drop, and
+/// then waits for a leaf, sees the row of its snapshot or an error, and not a newer row.
 #[test]
 fn versions_of_a_dropped_keyspace_outlive_its_pages() {
     const ROWS: u32 = 2000;

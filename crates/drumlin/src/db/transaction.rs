@@ -499,20 +499,6 @@ impl Transaction {
         })
     }
 
-    /// Removes the row and returns `true` if it exists. Does not read its value.
-    pub(super) async fn remove_if_there(
-        &mut self,
-        mode: WaitMode<'_>,
-        keyspace: &Keyspace,
-        key: &[u8],
-    ) -> Result<bool> {
-        let is_there = self.contains_for_update_in(mode, keyspace, key).await?;
-        if is_there {
-            self.remove_in(mode, keyspace, key).await?;
-        }
-        Ok(is_there)
-    }
-
     /// Returns a point to which the transaction can be rolled back.
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {

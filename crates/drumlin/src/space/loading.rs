@@ -119,8 +119,8 @@ impl PageTableStore {
     }
 
     /// Returns the entries of a table's chunk, made from its base image and the changes since then. `addresses` begin
-    /// with the address of the image; those that follow will be read next. Marks the extents that the entries name as in
-    /// use.
+    /// with the address of the image; those that follow will be read next. Marks the extents that the entries name as
+    /// in use.
     fn load_chunk(
         &mut self,
         space: &Space,

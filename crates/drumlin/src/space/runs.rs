@@ -149,7 +149,7 @@ impl Run {
 pub(crate) struct Runs {
     /// The timestamp of the newest run in the list, or 0 if there is none.
     newest: AtomicU64,
-    /// What only keyspaces with runs need. A keyspace that never had a run takes no memory for it.
+    /// State that only keyspaces with runs need. A keyspace that never had a run takes no memory for it.
     state: OnceLock<Box<RunState>>,
 }
 

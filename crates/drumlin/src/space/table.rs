@@ -232,11 +232,13 @@ impl Allocation {
 
     /// Returns the number of free pages in a chunk.
     fn free_in(&self, chunk: usize) -> usize {
+        debug_assert!(chunk < self.chunk_count(), "chunk {chunk} of {}", self.chunk_count());
         let others = || self.others.as_ref().expect("a chunk after the first");
         usize::from(if chunk == 0 { self.first_free_count } else { others().free_counts[chunk - 1] })
     }
 
     fn free_in_mut(&mut self, chunk: usize) -> &mut u16 {
+        debug_assert!(chunk < self.chunk_count(), "chunk {chunk} of {}", self.chunk_count());
         match chunk {
             0 => &mut self.first_free_count,
             _ => &mut self.others.as_mut().expect("a chunk after the first").free_counts[chunk - 1],
@@ -329,6 +331,7 @@ impl PageTable {
     fn locate(chunk: usize) -> (usize, usize) {
         let shifted = chunk + FIRST_LEVEL_CHUNKS;
         let level = (shifted.ilog2() - FIRST_LEVEL_CHUNKS.ilog2()) as usize;
+        debug_assert!(level < LEVEL_COUNT, "chunk {chunk} is beyond the directory");
         (level, shifted - (FIRST_LEVEL_CHUNKS << level))
     }
 
@@ -340,6 +343,7 @@ impl PageTable {
     }
 
     fn make_chunk(&self, chunk: usize) {
+        debug_assert!(chunk > 0, "the first chunk is in three parts");
         let (level, offset) = Self::locate(chunk);
         let large = self.large.get().expect("the first chunk is whole before there is another");
         let slots = large.levels[level].get_or_init(|| {
@@ -382,6 +386,7 @@ impl PageTable {
                     before + CHUNK_PAGES
                 }
             };
+            debug_assert!(after > before, "a table of {before} entries grows to {after}");
             allocation.last = (after - 1) as u32;
             allocation.give(chunk, after - before);
         }
@@ -664,8 +669,8 @@ impl PageTable {
         before
     }
 
-    /// Fills a chunk with the entries that a checkpoint recorded. Makes entries for all pages up to the last one in use.
-    /// Called only while the database is being opened.
+    /// Fills a chunk with the entries that a checkpoint recorded. Makes entries for all pages up to the last one in
+    /// use. Called only while the database is being opened.
     pub(crate) fn restore_chunk(&self, chunk: usize, entries: &[u64]) {
         assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         let Some(last) = entries.iter().rposition(|entry| *entry != 0) else { return };

@@ -293,7 +293,7 @@ impl Store {
         Ok(self.engine.request_write(mode.is_task(), &rows, applied, durability))
     }
 
-    /// Reads the changes of a prepared transaction. Nobody else changes its rows in the hidden keyspace.
+    /// Reads the changes of a prepared transaction. No other call changes its rows in the hidden keyspace.
     async fn stored_changes(&self, mode: WaitMode<'_>, taken: &TakenTransaction<'_>) -> Result<StoredChanges> {
         let hidden = self.keyspaces.prepared().expect("there is a prepared transaction");
         let (engine, tree) = (&self.engine, &hidden.tree);

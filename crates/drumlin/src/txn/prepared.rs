@@ -14,7 +14,7 @@
 //! # Invariants
 //! 1. An entry is *prepared* or *deciding* exactly if the hidden keyspace has the transaction's rows, up to commits
 //!    that are being applied. An opening enters the rows that it finds.
-//! 2. At most one call decides about a transaction, so nobody else reads or changes its rows in the hidden keyspace.
+//! 2. At most one call decides about a transaction, so no other call reads or changes its rows in the hidden keyspace.
 //! 3. The row locks of an entry are released after the commit or abort is published.
 //! 4. A keyspace is not dropped while an entry names it: [`PreparedTransactions::begin_drop`] and
 //!    [`PreparedTransactions::reserve`] look at each other's notes under one mutex.

@@ -494,35 +494,18 @@ fn any_number_of_rows_is_removed() {
     assert_eq!(k.count(..).unwrap(), 30_000 - 356);
     assert_eq!(before.count(&k, ..).unwrap(), 30_000);
     drop(before);
-    assert_eq!(k.clear().unwrap(), 30_000 - 356);
-    assert_eq!(block_on(k.clear_async()).unwrap(), 0);
+    k.clear().unwrap();
     assert!(k.is_empty().unwrap());
-    // Each row occupies a page, so the old values in one part exceed the limit on the values that a transaction can
-    // replace.
+    block_on(k.clear_async()).unwrap();
+    // Each row occupies a page, so the old values exceed the limit on the values that a transaction can replace.
     let large = db.keyspace_with("large", drumlin::KeyspaceOptions::new().page_bytes(64 << 10)).unwrap();
     for row in 0..200u32 {
         large.insert(row.to_be_bytes(), vec![7; 15_000]).unwrap();
     }
     large.insert("film", vec![7; 500_000]).unwrap();
-    assert_eq!(large.clear().unwrap(), 201);
+    large.clear().unwrap();
     assert!(large.is_empty().unwrap());
     assert!(db.check().unwrap().corruption.is_empty());
-}
-
-/// Clearing a keyspace does not remove rows that are inserted afterwards, and two concurrent clears count each row
-/// once.
-#[test]
-fn concurrent_clearing_counts_each_row_once() {
-    let (_db, k) = opened();
-    for row in 0..3000u32 {
-        k.insert(row.to_be_bytes(), "").unwrap();
-    }
-    let removed: u64 = std::thread::scope(|scope| {
-        let all: Vec<_> = (0..3).map(|_| scope.spawn(|| k.clear().unwrap())).collect();
-        all.into_iter().map(|one| one.join().unwrap()).sum()
-    });
-    assert_eq!(removed, 3000);
-    assert!(k.is_empty().unwrap());
 }
 
 /// A batch is committed completely or not at all, does not conflict with commits made since it began, and locks no row

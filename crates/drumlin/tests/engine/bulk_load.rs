@@ -410,7 +410,7 @@ fn an_emptied_keyspace_larger_than_memory_takes_a_load() {
         (0..row_count).for_each(|row| full.insert(key(row), Random(row).bytes(60)).unwrap());
         full.finish().unwrap();
         match stride {
-            None => drop(keyspace.clear().unwrap()),
+            None => keyspace.clear().unwrap(),
             Some(stride) => (0..row_count).for_each(|row| {
                 keyspace.remove(key(row * stride % row_count)).unwrap();
             }),

@@ -986,36 +986,6 @@ fn read_committed_does_not_grow_old() {
     assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
 }
 
-/// A bulk removal finds rows with a snapshot. If that snapshot is ended to free memory, the removal continues.
-#[test]
-fn a_removal_does_not_grow_old() {
-    let (faulty, config) = faulty();
-    let config = config.memory(8 << 20).warm_start(false).version_disk_bytes(0);
-    let db = config.open("/db").unwrap();
-    let cold = db.keyspace("cold").unwrap();
-    (0..2000u64).for_each(|row| cold.insert_with(row.to_be_bytes(), [1; 100], Durability::Relaxed).unwrap());
-    drop(cold);
-    db.close().unwrap();
-    let db = config.open("/db").unwrap();
-    let (cold, hot) = (db.keyspace("cold").unwrap(), db.keyspace("hot").unwrap());
-    std::thread::scope(|scope| {
-        faulty.hold_nth(Operation::Read, 1);
-        let removal = scope.spawn(|| cold.clear());
-        assert!(faulty.wait_for_held(Duration::from_secs(60)));
-        let later = db.snapshot();
-        for round in 0..100u8 {
-            for row in 0..200u8 {
-                hot.insert_with([row], [round; 300], Durability::Relaxed).unwrap();
-            }
-        }
-        let ended = later.get(&hot, [0]);
-        assert!(matches!(ended, Err(Error::SnapshotTooOld { .. })), "the memory for versions was not used up");
-        faulty.release();
-        assert_eq!(removal.join().unwrap().unwrap(), 2000);
-    });
-    assert_eq!(cold.count(..).unwrap(), 0);
-}
-
 /// A count and a row by its position are those of one moment, even if the snapshot of a read-committed transaction is
 /// ended during the scan, and rows that the scan has passed and rows that it has not have changed in one commit.
 #[test]

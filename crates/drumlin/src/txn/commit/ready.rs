@@ -195,7 +195,7 @@ impl<'g> Gate<'g> {
         self.permit.lock().hold(budget, pinned_bytes, version_bytes)
     }
 
-    /// Waits for the signal. Nobody wakes the future: the caller that gives the signal polls it.
+    /// Waits for the signal. Nothing wakes the future: the caller that gives the signal polls it.
     pub(super) async fn wait(&self) {
         poll_fn(|_| match self.signal.is_given.load(Ordering::Acquire) {
             true => Poll::Ready(()),
