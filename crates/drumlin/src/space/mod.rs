@@ -169,7 +169,7 @@ impl Space {
 
     // ── runs above trees ───────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Adds a run above a keyspace's tree. See [`Runs`]. The caller holds the exclusive epoch latch, and publishes the
+    /// Adds a run above a keyspace's tree. See [`runs`]. The caller holds the exclusive epoch latch, and publishes the
     /// timestamp afterwards.
     pub(crate) fn attach_run(&self, pages: &PageSpace, run: Run) {
         let timestamp = run.timestamp;
