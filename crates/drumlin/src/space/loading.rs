@@ -97,7 +97,7 @@ impl PageTableStore {
         for (index, (_, keyspace, chunk, pages)) in unread.into_iter().enumerate() {
             let changed = changes.get(&keyspace.id).and_then(|changed| changed.get(&chunk));
             let entries =
-                self.load_chunk(space, keyspace, chunk, changed, &addresses[index..], &mut reader, on_corruption)?;
+                self.load_chunk(space, keyspace, (chunk, changed), &addresses[index..], &mut reader, on_corruption)?;
             pages.table.restore_chunk(chunk, &entries);
         }
         Ok(LoadedTables { page_tables: self, catalogue })
@@ -125,8 +125,7 @@ impl PageTableStore {
         &mut self,
         space: &Space,
         keyspace: &KeyspaceEntry,
-        chunk: usize,
-        changed: Option<&Vec<TableChange>>,
+        (chunk, changed): (usize, Option<&Vec<TableChange>>),
         addresses: &[ExtentAddress],
         reader: &mut NeighbourReader<'_>,
         on_corruption: OnCorruption<'_>,

@@ -1,7 +1,5 @@
 //! Calls whose pages are in memory yield to other tasks after a turn, and lose nothing by yielding.
 
-use crate::support;
-
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
