@@ -1,14 +1,14 @@
 //! Range deletes: every kind of read sees their effect before and after they are folded; snapshots from before them
 //! don't; a transaction sees its own; and a kill at any moment leaves all of a commit or nothing.
 
-use crate::runs::{compare, config, filled, key, load, owned, some_rows};
+use crate::runs::{Seen, compare, config, end_life, filled, key, load, owned, some_rows};
 use crate::support;
 
 use std::ops::Bound;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use drumlin::{Durability, Error, Isolation, Savepoint, Snapshot, TxOptions};
+use drumlin::{Durability, Error, Isolation, Savepoint, TxOptions};
 use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
 use support::{Model, Random, number};
 
@@ -43,9 +43,6 @@ fn remove(rows: &mut Model, (lower, upper): &Bounds) {
     };
     rows.retain(|key, _| !is_inside(key));
 }
-
-/// A snapshot, and the rows that it sees.
-type Seen = (Snapshot, Model);
 
 /// Range deletes, alone and within transactions with savepoints, among loads, commits, snapshots, checkpoints,
 /// reopenings and power cuts in random order.
@@ -152,14 +149,7 @@ fn range_deletes_are_like_other_commits() {
                 11 => {
                     seen.clear();
                     let is_closed = random.one_in(2);
-                    if is_closed {
-                        db.clone().close().unwrap();
-                    } else {
-                        disk.turn_off();
-                    }
-                    drop((db, keyspace));
-                    let medium = disk.medium().cut(Loss::ALL[random.below(4) as usize], &mut sim::Random(seed));
-                    disk = Disk::new(medium, random.next());
+                    disk = end_life(&disk, (db, keyspace), is_closed, &mut random, seed);
                     if is_closed {
                         let db = config(&disk).read_only(true).open("/db").unwrap();
                         let keyspace = db.existing_keyspace("k").unwrap();
@@ -186,7 +176,7 @@ fn range_deletes_are_like_other_commits() {
     }
 }
 
-/// A range delete and other transactions conflict as the rows that they use demand.
+/// A range delete conflicts exactly with the transactions that use a row of its range.
 #[test]
 fn range_deletes_conflict_with_those_who_use_their_rows() {
     let disk = Disk::new(Medium::default(), 1);
@@ -197,7 +187,7 @@ fn range_deletes_conflict_with_those_who_use_their_rows() {
         Err(Error::Conflict { .. }) => true,
         Err(other) => panic!("{other:?}"),
     };
-    // Those that began before the range is removed.
+    // These transactions begin before the range is removed.
     let mut writes = begin(Isolation::Snapshot);
     let mut writes_another = begin(Isolation::Snapshot);
     writes_another.insert(&keyspace, key(99), "").unwrap();
@@ -219,7 +209,7 @@ fn range_deletes_conflict_with_those_who_use_their_rows() {
     assert!(is_conflict(scans.commit()), "a scan");
     assert!(!is_conflict(scans_others.commit()), "reads of other rows");
     assert!(is_conflict(removes_too.commit()), "a range delete");
-    // The range is removed by transactions during which a row of it changes.
+    // Another commit changes a row of the range while a transaction that removes the range is open.
     for isolation in [Isolation::Snapshot, Isolation::Serializable, Isolation::ReadCommitted] {
         for is_inside in [false, true] {
             let mut removes = begin(isolation);
@@ -285,8 +275,8 @@ fn range_deletes_wait_for_prepared_rows() {
     assert_eq!(keyspace.estimate(key(90)..key(210)).unwrap(), 20);
 }
 
-/// A change that depends on the newest value of a row conflicts with a range delete that comes during the change only
-/// if its row is removed, folded or not.
+/// An `update` during which a range is removed conflicts only if the range has its row, whether or not the removal is
+/// folded by then.
 #[test]
 fn range_deletes_do_not_disturb_changes_of_other_rows() {
     let disk = Disk::new(Medium::default(), 1);
@@ -304,7 +294,7 @@ fn range_deletes_do_not_disturb_changes_of_other_rows() {
     }
 }
 
-/// Errors leave the transaction as it was.
+/// A call to remove a range that fails leaves the transaction as it was.
 #[test]
 fn refused_range_deletes_change_nothing() {
     let disk = Disk::new(Medium::default(), 1);
@@ -329,7 +319,7 @@ fn refused_range_deletes_change_nothing() {
     assert!(matches!(dropped.commit(), Err(Error::KeyspaceDropped { .. })));
 }
 
-/// A removed range is folded in the background: its pages are freed.
+/// A removed range is folded in the background, which frees its pages.
 #[test]
 fn a_removed_range_is_folded_in_the_background() {
     let disk = Disk::new(Medium::default(), 1);
@@ -356,8 +346,8 @@ fn owned_row((key, value): (&Vec<u8>, &Vec<u8>)) -> (Vec<u8>, Vec<u8>) {
     (key.clone(), value.clone())
 }
 
-/// Rows are put again and again into ranges that have been removed again and again: the number of removals stays
-/// limited, though a snapshot keeps them from being folded in the background.
+/// Ranges are removed and filled repeatedly while a snapshot keeps the background from folding the removals. Their
+/// number stays within its limit.
 #[test]
 fn many_range_deletes_fold_older_ones() {
     let disk = Disk::new(Medium::default(), 1);
@@ -379,8 +369,8 @@ fn many_range_deletes_fold_older_ones() {
     assert!(keyspace.iter().map(owned).eq(expected));
 }
 
-/// A power cut after any write or sync of range deletes, of commits among them and of the folds leaves a prefix of the
-/// commits.
+/// A power cut after any write or sync leaves a prefix of the commits, range deletes included. Some cuts fall into a
+/// fold.
 #[test]
 fn a_power_cut_leaves_all_of_a_range_delete_or_nothing() {
     let disk = Disk::new(Medium::default(), 7);

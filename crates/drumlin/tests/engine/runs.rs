@@ -29,7 +29,7 @@ pub(crate) fn key(number: u64) -> Vec<u8> {
     }
 }
 
-/// Returns rows with keys below `end`, about `count` of them, from a part of the keys.
+/// Returns up to about `count` rows, with keys from a random part of those below `end`.
 pub(crate) fn some_rows(random: &mut Random, end: u64, count: u64) -> Model {
     let width = 1 + random.below(end);
     let start = random.below(end);
@@ -49,7 +49,7 @@ pub(crate) fn owned(row: drumlin::Result<(drumlin::Value, drumlin::Value)>) -> (
     row.map(|(key, value)| (key.into_vec(), value.into_vec())).unwrap()
 }
 
-/// Compares what a reader sees with the rows that it should see, by some kinds of reads.
+/// Checks that a reader sees exactly these rows: by scans in both directions, a count, gets, and random ranges.
 pub(crate) fn compare(reader: &Reader, keyspace: &Keyspace, rows: &Model, random: &mut Random, place: &str) {
     let cloned = |(key, value): (&Vec<u8>, &Vec<u8>)| (key.clone(), value.clone());
     assert!(reader.iter(keyspace).map(owned).eq(rows.iter().map(cloned)), "{place}: forward");
@@ -92,7 +92,25 @@ pub(crate) fn compare(reader: &Reader, keyspace: &Keyspace, rows: &Model, random
 }
 
 /// A snapshot, and the rows that it sees.
-type Seen = (Snapshot, Model);
+pub(crate) type Seen = (Snapshot, Model);
+
+/// Closes the database, or turns its disk off. Returns the disk as a power cut leaves it.
+pub(crate) fn end_life(
+    disk: &Disk,
+    (db, keyspace): (Database, Keyspace),
+    is_closed: bool,
+    random: &mut Random,
+    seed: u64,
+) -> Disk {
+    if is_closed {
+        db.clone().close().unwrap();
+    } else {
+        disk.turn_off();
+    }
+    drop((db, keyspace));
+    let medium = disk.medium().cut(Loss::ALL[random.below(4) as usize], &mut sim::Random(seed));
+    Disk::new(medium, random.next())
+}
 
 /// Loads, commits, snapshots, checkpoints, reopenings and power cuts in random order.
 #[test]
@@ -155,14 +173,7 @@ fn loads_into_keyspaces_with_rows_are_like_other_commits() {
                 9 if !seen.is_empty() => drop(seen.swap_remove(random.below(seen.len() as u64) as usize)),
                 10 => {
                     seen.clear();
-                    if random.one_in(2) {
-                        db.clone().close().unwrap();
-                    } else {
-                        disk.turn_off();
-                    }
-                    drop((db, keyspace));
-                    let medium = disk.medium().cut(Loss::ALL[random.below(4) as usize], &mut sim::Random(seed));
-                    disk = Disk::new(medium, random.next());
+                    disk = end_life(&disk, (db, keyspace), random.one_in(2), &mut random, seed);
                     db = config(&disk).open("/db").unwrap_or_else(|error| panic!("{place}: {error}"));
                     keyspace = db.keyspace("k").unwrap();
                 }
@@ -193,8 +204,8 @@ pub(crate) fn filled(disk: &Disk) -> (Database, Keyspace, Model) {
     (db, keyspace, rows)
 }
 
-/// Transactions that have locked or read rows of a load that is attached before they commit conflict with it, and
-/// others do not.
+/// If a load is attached before a transaction commits, the transaction conflicts with it exactly if it has locked or
+/// read one of the loaded rows.
 #[test]
 fn a_load_conflicts_with_those_who_use_its_rows() {
     for is_folded in [false, true] {
@@ -382,8 +393,8 @@ fn a_run_is_folded_in_the_background() {
     assert!(db.stats().live_bytes < 2 * bytes as u64, "{} bytes for {bytes}", db.stats().live_bytes);
 }
 
-/// A power cut after any write or sync of a load into a keyspace with rows, of commits beside it and of the fold leaves
-/// all of the load or nothing, and every acknowledged commit.
+/// A power cut after any write or sync leaves all of a load into a keyspace with rows or nothing of it, and every
+/// acknowledged commit. The cuts fall into the load, into later commits, and into the fold.
 #[test]
 fn a_power_cut_leaves_all_of_a_run_or_nothing() {
     let disk = Disk::new(Medium::default(), 7);
