@@ -271,7 +271,8 @@ impl Model {
         let acknowledged = state.acknowledged;
         state.known.insert(timestamp, acknowledged);
         let is_loaded = !matches!(operation, Operation::Rows(_));
-        // No other commit is between getting its timestamp and being applied, so the rows are known.
+        // The range delete held the epoch latch exclusively, so every commit with a lower timestamp has been recorded
+        // here, and the rows of the range are known.
         let operation = match operation {
             Operation::RemoveRange(space, bounds) => {
                 let rows = state.spaces[space].rows.range::<Vec<u8>, _>(bounds);

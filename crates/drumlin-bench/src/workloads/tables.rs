@@ -54,7 +54,7 @@ pub(super) fn measure_drop(turn: &Turn<'_>) -> Result<Figures> {
                 let written = row(number % 1000, number, data.value_bytes);
                 let begun = Instant::now();
                 tables.write(OTHER, &[written])?;
-                // A commit that ends after the drop has begun counts as one beside it.
+                // A commit that ends after the drop has begun counts as concurrent with it.
                 let part = usize::from(has_begun.load(Ordering::Relaxed));
                 record(&mut latencies[part], begun.elapsed());
             }

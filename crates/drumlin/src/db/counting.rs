@@ -143,8 +143,8 @@ impl Rows<'_> {
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
 
-    /// Returns `true` if the transaction has removed a range that has keys in this interval. Cached counts and states
-    /// include its rows.
+    /// Returns `true` if the transaction has removed a range that has keys in this interval. The
+    /// cached counts and states include the removed rows.
     pub(super) fn has_removed_in(&self, interval: &Interval) -> bool {
         let (lower, upper) = as_slices(interval);
         self.has_removed((Bound::Included(lower), upper.map_or(Bound::Unbounded, Bound::Excluded)))

@@ -332,7 +332,7 @@ impl Transaction {
         }
     }
 
-    /// Locks the rows of removed ranges that other transactions have locked now, and so waits for these transactions.
+    /// Waits for the transactions that have locked rows of the removed ranges, by locking these rows.
     async fn lock_removed(&mut self, mode: WaitMode<'_>) -> Result<()> {
         if self.writes().set.range_count() == 0 {
             return Ok(());

@@ -16,7 +16,7 @@ use crate::txn::write_set::SharedWrites;
 /// The maximum number of ranges that a transaction may remove.
 const RANGE_COUNT_MAX: usize = 256;
 
-/// Shortens the end of a range if it is longer than any key. The same keys come before it afterwards.
+/// Shortens the end of a range if it is longer than any key can be. The range keeps the same keys.
 fn shortened(mut end: Vec<u8>, key_bytes_max: usize) -> Vec<u8> {
     if end.len() > key_bytes_max {
         // Of the keys that begin with these bytes, only the one that ends here comes before both ends.
@@ -106,7 +106,9 @@ impl Transaction {
     }
 }
 
-/// Range deletes. See [`Transaction::remove_range`]; a batch never conflicts.
+/// Range deletes. See [`Transaction::remove_range`]. A batch that removes a range fails with [`Error::Conflict`] only
+/// if a prepared transaction has locked a row of the range, or stays [ready](crate::Database::ready_prepared) for five
+/// seconds.
 impl Batch {
     /// Removes all rows of a range, except those that the batch puts later. O(writes of the batch in the range).
     ///

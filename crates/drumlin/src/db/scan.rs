@@ -201,8 +201,8 @@ impl Scan {
         Leaf::new(if self.tree.pages.load_gate.is_loaded_since(self.snapshot.timestamp) { &EMPTY_LEAF } else { read })
     }
 
-    /// If the scan's transaction has removed the range in which the scan is, moves the scan to the transaction's next
-    /// own row in the range, or to the end of the range.
+    /// If the scan stands in a range that its own transaction has removed, moves it to the next row that the
+    /// transaction has put into the range, or to the end of the range.
     fn skip_removed(&mut self, direction: Direction) -> Result<()> {
         let keyspace = self.tree.pages.id;
         let Some(writes) = self.own.as_ref().map(|own| &own.set) else { return Ok(()) };

@@ -28,7 +28,7 @@ pub(crate) const ORPHAN_BYTES: u64 = 12;
 pub(crate) const RUN_BYTES: u64 = 18;
 /// The size of a removed range without its keys, in bytes.
 pub(crate) const REMOVED_RANGE_BYTES: u64 = 4;
-/// The length of the upper key of a removed range that has none.
+/// The value in place of the upper key's length if a removed range has no upper key.
 pub(super) const NO_UPPER: u16 = u16::MAX;
 
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.

@@ -40,7 +40,7 @@ const LOCK: u8 = 9;
 const RENAME: u8 = 10;
 const ATTACH_RUN: u8 = 11;
 const REMOVE_RANGE: u8 = 12;
-/// The length of the upper key of a removed range that has none.
+/// The value in place of the upper key's length if a removed range has no upper key.
 const NO_UPPER: u16 = u16::MAX;
 
 /// The modes of a lock.

@@ -40,7 +40,7 @@ pub(super) enum Attached {
     Whole,
     /// The load can't replace the root of its keyspace, because the keyspace is not empty for every reader and writer.
     NotEmpty,
-    /// The keyspace has as many runs as it may have.
+    /// The keyspace has the maximum number of runs.
     ManyRuns,
 }
 
@@ -165,13 +165,13 @@ impl Engine {
         if emptied != Emptied::Whole {
             return Ok(false);
         }
-        // Removed rows are kept as versions while a reader may need them. Drop those that can be dropped.
+        // Removed rows are kept as versions while a reader may need them. Drop the versions that no reader needs.
         ready(self.show_durable(WaitMode::Blocking, self.clock.published()))?;
         self.free_unneeded_values();
         Ok(self.is_unseen_and_unlocked(tree.pages.id))
     }
 
-    /// Folds runs of the keyspace until it may have one more.
+    /// Folds the oldest runs of the keyspace until another one can be attached.
     pub(super) fn make_room_for_run(&self, tree: &CountedTree) -> Result<()> {
         while tree.pages.runs.are_many(Run::has_rows, RUNS_MAX) {
             self.fold_next(tree, Folding::Now)?;

@@ -342,8 +342,8 @@ fn attach_durably(
         });
         let is_attached = timestamp.get().is_some();
         if is_attached {
-            // Release them even if the log failed after this timestamp was taken: these pages belong to the keyspace
-            // now.
+            // Release the pages even if the log failed after this timestamp was taken: they now belong to the
+            // keyspace.
             pages.release();
         }
         match attached? {

@@ -48,7 +48,7 @@ pub(crate) enum LoadRoot {
     Run(PageId),
 }
 
-/// The part that a load becomes in its keyspace.
+/// The two uses of a complete load: as the tree of its keyspace, or as a run above that tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Placement {
     Tree,
@@ -178,7 +178,7 @@ impl LoadPages {
         Ok(())
     }
 
-    /// Keeps the root node until it is known what the load becomes.
+    /// Stores the root node until the caller decides whether the load becomes the tree or a run.
     pub(crate) fn set_root(&mut self, kind: Kind, page: &[u8]) {
         let before = self.root_node.replace((kind, page.to_vec()));
         assert!(before.is_none(), "a load has two roots");
@@ -326,7 +326,7 @@ impl LoadPages {
         Ok(())
     }
 
-    /// Completes a load once more, as a run: it was to replace the root of its keyspace, which has got rows meanwhile.
+    /// Completes a load again, as a run, because its keyspace received rows before the load could replace the root.
     pub(crate) fn finish_as_run(&mut self) -> Result<()> {
         let tables = self.tables.take().expect("the load is complete");
         assert!(matches!(tables.root, LoadRoot::Tree(_)), "a load is made a run twice");

@@ -8,9 +8,10 @@
 //! those of older runs. Range deletes are attached as removals. Folding one takes the rows out of the tree's leaves.
 //!
 //! # Which rows are folded
-//! The timestamp of the newest commit in a leaf tells it: a run at timestamp t is folded into a leaf if and only if the
-//! leaf's timestamp is at least t. Folding sets the leaf's timestamp to that of the run, and a commit changes a leaf
-//! only after all runs have been folded into it. So the rule holds on disk too, and folding needs no log record.
+//! Each leaf stores the timestamp of the newest commit that changed it. A run at timestamp t is folded into a leaf if
+//! and only if the leaf's timestamp is at least t. Folding sets the leaf's timestamp to that of the run, and a commit
+//! changes a leaf only after all runs have been folded into it. So the rule holds on disk too, and folding needs no log
+//! record.
 //!
 //! # Who reads a run
 //! A reader latches a leaf of the tree, and consults the runs that are not folded into it ([`Runs::list`]). While it
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::format::{PageId, Timestamp};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
-/// The maximum number of runs with rows of a keyspace. A reader may have to search each of them.
+/// The maximum number of runs with rows above one keyspace. A reader may have to search each of them.
 pub(crate) const RUNS_MAX: usize = 4;
 /// The maximum number of removals of a keyspace. A reader compares its key with each of them, which takes a few
 /// nanoseconds.
@@ -157,15 +158,16 @@ pub(crate) struct Runs {
 struct RunState {
     /// The timestamp of the newest run that was attached since the database was opened, or 0 if none was.
     attached_at: AtomicU64,
-    /// The timestamp of the newest run that has left the list since the database was opened, except for those below.
+    /// The timestamp of the newest run that has left the list since the database was opened, except for the removals in
+    /// `folded_removals`.
     folded_at: AtomicU64,
-    /// The removals that have left the list last. So a commit whose rows they do not remove finds no conflict with
-    /// them.
+    /// The removals that were folded last. A commit can tell by them that its rows were not removed, instead of
+    /// failing with a conflict.
     folded_removals: Mutex<VecDeque<Run>>,
     /// In ascending order of timestamps.
     list: RwLock<Vec<Run>>,
-    /// Held while a part of the oldest run is folded and its pages are freed. After a part of a removal, it has the
-    /// first key of the leaf that was folded last.
+    /// Locked while a part of the oldest run is folded and its pages are freed. If the run is a removal, contains the
+    /// first key of the leaf into which it was folded last.
     folding: Mutex<Option<Vec<u8>>>,
 }
 

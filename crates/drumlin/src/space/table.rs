@@ -149,7 +149,7 @@ const FIRST_PAGES: usize = 2;
 const SECOND_PAGES: usize = 64;
 
 /// The memory that an empty keyspace takes, in bytes: its table with the first entries, its name, locks and counters,
-/// and its places in the lists of keyspaces. A test measures it.
+/// and its entries in the maps of keyspaces. A test adds up their sizes.
 pub(crate) const KEYSPACE_BYTES: u64 = 508;
 
 /// The number of chunks in the first level of the directory. Each level has twice as many chunks as the previous one.
@@ -211,12 +211,12 @@ struct Allocation {
     others: Option<Box<OtherChunks>>,
 }
 
-/// Facts about the chunks after the first. A small keyspace has none of these.
+/// The free pages of the chunks after the first. A small keyspace has no such chunks.
 #[derive(Default)]
 struct OtherChunks {
     /// The number of free pages in each chunk.
     free_counts: Vec<u16>,
-    /// The epoch in which a page of each chunk was last freed that a checkpoint may have recorded.
+    /// For each chunk, the epoch in which a page that a checkpoint may have recorded was last freed.
     freed_in: Vec<Epoch>,
 }
 
@@ -576,8 +576,8 @@ impl PageTable {
         first
     }
 
-    /// Enters the pages of a chunk that was written by a bulk load, which the log attaches, and reserves the numbers
-    /// that the load did not use. Returns `false` if the chunk can't exist, or has pages. Only called while the
+    /// Enters the pages of a chunk that a bulk load has written. A log record attaches the load. Reserves the page
+    /// numbers that the load did not use. Returns `false` if the chunk can't exist, or has pages. Only called while the
     /// database is being opened.
     #[must_use]
     pub(crate) fn restore_unattached(&self, chunk: usize, addresses: &[ExtentAddress]) -> bool {

@@ -17,7 +17,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The interval at which the spilling thread checks whether the snapshot that delays commits has ended.
 const DELAY: Duration = Duration::from_millis(5);
 
-/// The time after which the folding thread looks again whether a run may be folded that may not be yet.
+/// The interval at which the folding thread checks whether a run that snapshots still need unfolded can be folded.
 const FOLD_PAUSE: Duration = Duration::from_millis(20);
 
 impl Store {
@@ -70,7 +70,7 @@ impl Store {
         }
     }
 
-    /// Folds parts of runs until no run is left, or none may be folded yet. Returns `true` if runs are left.
+    /// Folds runs until none is left, or until snapshots need all that are left. Returns `true` if runs are left.
     fn fold_some(&self, maintenance: &Maintenance) -> Result<bool> {
         let mut are_left = false;
         for open in self.keyspaces.all() {

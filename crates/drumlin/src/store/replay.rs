@@ -210,7 +210,7 @@ impl Replay<'_> {
         for record in self.scan.records()? {
             let record = record?;
             if let Some(Some((_, Operation::RemoveRange { .. }))) = record::decode(&record.body).next() {
-                // The rows of earlier commits must be there when the range is removed.
+                // The removal also removes the rows of earlier commits, so apply them first.
                 self.apply_batch(&mut batch, newest)?;
             }
             let mut removed: Vec<(KeyspaceId, RemovedKeys)> = Vec::new();

@@ -31,7 +31,7 @@ pub(super) struct SpillRequest {
 /// A request to the thread that folds runs.
 #[derive(Debug, Default)]
 pub(super) struct FoldRequest {
-    /// `true` if a run has been attached since the thread last looked.
+    /// `true` if a run has been attached since the thread last checked.
     pub(super) is_wanted: bool,
     /// `true` once the thread has been started.
     pub(super) is_running: bool,

@@ -129,8 +129,8 @@ impl Tree {
         Ok(rows.round() as u64)
     }
 
-    /// Returns the parts of a range whose rows in the tree are not removed, as far as removals are not folded. Returns
-    /// the whole range if it has more than a few parts.
+    /// Returns the parts of a range outside of all unfolded removals, or the whole range if there are more than
+    /// [`PARTS_MAX`] parts.
     fn unremoved(&self, lower: &[u8], upper: Option<&[u8]>) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         let mut removed = RemovedKeys::default();
         for run in self.pages.runs.all() {

@@ -514,7 +514,7 @@ impl Tree {
         })
     }
 
-    /// Like [`unreadable`](Self::unreadable), for the path from one root.
+    /// Finds the first unreadable node on the path to the key's leaf, in the tree or run with this root.
     fn unreadable_from<'a>(
         &'a self,
         mode: WaitMode<'a>,

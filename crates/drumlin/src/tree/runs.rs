@@ -55,7 +55,7 @@ pub(crate) enum Above<'t> {
     Removed,
 }
 
-/// A part of a leaf's range, with the rows that it has once the oldest run that is not folded into it is.
+/// A part of a leaf's range, and the rows that this part will have once the oldest unfolded run is folded into it.
 pub(crate) struct FoldPlan {
     /// The timestamp of the run.
     pub(crate) run: Timestamp,
@@ -82,7 +82,7 @@ pub(crate) enum FoldStep {
     Folded(Option<Vec<u8>>),
 }
 
-/// The page of a run's leaf, and those of the nodes above it that end with it.
+/// A leaf of a run, and the nodes above it whose last leaf it is.
 pub(crate) struct RunEnd {
     pub(crate) pages: Vec<PageId>,
     /// The upper fence of the leaf.
@@ -92,7 +92,7 @@ pub(crate) struct RunEnd {
 /// Copies of adjacent leaves of a run.
 struct RunLeaves {
     pages: Vec<Vec<u8>>,
-    /// The key at which the keys end that they cover.
+    /// The key before which their ranges end.
     end: Option<Vec<u8>>,
 }
 
@@ -110,7 +110,7 @@ struct Merged<'l> {
 }
 
 impl<'l> Merged<'l> {
-    /// Merges rows of leaves. If several have a key, the row of the first of them counts.
+    /// Merges rows of leaves. If several leaves have the same key, uses the row of the first of them.
     fn new(sources: Vec<(Leaf<'l>, Range<usize>)>) -> Merged<'l> {
         let (sources, mut ranges): (Vec<_>, Vec<_>) = sources.into_iter().unzip();
         let mut keys: Vec<Vec<u8>> = vec![Vec::new(); sources.len()];
@@ -123,7 +123,7 @@ impl<'l> Merged<'l> {
         let mut rows = Vec::with_capacity(ranges.iter().map(Range::len).sum());
         loop {
             let left = (0..sources.len()).filter(|&source| !ranges[source].is_empty());
-            // The first of the least keys.
+            // The source with the least key, and the first one if several have it.
             let Some(source) = left.min_by(|left, right| keys[*left].cmp(&keys[*right])) else { break };
             rows.push(SourceRow { source, index: ranges[source].start });
             for other in (source..sources.len()).rev() {
@@ -258,7 +258,8 @@ impl RemovedKeys {
         })
     }
 
-    /// Returns the keys between which the target lies, and to which no range extends. The target is in no range.
+    /// Returns the end of the range before the target and the beginning of the range after it. The target is in no
+    /// range.
     fn gap_around(&self, target: Target<'_>) -> (Option<&[u8]>, Option<&[u8]>) {
         let next = self.index_at(target);
         let lower = next.checked_sub(1).and_then(|previous| self.ranges()[previous].upper.as_deref());
@@ -266,7 +267,7 @@ impl RemovedKeys {
     }
 }
 
-/// Names a page that an operation lacks as one of a run, so that the next attempt begins at the root of the tree.
+/// Marks the page that an operation lacks as a page of a run, so that the next attempt begins at the root of the tree.
 pub(super) fn of_run(stop: Stop) -> Stop {
     match stop {
         Stop::Needs(Needs::Page(pages, page)) => Needs::RunPage(pages, page).into(),
@@ -310,8 +311,8 @@ impl Tree {
         self.pages.runs.newest() > leaf.newest()
     }
 
-    /// Returns the change of the key by the newest run that has one, among those that a reader at `at` sees and that
-    /// are not folded into the key's latched leaf. It comes before the row in the leaf.
+    /// Returns the newest change of the key in the runs that a reader at `at` sees and that are not folded into the
+    /// key's latched leaf. The change replaces the row in the leaf.
     #[cold]
     pub(crate) fn row_above(&self, leaf: &Leaf<'_>, key: &[u8], at: Timestamp) -> Result<Option<Above<'_>>, Stop> {
         assert!(leaf.covers(key), "a key is looked for above another's leaf");
@@ -369,7 +370,7 @@ impl Tree {
     }
 
     /// Returns the rows that a reader at `at` sees in that part of a latched leaf's range that includes the target and
-    /// ends with a leaf of a run, or `None` if no run has to be consulted: then the leaf alone counts.
+    /// ends with a leaf of a run, or `None` if the leaf alone has these rows.
     #[cold]
     pub(crate) fn piece(
         &self,

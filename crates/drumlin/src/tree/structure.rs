@@ -137,7 +137,7 @@ impl Tree {
         })
     }
 
-    /// Provides what a split has lacked.
+    /// Provides the page or frame that a split lacked.
     async fn provide_split<'p>(
         &'p self,
         provider: &mut Provider<'p>,
@@ -525,7 +525,8 @@ impl Tree {
             if !is_wanted(&left, &right, Leaf::new(&left).merged_bytes(&Leaf::new(&right))) {
                 return Ok(false);
             }
-            // The merged leaf can't say that a run is folded into a half of it.
+            // A leaf has one timestamp, so a merged leaf could not record that a run is folded into only one half of
+            // it.
             if [&left, &right].into_iter().any(|leaf| self.has_runs_above(&Leaf::new(leaf))) {
                 return Ok(false);
             }

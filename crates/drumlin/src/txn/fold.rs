@@ -30,22 +30,22 @@ use crate::task::{WaitMode, ready, turn};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{FoldPlan, FoldStep, RunEnd};
 
-/// The pages that folding a part of a leaf's range may make dirty: the leaf, the two that are split off, the copies of
-/// their parent, and those of a split of an inner node on each level of a high tree.
+/// The maximum number of pages that one step of a fold makes dirty. It splits a leaf twice, which makes three leaves
+/// and two new versions of their parent, and may split the inner nodes on each level above.
 const PAGES_MAX: u64 = 12;
 
-/// The time at which a run may be folded.
+/// The condition for folding a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Folding {
-    /// Once every reader sees it, so that folding leaves no old versions.
+    /// Fold a run only once every reader sees it, so that the fold leaves no old versions.
     OnceSeen,
-    /// At once.
+    /// Fold a run immediately, and leave old versions for older snapshots.
     Now,
 }
 
 /// The reason why a fold could not be made.
 enum FoldError {
-    /// There is no memory for the old versions that it leaves, which take this many bytes.
+    /// There is no memory for the old versions that the fold would leave. Contains their size in bytes.
     Versions(usize),
     Error(Error),
 }
@@ -247,8 +247,8 @@ impl Engine<Replaying> {
 }
 
 impl<L> Engine<L> {
-    /// Returns an error if a run that was attached while the rows were locked has one of them, or a row that the
-    /// transaction has read. Otherwise returns a timestamp up to which this is so.
+    /// Compares the rows that a commit depends on with the runs attached since. Fails if such a run has one of these
+    /// rows, or one that the transaction has read. Otherwise returns the timestamp up to which runs have been compared.
     pub(super) async fn check_runs(
         &self,
         mode: WaitMode<'_>,
@@ -309,9 +309,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Folds all runs into the leaf that covers the key, and waits for what it lacks. Returns the leaf's upper fence.
+    /// Folds all runs into the leaf that covers the key. Waits for memory and disk space. Returns the leaf's upper
+    /// fence.
     async fn fold_above(&self, mode: WaitMode<'_>, tree: &CountedTree, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        /// The number of times that a fold on a full disk has space reclaimed.
+        /// The number of times that a fold on a full disk reclaims space before it fails.
         const RECLAIMS_MAX: u32 = 2;
         let mut reclaims = 0;
         loop {
@@ -354,7 +355,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Folds removals of the keyspace, and the runs before them, until it may have one more.
+    /// Folds the oldest runs of the keyspace until another removal can be attached.
     pub(super) fn make_room_for_removal(&self, tree: &CountedTree) -> Result<()> {
         while tree.pages.runs.are_many(|run| !run.has_rows(), REMOVAL_COUNT_MAX) {
             crate::coverage::mark!("a range delete waited for the folding of an older one");

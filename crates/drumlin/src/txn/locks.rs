@@ -467,8 +467,7 @@ impl LockTable {
         self.shards.iter().any(|shard| shard.lock().locks.iter().any(|lock| lock.keyspace == keyspace))
     }
 
-    /// Returns the keys of these, in this keyspace, that transactions other than `owner` have locked, in key order.
-    /// O(locks).
+    /// Returns, in order, the keys in these ranges that transactions other than `owner` have locked. O(locks).
     pub(crate) fn held_by_others(
         &self,
         owner: TransactionId,

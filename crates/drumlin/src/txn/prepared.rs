@@ -39,7 +39,7 @@ pub(crate) struct HeldLocks {
 /// The facts about a prepared transaction that do not change.
 #[derive(Clone, Debug)]
 pub(crate) struct PreparedFacts {
-    /// The number under which the transaction holds its locks.
+    /// The id under which the lock table knows the transaction.
     pub(crate) owner: TransactionId,
     /// The time of the prepare, since 1970.
     pub(crate) time: Duration,
@@ -53,7 +53,7 @@ pub(crate) struct PreparedFacts {
 }
 
 struct Entry {
-    /// The number under which the transaction holds its locks.
+    /// The id under which the lock table knows the transaction.
     owner: TransactionId,
     /// The keyspaces of the rows that it has changed or locked.
     keyspaces: Vec<KeyspaceId>,

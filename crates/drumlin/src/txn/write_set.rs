@@ -448,13 +448,14 @@ impl WriteSet {
         self.trees.get(&keyspace).map(|(_, index)| index)
     }
 
-    /// Returns the last change that the transaction made to a row, by itself or by removing a range.
+    /// Returns the transaction's last change of a row: a put, a removal, or the removal of a range that contains its
+    /// key.
     pub(crate) fn get(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
         let is_removed = || self.removed(keyspace).is_some_and(|removed| removed.covers(key));
         self.own_row(keyspace, key).or_else(|| is_removed().then_some(Change::Remove))
     }
 
-    /// Returns the last change that the transaction made to a row by itself.
+    /// Returns the transaction's last put or removal of this row. Does not consider removed ranges.
     fn own_row(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<Change<'_>> {
         let index = self.index(keyspace)?;
         let (part, at) = index.find(key, |entry| self.key(entry)).ok()?;
@@ -491,8 +492,8 @@ impl WriteSet {
         within.into_iter().flatten().map(|entry| (self.key(entry), self.change(entry)))
     }
 
-    /// Returns the newest change of every row, in the order of (keyspace, key), except for rows that a removed range
-    /// removes.
+    /// Returns the newest change of every row, in the order of (keyspace, key). Omits rows that a removed range covers
+    /// and that were not put afterwards.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&CountedTree, &[u8], Change<'_>)> {
         self.trees.iter().flat_map(|(&keyspace, (tree, _))| {
             let removed = self.removed(keyspace);

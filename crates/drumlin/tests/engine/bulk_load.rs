@@ -312,8 +312,8 @@ fn a_load_that_is_dropped_leaves_nothing() {
     load(&db, "k", &some_rows(7, 500)).unwrap();
 }
 
-/// A keyspace that has rows or gets some, or whose rows are locked, takes a load. So does one that had rows which a
-/// snapshot still sees, and the snapshot sees them afterwards.
+/// A load succeeds if its keyspace has rows, receives rows during the load, or has locked rows. It also succeeds if
+/// only a snapshot still sees rows of the keyspace, and does not change what the snapshot sees.
 #[test]
 fn a_keyspace_in_use_takes_a_load() {
     let rows = some_rows(5, 2500);

@@ -986,8 +986,8 @@ fn read_committed_does_not_grow_old() {
     assert_eq!(k.get("mine").unwrap().unwrap(), b"1");
 }
 
-/// A count and a row by its position are those of one moment, even if the snapshot of a read-committed transaction is
-/// ended during the scan, and rows that the scan has passed and rows that it has not have changed in one commit.
+/// `count` and `nth` of a read-committed transaction see the state after one commit, even if its snapshot is ended
+/// during their scan and a single commit changes rows both before and after the position of the scan.
 #[test]
 fn counts_of_read_committed_are_of_one_moment() {
     const ROWS: u64 = 200;

@@ -82,7 +82,7 @@ pub(crate) struct Admitted {
 pub(crate) enum Recorded<'a, 'g> {
     /// The rows that the commit changes.
     Rows,
-    /// The changes of the rows, and ranges of which all other rows are removed. There may be no rows.
+    /// The changes of the rows, and ranges whose other rows are removed. There may be no changed rows.
     RowsAndRanges(&'a Removals<'a>),
     /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions. With a
     /// gate, the commit waits for its signal before it is applied.

@@ -33,9 +33,9 @@ const PREPARED: Error = Error::Conflict {
 };
 
 impl<L> Engine<L> {
-    /// Prepares to attach removals. Returns an error if another commit has changed a row that they must find unchanged.
-    /// The caller holds the exclusive epoch latch, and has latched no leaf yet. Takes O(leaves with versions), if the
-    /// commit has a snapshot.
+    /// Checks under the exclusive epoch latch whether the removals may be attached, and discards the keyspaces' counts.
+    /// Returns an error if another commit has changed a row of the ranges since the commit's snapshot. The caller has
+    /// latched no leaf yet. O(leaves with versions) if the commit has a snapshot.
     pub(super) fn begin_removals(&self, removals: &Removals<'_>) -> Result<(), Unready> {
         debug_assert!(
             removals.list.is_sorted_by_key(|(tree, _)| tree.pages.id),
@@ -74,7 +74,8 @@ impl<L> Engine<L> {
         Ok(())
     }
 
-    /// Attaches removals. The caller holds the exclusive epoch latch, and publishes the timestamp afterwards.
+    /// Attaches the removals of a commit to their keyspaces. The caller holds the exclusive epoch latch, and publishes
+    /// the timestamp afterwards.
     pub(super) fn attach_removals(&self, removals: &Removals<'_>, timestamp: Timestamp) {
         for &(tree, removed) in removals.list {
             self.space.attach_run(&tree.pages, Run::removal(timestamp, removed.clone()));
@@ -115,8 +116,8 @@ impl<L> Engine<L> {
         self.change_leaf(epoch_guard, write, &all, &medium, timestamp, sink);
     }
 
-    /// Returns about the bytes of versions that the rows of removed ranges will leave in leaves to which a commit also
-    /// puts rows.
+    /// Estimates the memory, in bytes, of the versions of removed rows in the leaves into which the commit also puts
+    /// rows.
     pub(super) fn removed_version_bytes(&self, rows: &[Row<'_>], removals: &Removals<'_>) -> usize {
         let is_inside = |row: &&Row<'_>| removals.of(row.tree.pages.id).is_some_and(|removed| removed.covers(row.key));
         let page_bytes = rows.iter().filter(is_inside).map(|row| row.tree.pages.page_bytes);
@@ -126,7 +127,8 @@ impl<L> Engine<L> {
 }
 
 impl Engine {
-    /// Waits until removals may be attached. Blocks the thread while it folds older removals, if there are too many.
+    /// Waits until the keyspaces have room for another removal each. If one has too many, folds its oldest ones, which
+    /// blocks the thread.
     pub(super) async fn prepare_removals(&self, mode: WaitMode<'_>, removals: &Removals<'_>) -> Result<()> {
         assert!(!removals.list.is_empty(), "a commit removes no range");
         for (tree, _) in removals.list {
@@ -135,7 +137,7 @@ impl Engine {
         self.check_spilled(mode, removals).await
     }
 
-    /// Returns an error if versions that have been spilled tell of a change of the rows that must be unchanged.
+    /// Returns an error if spilled versions show that a row of the ranges has changed since the commit's snapshot.
     async fn check_spilled(&self, mode: WaitMode<'_>, removals: &Removals<'_>) -> Result<()> {
         let Some(snapshot) = removals.snapshot else { return Ok(()) };
         for (tree, removed) in removals.list {

@@ -22,8 +22,8 @@ pub(crate) enum RowsSeen<'a> {
     Snapshot(&'a SnapshotHandle),
     /// The newest version of rows that were locked at this timestamp or later.
     Newest(Timestamp),
-    /// These versions of other rows than those that the commit changes: a prepare depends on the rows that the prepared
-    /// transaction will change.
+    /// The given versions of the given rows, which the commit itself does not change. A prepare depends on the rows
+    /// that the prepared transaction will change.
     Of(&'a [Row<'a>], &'a RowsSeen<'a>),
 }
 

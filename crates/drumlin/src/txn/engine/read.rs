@@ -72,7 +72,7 @@ fn row_seen<T>(
     }
 }
 
-/// Returns the row as a run above its leaf has it.
+/// Returns the row that a run above the key's leaf puts, or `None` if a run removes the key.
 #[cold]
 fn row_in_run<T>(above: &Above<'_>, key: &[u8], take: impl FnMut(&[u8]) -> T) -> Option<Found<T>> {
     match above {
