@@ -292,7 +292,10 @@ fn loads_and_prepared_transactions_follow_each_other() {
         });
         is_finishing.recv().unwrap();
         // Checks take long enough for the load to be attached, if it did not wait.
-        (0..30).for_each(|_| assert!(db.check().unwrap().corruption.is_empty()));
+        (0..300)
+            .take_while(|_| !loading.is_finished())
+            .for_each(|_| assert!(db.check().unwrap().corruption.is_empty()));
+        assert!(!loading.is_finished(), "a load was attached while a commit was ready");
         ready.commit().unwrap();
         loading.join().unwrap();
     });
