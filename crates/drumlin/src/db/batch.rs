@@ -13,10 +13,10 @@ use crate::txn::values::Source;
 /// Writes to any number of keyspaces that are committed together or not at all. Created by
 /// [`Database::batch`](crate::Database::batch); discarded on drop.
 ///
-/// A batch does not read. So it needs no snapshot, retains no old versions in memory, and never conflicts with other
-/// commits. It locks its rows only at the commit, so an open batch blocks no writer. It locks them in a fixed order:
-/// one batch may wait for another, but batches never deadlock with each other. If a batch writes a row twice, the later
-/// write wins.
+/// A batch does not read. So it needs no snapshot, retains no old versions in memory, and does not conflict with other
+/// commits, except for [range deletes](Batch::remove_range) and prepared transactions. It locks its rows only at the
+/// commit, so an open batch blocks no writer. It locks them in a fixed order: one batch may wait for another, but
+/// batches never deadlock with each other. If a batch writes a row twice, the later write wins.
 ///
 /// A batch uses as much memory as a transaction with the same writes, and has the same limit. A write beyond the limit
 /// fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge), and the batch can still be committed without
@@ -128,9 +128,10 @@ impl Batch {
     /// # Errors
     /// [`LockTimeout`](crate::Error::LockTimeout) if a transaction holds the lock of one of the rows for 10 seconds;
     /// [`DiskFull`](crate::Error::DiskFull), [`TransactionTooLarge`](crate::Error::TransactionTooLarge),
-    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed). After any of these errors, the batch has
-    /// changed nothing. [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if only reopening the database can tell
-    /// whether the batch was committed.
+    /// [`Closed`](crate::Error::Closed), [`Failed`](crate::Error::Failed); if the batch removes ranges,
+    /// [`Conflict`](crate::Error::Conflict) with a prepared transaction, as in [`remove_range`](Batch::remove_range).
+    /// After any of these errors, the batch has changed nothing. [`OutcomeUnknown`](crate::Error::OutcomeUnknown) if
+    /// only reopening the database can tell whether the batch was committed.
     pub fn commit(self) -> Result<Timestamp> {
         ready(self.transaction.commit_in(WaitMode::Blocking))
     }

@@ -130,7 +130,7 @@ impl Tree {
     }
 
     /// Returns the parts of a range outside of all unfolded removals, or the whole range if there are more than
-    /// [`PARTS_MAX`] parts.
+    /// [`PART_COUNT_MAX`] parts.
     fn unremoved(&self, lower: &[u8], upper: Option<&[u8]>) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         let mut removed = RemovedKeys::default();
         for run in self.pages.runs.all() {
