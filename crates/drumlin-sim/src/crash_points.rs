@@ -30,7 +30,7 @@ use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedul
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::client::altering;
-use crate::model::{Alter, Content, Model, Operation, Tampering};
+use crate::model::{Alter, Content, Model, Operation, SpaceNumber, Tampering};
 
 /// The limits on the disk states that are tried at each point.
 #[derive(Clone, Copy, Debug)]
@@ -245,6 +245,8 @@ impl Script {
         self.create(&db, "again", 1024);
         self.load(&db, "again", &Vec::from_iter(0..40), LENGTHS, true);
         self.create(&db, "sorted", 512);
+        self.large_transaction(&db, "loaded", "again");
+        self.put(&db, "loaded", 45, 100, true);
         let numbers: Vec<u64> = (0..160).map(|number| number * 77 % 160).collect();
         self.load(&db, "sorted", &numbers, [20, 100, 20_000, 700, 20_000, 30, 5000, 20_000], true);
         // Make inner nodes split, then make them merge until the root has a single child.
@@ -525,6 +527,33 @@ impl Script {
             rows.insert(key(number), Some(content));
         }
         let rows = rows.into_iter().map(|(key, content)| (space, key, content)).collect();
+        self.commit(Operation::Load(rows), true, move || tx.commit());
+    }
+
+    /// Puts and removes so many rows of two keyspaces in one transaction that they are spilled, and undoes some of
+    /// them.
+    fn large_transaction(&mut self, db: &Database, name: &str, other: &str) {
+        let spaces = [name, other].map(|name| self.model.space(name).expect("created"));
+        let keyspaces = [name, other].map(|name| db.existing_keyspace(name).expect("created"));
+        let mut tx = db.begin().expect("a transaction");
+        let mut rows: BTreeMap<(SpaceNumber, Vec<u8>), Option<Content>> = BTreeMap::new();
+        for number in 0..220 {
+            let which = usize::from(number % 4 == 3);
+            let key = key(number * 37 % 350);
+            let length = if number == 40 { 70_000 } else { 20 + number as usize * 6 };
+            let content = (number % 3 > 0).then(|| self.content(length));
+            match content {
+                Some(content) => tx.insert(&keyspaces[which], &key, content.bytes()).expect("an insert"),
+                None => tx.remove(&keyspaces[which], &key).expect("a removal"),
+            }
+            rows.insert((spaces[which], key), content);
+        }
+        let savepoint = tx.savepoint();
+        for number in 100..220 {
+            tx.insert(&keyspaces[0], key(number), vec![7; 400]).expect("an insert");
+        }
+        tx.rollback_to(savepoint).expect("a roll-back");
+        let rows = rows.into_iter().map(|((space, key), content)| (space, key, content)).collect();
         self.commit(Operation::Load(rows), true, move || tx.commit());
     }
 

@@ -160,16 +160,22 @@ pub enum Error {
     /// A transaction's writes or reads exceed a limit. Everything before the refused call can still be committed,
     /// unless it was the commit that failed. The limits are:
     ///
-    /// - a thirty-second of the memory budget, and at most 8 MiB, for its record in the log: the keys and values of the
-    ///   rows that it changes, plus 11 bytes for each row. The write that exceeds the limit fails;
-    /// - a sixteenth of the budget for its writes in memory: keys and values of all its writes, plus about 256 bytes or
-    ///   more for each, in buffers that double as they grow. The write that exceeds the limit fails. The records of a
-    ///   serializable transaction's reads count, too;
-    /// - nearly half of the pages that fit into the budget, for the leaves that contain its rows. Half of these pages
-    ///   may be leaves that a serializable transaction with changes has read, including those between the bounds of its
-    ///   scans and counts: 500 KiB with a budget of 8 MiB. If there are more, the commit fails;
-    /// - three thirty-seconds of the budget for the old versions of the rows that it replaces or removes. If they take
-    ///   more, the commit fails.
+    /// - a sixteenth of the memory budget for its changes in memory: keys and values of all its writes, plus about 256
+    ///   bytes or more for each, in buffers that double as they grow. Beyond it, changes are written to disk, and the
+    ///   transaction has no limit. But a [serializable](crate::Isolation::Serializable) transaction and one that
+    ///   [removes ranges](crate::Transaction::remove_range) keep their changes in memory: the write that exceeds the
+    ///   limit fails. The records of a serializable transaction's reads count, too. A transaction whose changes are on
+    ///   disk can't remove ranges and can't be prepared;
+    /// - for these transactions, a thirty-second of the budget, and at most 8 MiB, for the record in the log: the keys
+    ///   and values of the rows that it changes, plus 11 bytes for each row. The write that exceeds the limit fails;
+    /// - for these transactions, nearly half of the pages that fit into the budget, for the leaves that contain its
+    ///   rows. Half of these pages may be leaves that a serializable transaction with changes has read, including those
+    ///   between the bounds of its scans and counts: 500 KiB with a budget of 8 MiB. If there are more, the commit
+    ///   fails;
+    /// - for these transactions, three thirty-seconds of the budget for the old versions of the rows that it replaces
+    ///   or removes. If they take more, the commit fails;
+    /// - a sixteenth of the budget for the locks of rows that it has locked and not changed, and for values over 64
+    ///   KiB, of which each takes about 100 bytes. The call that exceeds the limit fails.
     ///
     /// If a row's value is over 64 KiB, only its key counts.
     TransactionTooLarge {
@@ -697,6 +703,19 @@ impl Error {
     pub(crate) fn writes_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "its writes (keys, values, and about 256 bytes or more of memory for each row)";
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
+    }
+
+    /// Returns the error for preparing a transaction whose changes have outgrown memory.
+    pub(crate) fn prepared_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let what = "its changes, which a prepared transaction keeps in memory,";
+        Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
+    }
+
+    /// Returns the error for removing a range in a transaction whose changes have outgrown memory.
+    pub(crate) fn ranges_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let what = "its changes, which a transaction that removes ranges keeps in memory,";
+        let remedy = "Remove the range in another transaction, or raise Config::memory";
+        Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy }
     }
 
     /// Returns the error for a commit whose record is too large for the log.

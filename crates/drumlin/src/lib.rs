@@ -147,7 +147,7 @@
 //! | --- | --- |
 //! | a key | a quarter of its keyspace's page: 1,024 bytes, unless [`KeyspaceOptions::page_bytes`] says otherwise |
 //! | a value | none; values over 64 KiB are streamed to the disk |
-//! | the writes of a transaction | a thirty-second of the budget, at most 8 MiB; see [`Error::TransactionTooLarge`] |
+//! | the writes of a transaction | none; some kinds have one: see [`Error::TransactionTooLarge`] |
 //! | all open transactions | an eighth of the budget, then [`Error::MemoryInUse`] |
 //! | an old snapshot | ends with [`Error::SnapshotTooOld`] if versions exceed [`Config::version_disk_bytes`] |
 //! | a wait for a row | 10 seconds, then [`Error::LockTimeout`] |

@@ -39,6 +39,7 @@ impl Stats {
             "table_bytes": stats.table_bytes,
             "version_bytes": stats.version_bytes,
             "version_disk_bytes": stats.version_disk_bytes,
+            "transaction_disk_bytes": stats.transaction_disk_bytes,
             "log_buffer_bytes": stats.log_buffer_bytes,
             "page_hits": stats.page_hits,
             "page_misses": stats.page_misses,

@@ -46,6 +46,11 @@ pub fn thread_index() -> usize {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ThreadTag(u16);
 
+impl ThreadTag {
+    /// The tag of no thread. (Of one thread in 65,536, if there were that many.)
+    pub const NONE: ThreadTag = ThreadTag(u16::MAX);
+}
+
 /// Returns the tag of the calling thread.
 #[inline]
 pub fn thread_tag() -> ThreadTag {

@@ -318,7 +318,7 @@ impl Rows<'_> {
         let (lower, upper) = as_slices(interval);
         // The keyspace must start caching states before the snapshot is opened, so that they are valid for the
         // snapshot.
-        let kept = match self.has_removed_in(interval) {
+        let kept = match self.has_unlisted_in(interval) {
             true => None,
             false => self.kept_for(mode, interval, true, REDUCTION_UNSORTED_CHANGES_MAX).await?,
         };

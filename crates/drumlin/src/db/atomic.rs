@@ -331,8 +331,9 @@ impl Keyspace {
                 let needs_memory = loop {
                     let Some(key) = keys.next_in(mode, direction).await.transpose()? else { break None };
                     store.check_write(&self.open, &key)?;
-                    let row = match store.lock_newest_if_free(&self.open.tree, &key, &mut memory) {
+                    let row = match store.lock_newest_if_free(mode, &self.open.tree, &key, &mut memory).await {
                         Ok(row) => row,
+                        Err(NotFree::Failed(error)) => return Err(error),
                         Err(NotFree::Memory) => break Some(key.clone()),
                         Err(NotFree::Row) => {
                             first_locked.get_or_insert_with(|| key.clone());

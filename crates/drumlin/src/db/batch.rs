@@ -18,9 +18,11 @@ use crate::txn::values::Source;
 /// commit, so an open batch blocks no writer. It locks them in a fixed order: one batch may wait for another, but
 /// batches never deadlock with each other. If a batch writes a row twice, the later write wins.
 ///
-/// A batch uses as much memory as a transaction with the same writes, and has the same limit. A write beyond the limit
-/// fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge), and the batch can still be committed without
-/// that write.
+/// A batch can be larger than memory. Writes beyond a sixteenth of the memory budget go to disk until the commit. Such
+/// a batch then locks no rows: like a [bulk load](crate::Database::bulk_load), it does not wait for transactions that
+/// have locked a row, and they end with a conflict if they depend on it. A batch that removes ranges stays in memory; a
+/// write beyond the limit fails with [`TransactionTooLarge`](crate::Error::TransactionTooLarge), and the batch can
+/// still be committed without that write.
 ///
 /// ```
 /// # let db = drumlin::Config::in_memory().open("")?;

@@ -130,7 +130,7 @@ impl Rows<'_> {
 
     async fn count_at(&self, mode: WaitMode<'_>, bounds: OwnedBounds, at: Option<&Arc<SnapshotHandle>>) -> Result<u64> {
         if let Some(interval) = interval(&bounds)
-            && !self.has_removed_in(&interval)
+            && !self.has_unlisted_in(&interval)
             && let Some(kept) = self.kept_for(mode, &interval, false, UNSORTED_CHANGES_MAX).await?
             && let Some(count) = self.count_kept(mode, &kept, &interval, at).await?
         {
@@ -143,11 +143,10 @@ impl Rows<'_> {
         self.scan_at(bounds, Some(&snapshot)).count_rows(mode).await
     }
 
-    /// Returns `true` if the transaction has removed a range that has keys in this interval. The
-    /// cached counts and states include the removed rows.
-    pub(super) fn has_removed_in(&self, interval: &Interval) -> bool {
+    /// Like [`has_unlisted`](Self::has_unlisted). The cached counts and states can't be combined with such changes.
+    pub(super) fn has_unlisted_in(&self, interval: &Interval) -> bool {
         let (lower, upper) = as_slices(interval);
-        self.has_removed((Bound::Included(lower), upper.map_or(Bound::Unbounded, Bound::Excluded)))
+        self.has_unlisted((Bound::Included(lower), upper.map_or(Bound::Unbounded, Bound::Excluded)))
     }
 
     /// Returns the counts to use for a range, with reductions if requested. First folds the list of changes if more
@@ -260,7 +259,7 @@ impl Rows<'_> {
         at: Option<&Arc<SnapshotHandle>>,
     ) -> Result<Option<(Value, Value)>> {
         if let Some(interval) = interval(&bounds)
-            && !self.has_removed_in(&interval)
+            && !self.has_unlisted_in(&interval)
             && let Some(kept) = self.kept_for(mode, &interval, false, UNSORTED_CHANGES_MAX).await?
         {
             let snapshot = match at {

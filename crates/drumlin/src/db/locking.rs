@@ -69,7 +69,7 @@ impl Transaction {
         lock_mode: LockMode,
     ) -> Result<()> {
         let open = self.open(keyspace)?;
-        self.secure_memory(key, None)?;
+        self.make_room_for_lock(mode, key).await?;
         self.lock_as(mode, open, key, lock_mode).await
     }
 
@@ -108,7 +108,7 @@ impl Transaction {
     ) -> Result<bool> {
         self.check_conflict()?;
         let open = self.open(keyspace)?;
-        self.secure_memory(key, None)?;
+        self.make_room_for_lock(mode, key).await?;
         let result = self.try_lock(mode, open, key, lock_mode, None).await;
         self.remember(result)
     }
@@ -252,11 +252,13 @@ impl Transaction {
         locks.end_pending();
         let request = LockRequest { owner: *id, keyspace: tree.pages.id, key, mode: lock_mode };
         let tried = store.engine.locks.try_request(&request);
+        // Another transaction may have the lock although it is not in the lock table.
+        let has_spilled = store.engine.spilled_locks.has_any();
         let snapshot = reader.view.horizon.snapshot();
         let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
         match tried {
             Ok(Granted::AlreadyHeld) => return Ok(true),
-            Ok(Granted::Acquired) if !snapshot.is_some_and(may_have_changed) => {
+            Ok(Granted::Acquired) if !has_spilled && !snapshot.is_some_and(may_have_changed) => {
                 locks.add(tree.pages.id, key, lock_mode);
                 return Ok(true);
             }
@@ -267,6 +269,12 @@ impl Transaction {
         locks.pending = Some(PendingLock { keyspace: tree.pages.id, key: key.into(), is_upgrade });
         if tried.is_err() {
             store.lock_row(mode, &request, timeout.unwrap_or_default(), interrupt.as_deref()).await?;
+        } else if has_spilled && !store.keeps_lock(mode, &request).await? {
+            let Some(timeout) = timeout else {
+                locks.pending = None;
+                return Ok(false);
+            };
+            store.lock_row(mode, &request, timeout, interrupt.as_deref()).await?;
         }
         if is_upgrade {
             // The row was checked when the shared lock was acquired, and has not changed since, because the lock
@@ -294,7 +302,7 @@ impl Transaction {
     pub(super) async fn lock_if_free(&mut self, mode: WaitMode<'_>, keyspace: &Keyspace, key: &[u8]) -> Result<bool> {
         self.check_conflict()?;
         let open = self.open(keyspace)?;
-        self.secure_memory(key, Some(0))?;
+        self.make_room(mode, open, key, None, 0).await?;
         match self.try_lock(mode, open, key, LockMode::Exclusive, None).await {
             Err(Error::Conflict { .. }) => Ok(false),
             locked => self.reader.view.shortage.noting(locked),
@@ -343,6 +351,14 @@ impl Transaction {
         for (tree, removed) in self.writes().set.removals() {
             let keyspace = tree.pages.id;
             held.extend(locks.held_by_others(self.id, keyspace, removed).into_iter().map(|key| (keyspace, key)));
+            for other in store.engine.spilled_locks.others(self.id) {
+                let (writes, keys) = (other.writes(), removed.clone());
+                // Waiting for one row of the transaction is waiting for its end.
+                if let Some(key) = mode.run(move || writes.any_key_in(keyspace, &keys)).await? {
+                    other.restore(locks, keyspace, &key)?;
+                    held.push((keyspace, key));
+                }
+            }
         }
         let deadline = store.now().saturating_add(self.options.lock_timeout);
         for (keyspace, key) in held {
@@ -364,7 +380,7 @@ impl Transaction {
             let keyspace = tree.pages.id;
             mode.work(turn::LOCK_UNITS).await;
             let request = LockRequest { owner: *id, keyspace, key, mode: LockMode::Exclusive };
-            if store.engine.locks.try_request(&request).is_err() {
+            if store.engine.spilled_locks.has_any() || store.engine.locks.try_request(&request).is_err() {
                 locks.pending = Some(PendingLock { keyspace, key: key.into(), is_upgrade: false });
                 let timeout = deadline.saturating_sub(store.now());
                 store.lock_row(mode, &request, timeout, None).await?;
@@ -383,7 +399,7 @@ impl Transaction {
         key: &[u8],
     ) -> Result<bool> {
         let open = self.open(keyspace)?;
-        self.secure_memory(key, None)?;
+        self.make_room_for_lock(mode, key).await?;
         self.lock(mode, open, key).await?;
         self.reader.rows(keyspace)?.contains_unrecorded(mode, key).await
     }

@@ -167,6 +167,10 @@ impl Transaction {
         if writes.range_count() > 0 {
             return Err(Error::Invalid("a transaction that has removed a range can't be prepared".into()));
         }
+        if !writes.spilled().is_empty() {
+            let limit_bytes = store.engine.budget.transaction_memory_max();
+            return Err(Error::prepared_too_large(writes.position(), writes.spilled().bytes(), limit_bytes));
+        }
         let seen = rows_seen(&horizon, &locks);
         let logged = store.prepare(mode, for_task, id, writes, seen, HeldLocks { locks, memory }).await?;
         Ok((handle, logged))

@@ -96,6 +96,12 @@ impl Transaction {
         if range.is_empty() {
             return Ok(());
         }
+        // A spill whose call was dropped is made again, without the ranges.
+        self.pending_spill = None;
+        if !self.writes().set.spilled().is_empty() {
+            let (writes, limit_bytes) = (&self.writes().set, self.store()?.engine.budget.transaction_memory_max());
+            return Err(Error::ranges_too_large(writes.position(), writes.spilled().bytes(), limit_bytes));
+        }
         if self.writes().set.range_count() >= RANGE_COUNT_MAX {
             return Err(Error::Invalid(format!("a transaction can remove up to {RANGE_COUNT_MAX} ranges")));
         }

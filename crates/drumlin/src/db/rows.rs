@@ -20,11 +20,12 @@ use crate::counts::{CountedTree, interval_of};
 use crate::error::Result;
 use crate::format::Timestamp;
 use crate::store::Store;
-use crate::task::{Rooted, WaitMode};
+use crate::task::{Boxed, Rooted, WaitMode};
 use crate::tree::Direction;
 use crate::txn::engine::{Destination, Found, ReadAt};
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::spilled::writes::OwnedChange;
 use crate::txn::write_set::{Change, SharedWrites};
 
 /// The commits that are visible to a reader.
@@ -95,6 +96,26 @@ impl Horizon {
     }
 }
 
+/// A change that the reading transaction has made to a row.
+enum OwnChange<'r> {
+    InMemory(Change<'r>),
+    /// Puts a value that was read from disk.
+    Spilled(Vec<u8>),
+}
+
+impl OwnChange<'_> {
+    fn change(&self) -> Change<'_> {
+        match self {
+            OwnChange::InMemory(change) => *change,
+            OwnChange::Spilled(value) => Change::Put(value),
+        }
+    }
+
+    fn is_put(&self) -> bool {
+        !matches!(self.change(), Change::Remove)
+    }
+}
+
 /// The rows of one keyspace as one reader sees them.
 pub(super) struct Rows<'r> {
     pub(super) handle: &'r Arc<Handle>,
@@ -116,8 +137,35 @@ impl Rows<'_> {
     }
 
     /// Returns the reading transaction's own change to the row.
-    fn own_change(&self, key: &[u8]) -> Option<Change<'_>> {
-        self.view?.own.as_ref()?.set.get(self.tree.pages.id, key)
+    async fn own_change(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<OwnChange<'_>>> {
+        let Some(own) = self.view.and_then(|view| view.own.as_ref()) else { return Ok(None) };
+        match own.set.get(self.tree.pages.id, key) {
+            Some(change) => Ok(Some(OwnChange::InMemory(change))),
+            None if own.set.spilled().may_have_row(self.tree.pages.id, key) => {
+                self.spilled_change(mode, own, key).await
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Reads the reading transaction's own change to the row from disk.
+    #[cold]
+    fn spilled_change<'f, 's: 'f>(
+        &'s self,
+        mode: WaitMode<'f>,
+        own: &'s SharedWrites,
+        key: &[u8],
+    ) -> Boxed<'f, Result<Option<OwnChange<'s>>>> {
+        let (writes, keyspace, key) = (own.set.spilled().clone(), self.tree.pages.id, key.to_vec());
+        Box::pin(async move {
+            self.store()?;
+            let found = mode.run(move || writes.find(keyspace, &key)).await?;
+            Ok(found.map(|change| match change {
+                OwnedChange::Put(value) => OwnChange::Spilled(value),
+                OwnedChange::PutLarge(number) => OwnChange::InMemory(Change::PutLarge(own.set.spilled_large(number))),
+                OwnedChange::Remove => OwnChange::InMemory(Change::Remove),
+            }))
+        })
     }
 
     /// Records the read of a row in the read set of a serializable transaction.
@@ -198,14 +246,27 @@ impl Rows<'_> {
     /// Reads the row's value into `to`. Returns `false` if there is no row. After an error, `to` may hold a partial
     /// value.
     async fn get_to(&self, mode: WaitMode<'_>, key: &[u8], to: &mut dyn Destination) -> Result<bool> {
-        if self.own_change(key).is_none() {
+        let own = self.own_change(mode, key).await?;
+        if own.is_none() {
             self.record(key)?;
         }
-        self.noting(self.value(mode, key, to).await)
+        self.noting(self.value_over(mode, key, own, to).await)
     }
 
     async fn value(&self, mode: WaitMode<'_>, key: &[u8], to: &mut dyn Destination) -> Result<bool> {
-        match self.own_change(key) {
+        let own = self.own_change(mode, key).await?;
+        self.value_over(mode, key, own, to).await
+    }
+
+    /// Reads the value of a row that the transaction itself has changed like `own`.
+    async fn value_over(
+        &self,
+        mode: WaitMode<'_>,
+        key: &[u8],
+        own: Option<OwnChange<'_>>,
+        to: &mut dyn Destination,
+    ) -> Result<bool> {
+        match own.as_ref().map(OwnChange::change) {
             None => {}
             Some(Change::Put(value)) => {
                 to.copy(value);
@@ -260,7 +321,7 @@ impl Rows<'_> {
     #[inline(never)]
     pub(super) fn contains_key(&self, mode: WaitMode<'_>, key: &[u8]) -> Rooted<impl Future<Output = Result<bool>>> {
         Rooted::new(async move {
-            if self.own_change(key).is_none() {
+            if self.own_change(mode, key).await?.is_none() {
                 self.record(key)?;
             }
             self.contains_unrecorded(mode, key).await
@@ -270,8 +331,8 @@ impl Rows<'_> {
     /// Like [`contains_key`](Self::contains_key), but does not record the read. For a transaction that has locked the
     /// row.
     pub(super) async fn contains_unrecorded(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<bool> {
-        if let Some(change) = self.own_change(key) {
-            return Ok(!matches!(change, Change::Remove));
+        if let Some(own) = self.own_change(mode, key).await? {
+            return Ok(own.is_put());
         }
         Ok(self.find_committed(mode, key, |_| ()).await?.is_some())
     }
@@ -290,7 +351,7 @@ impl Rows<'_> {
             let mut values = vec![None; keys.len()];
             let (mut others, mut other_keys) = (Vec::new(), Vec::new());
             for (key, value) in keys.iter().copied().zip(&mut values) {
-                if self.own_change(key).is_some() {
+                if self.own_change(mode, key).await?.is_some() {
                     *value = self.get(mode, key).await?;
                 } else {
                     self.record(key)?;
@@ -318,8 +379,13 @@ impl Rows<'_> {
     ) -> Rooted<impl Future<Output = Result<Vec<bool>>>> {
         Rooted::new(async move {
             let store = self.store()?;
-            for key in keys.iter().filter(|key| self.own_change(key).is_none()) {
-                self.record(key)?;
+            let mut own = Vec::with_capacity(keys.len());
+            for key in keys {
+                let is_put = self.own_change(mode, key).await?.map(|own| own.is_put());
+                if is_put.is_none() {
+                    self.record(key)?;
+                }
+                own.push(is_put);
             }
             let read_at = self.view.as_ref().map_or(ReadAt::Visible, |view| view.horizon.read_at());
             let found = store.engine.find_many(mode, self.tree, keys, read_at, |_| ()).await?;
@@ -327,11 +393,7 @@ impl Rows<'_> {
                 horizon.check()?;
                 horizon.see_published(store);
             }
-            let is_there = |(key, found): (&&[u8], Option<Found<()>>)| match self.own_change(key) {
-                Some(change) => !matches!(change, Change::Remove),
-                None => found.is_some(),
-            };
-            Ok(keys.iter().zip(found).map(is_there).collect())
+            Ok(own.into_iter().zip(found).map(|(is_put, found)| is_put.unwrap_or(found.is_some())).collect())
         })
     }
 
@@ -381,13 +443,17 @@ impl Rows<'_> {
     pub(super) fn own_within(&self, bounds: (Bound<&[u8]>, Bound<&[u8]>)) -> Option<&Arc<SharedWrites>> {
         let own = self.view.and_then(|view| view.own.as_ref())?;
         let has_rows = || own.set.range(self.tree.pages.id, bounds).next().is_some();
-        (has_rows() || self.has_removed(bounds)).then_some(own)
+        (has_rows() || self.has_unlisted(bounds)).then_some(own)
     }
 
-    /// Returns `true` if the transaction has removed a range that has keys between these bounds.
-    pub(super) fn has_removed(&self, (lower, upper): (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
-        let own = self.view.and_then(|view| view.own.as_ref());
-        let Some(removed) = own.and_then(|own| own.set.removed(self.tree.pages.id)) else { return false };
+    /// Returns `true` if the transaction has changes between these bounds that it can't list from memory: it has
+    /// removed a range that has keys there, or has spilled changes of the keyspace.
+    pub(super) fn has_unlisted(&self, (lower, upper): (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
+        let Some(own) = self.view.and_then(|view| view.own.as_ref()) else { return false };
+        if own.set.spilled().may_have(self.tree.pages.id) {
+            return true;
+        }
+        let Some(removed) = own.set.removed(self.tree.pages.id) else { return false };
         interval_of(lower, upper).is_some_and(|(lower, upper)| removed.meets(&lower, upper.as_deref()))
     }
 
@@ -402,7 +468,8 @@ impl Rows<'_> {
 
     async fn open_value(&self, mode: WaitMode<'_>, key: &[u8]) -> Result<Option<ValueReader>> {
         let (store, tree) = (self.store()?, self.tree);
-        let content = match self.own_change(key) {
+        let own = self.own_change(mode, key).await?;
+        let content = match own.as_ref().map(OwnChange::change) {
             Some(Change::Put(value)) => Some(Content::bytes(value, &store.engine)?),
             Some(Change::PutLarge(value)) => Some(Content::Own(Arc::clone(value))),
             Some(Change::Remove) => return Ok(None),

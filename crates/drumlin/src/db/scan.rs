@@ -24,13 +24,14 @@ use crate::pool::{Provider, Stop};
 use crate::store::read_ahead::ReadAhead;
 use crate::task::{Boxed, Rooted, WaitMode, turn};
 use crate::tree::node::{EMPTY_LEAF, Leaf};
-use crate::tree::{Direction, Piece, Target, Unreadable};
+use crate::tree::{Direction, Target, Unreadable};
 use crate::txn::old_rows::OldRows;
 use crate::txn::read_set::SharedReads;
 use crate::txn::snapshots::SnapshotHandle;
 use crate::txn::spilled::FetchedRows;
+use crate::txn::spilled::writes::{OwnedChange, SpilledWindow};
 use crate::txn::values::{UpcomingValues, ValuePart};
-use crate::txn::write_set::{Change, SharedWrites};
+use crate::txn::write_set::{Change, SharedWrites, WriteSet};
 
 /// A scan between two bounds, from either end or both.
 pub(super) struct Scan {
@@ -50,6 +51,8 @@ pub(super) struct Scan {
     back: CopiedRows,
     /// The scanning transaction's own changes, if it has any within the bounds.
     own: Option<Arc<SharedWrites>>,
+    /// The changes of the scanning transaction near the position of the scan, if some of its changes are spilled.
+    window: Option<OwnWindow>,
     /// The read set of the scanning transaction, if it is serializable.
     reads: Option<SharedReads>,
     /// The shortage flag of the scanning transaction.
@@ -65,6 +68,54 @@ pub(super) struct Scan {
     memory: Grant,
     front_bytes: u64,
     back_bytes: u64,
+}
+
+/// The maximum memory of the spilled changes that a scan has read.
+const WINDOW_BYTES_MAX: u64 = if cfg!(feature = "sim") { 8 << 10 } else { 64 << 10 };
+
+/// The changes of a transaction between two keys: from the lower one, inclusive, to the upper one, exclusive.
+struct OwnWindow {
+    lower: Option<Vec<u8>>,
+    upper: Option<Vec<u8>>,
+    writes: WriteSet,
+    _memory: Grant,
+}
+
+impl OwnWindow {
+    /// Returns `true` if the window has the rows from `key` on, or before it. `None` stands for the end of the
+    /// keyspace.
+    fn covers(&self, key: Option<&[u8]>, direction: Direction) -> bool {
+        let (lower, upper) = (self.lower.as_deref(), self.upper.as_deref());
+        match (direction, key) {
+            (Direction::Forward, None) => lower.is_none(),
+            (Direction::Backward, None) => upper.is_none(),
+            (Direction::Forward, Some(key)) => {
+                lower.is_none_or(|lower| lower <= key) && upper.is_none_or(|upper| key < upper)
+            }
+            (Direction::Backward, Some(key)) => {
+                lower.is_none_or(|lower| lower < key) && upper.is_none_or(|upper| key <= upper)
+            }
+        }
+    }
+}
+
+/// Narrows two bounds to the keys from `lower`, inclusive, to `upper`, exclusive.
+fn narrowed<'b>(
+    bounds: (Bound<&'b [u8]>, Bound<&'b [u8]>),
+    lower: Option<&'b [u8]>,
+    upper: Option<&'b [u8]>,
+) -> (Bound<&'b [u8]>, Bound<&'b [u8]>) {
+    let lower = match (bounds.0, lower) {
+        (Bound::Included(bound) | Bound::Excluded(bound), Some(lower)) if bound < lower => Bound::Included(lower),
+        (Bound::Unbounded, Some(lower)) => Bound::Included(lower),
+        (bound, _) => bound,
+    };
+    let upper = match (bounds.1, upper) {
+        (Bound::Included(bound) | Bound::Excluded(bound), Some(upper)) if upper <= bound => Bound::Excluded(upper),
+        (Bound::Unbounded, Some(upper)) => Bound::Excluded(upper),
+        (bound, _) => bound,
+    };
+    (lower, upper)
 }
 
 fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
@@ -150,6 +201,7 @@ impl Scan {
             front: CopiedRows::default(),
             back: CopiedRows::default(),
             own,
+            window: None,
             reads,
             shortage,
             ahead_forward: ReadAhead::new(Direction::Forward),
@@ -189,8 +241,11 @@ impl Scan {
             versions: &self.handle.store_here().engine.versions,
             keyspace: self.tree.pages.id,
             snapshot: self.snapshot.timestamp,
-            bounds: (as_slice(&self.lower), as_slice(&self.upper)),
-            own: self.own.as_ref().map(|own| &own.set),
+            bounds: self.bounds(),
+            own: match &self.window {
+                Some(window) => Some(&window.writes),
+                None => self.own.as_ref().map(|own| &own.set),
+            },
             direction,
         }
     }
@@ -237,6 +292,7 @@ impl Scan {
         if self.fetched_all {
             return Ok(0);
         }
+        self.fill_window(mode, direction).await?;
         let want = std::mem::take(&mut self.want);
         let (memory, rows) = (self.take_memory(), std::mem::take(self.side_mut(direction)));
         let (ahead, kept_bytes) = match direction {
@@ -281,15 +337,12 @@ impl Scan {
         if self.tree.has_runs_above(&leaf)
             && let Some(piece) = self.tree.piece(&leaf, target, direction, snapshot)?
         {
-            let copier = Copier { bounds: self.bounds_within(&piece), ..self.copier(direction, want) };
+            let bounds = narrowed(self.bounds(), piece.lower.as_deref(), piece.upper.as_deref());
+            let copier = Copier { bounds, ..self.copier(direction, want) };
             let rows_of = piece.page.leaf(&read);
             let copied = copier.copy(&rows_of, read.page(), memory, kept_bytes, OldRows::default(), rows);
             let copied = copied.map_err(Stop::Error)?;
-            let Piece { lower, upper, .. } = piece;
-            let fence = match direction {
-                Direction::Forward => upper.map(Bound::Included),
-                Direction::Backward => lower.map(Bound::Excluded),
-            };
+            let fence = self.fence(direction, piece.lower.as_deref(), piece.upper.as_deref());
             return Ok(Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() }));
         }
         let (is_newer, published) = (leaf.newest() > snapshot, spilled.published());
@@ -303,10 +356,7 @@ impl Scan {
         let old = fetched.take().filter(|_| is_newer).map(|rows| rows.old).unwrap_or_default();
         let copier = self.copier(direction, want);
         let copied = copier.copy(&leaf, read.page(), memory, kept_bytes, old, rows).map_err(Stop::Error)?;
-        let fence = match direction {
-            Direction::Forward => upper.map(|fence| Bound::Included(fence.to_vec())),
-            Direction::Backward => lower.map(|fence| Bound::Excluded(fence.to_vec())),
-        };
+        let fence = self.fence(direction, lower, upper);
         // If versions were spilled during the copy, the copy may have missed them.
         let is_whole = !is_newer || spilled.published() == published;
         Ok(if is_whole {
@@ -316,23 +366,70 @@ impl Scan {
         })
     }
 
-    /// Returns the bounds of the keys of a piece that have not been fetched yet.
-    fn bounds_within<'b>(&'b self, piece: &'b Piece<'_>) -> (Bound<&'b [u8]>, Bound<&'b [u8]>) {
-        let lower = match (as_slice(&self.lower), &piece.lower) {
-            (Bound::Included(lower) | Bound::Excluded(lower), Some(fence)) if lower < &fence[..] => {
-                Bound::Included(&fence[..])
+    /// Returns the bounds of the keys that can be copied next.
+    fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
+        let bounds = (as_slice(&self.lower), as_slice(&self.upper));
+        match &self.window {
+            Some(window) => narrowed(bounds, window.lower.as_deref(), window.upper.as_deref()),
+            None => bounds,
+        }
+    }
+
+    /// Returns the bound at which the scan goes on after all rows between these fences have been copied.
+    fn fence(&self, direction: Direction, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Option<Bound<Vec<u8>>> {
+        let window = self.window.as_ref();
+        match direction {
+            Direction::Forward => {
+                let edge = window.and_then(|window| window.upper.as_deref());
+                upper.into_iter().chain(edge).min().map(|fence| Bound::Included(fence.to_vec()))
             }
-            (Bound::Unbounded, Some(fence)) => Bound::Included(&fence[..]),
-            (lower, _) => lower,
-        };
-        let upper = match (as_slice(&self.upper), &piece.upper) {
-            (Bound::Included(upper) | Bound::Excluded(upper), Some(fence)) if &fence[..] <= upper => {
-                Bound::Excluded(&fence[..])
+            Direction::Backward => {
+                let edge = window.and_then(|window| window.lower.as_deref());
+                lower.into_iter().chain(edge).max().map(|fence| Bound::Excluded(fence.to_vec()))
             }
-            (Bound::Unbounded, Some(fence)) => Bound::Excluded(&fence[..]),
-            (upper, _) => upper,
+        }
+    }
+
+    /// If the scanning transaction has spilled changes, reads those near the position of the scan.
+    async fn fill_window(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<()> {
+        let Some(own) = self.own.as_ref().filter(|own| !own.set.spilled().is_empty()) else { return Ok(()) };
+        let position = match (direction, &self.lower, &self.upper) {
+            (Direction::Forward, Bound::Unbounded, _) | (Direction::Backward, _, Bound::Unbounded) => None,
+            (Direction::Forward, Bound::Included(key) | Bound::Excluded(key), _)
+            | (Direction::Backward, _, Bound::Excluded(key)) => Some(key.clone()),
+            (Direction::Backward, _, Bound::Included(key)) => Some([&key[..], &[0]].concat()),
         };
-        (lower, upper)
+        if self.window.as_ref().is_some_and(|window| window.covers(position.as_deref(), direction)) {
+            return Ok(());
+        }
+        let (spilled, keyspace) = (own.set.spilled().clone(), self.tree.pages.id);
+        self.handle.store()?;
+        let bytes_max = (self.memory.limit_bytes() / 16).min(WINDOW_BYTES_MAX) as usize;
+        let read = move || spilled.window(keyspace, position.as_deref(), direction, bytes_max);
+        let SpilledWindow { rows, lower, upper } = mode.run(read).await?;
+        let mut writes = WriteSet::default();
+        for (key, change) in rows {
+            match change {
+                None => {}
+                Some(OwnedChange::Put(value)) => writes.put(&self.tree, &key, &value),
+                Some(OwnedChange::PutLarge(number)) => {
+                    writes.put_large(&self.tree, &key, Arc::clone(own.set.spilled_large(number)));
+                }
+                Some(OwnedChange::Remove) => writes.remove(&self.tree, &key),
+            }
+        }
+        let within = narrowed((Bound::Unbounded, Bound::Unbounded), lower.as_deref(), upper.as_deref());
+        for (key, change) in own.set.range(keyspace, within) {
+            match change {
+                Change::Put(value) => writes.put(&self.tree, key, value),
+                Change::PutLarge(value) => writes.put_large(&self.tree, key, Arc::clone(value)),
+                Change::Remove => writes.remove(&self.tree, key),
+            }
+        }
+        let mut memory = self.memory.another();
+        memory.take(writes.memory_bytes_with(&[], 0) as u64);
+        self.window = Some(OwnWindow { lower, upper, writes, _memory: memory });
+        Ok(())
     }
 
     /// Completes a copy that failed at the first attempt: faults in pages, fetches spilled versions, and retries.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::Keyspace;
 use super::handle::Handle;
 use super::keyspace::WithHead;
+use super::pending_spill::PendingSpill;
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView, Rows};
 use super::shortage::Shortage;
@@ -136,6 +137,10 @@ impl Default for TxOptions {
 /// A transaction over any number of keyspaces. Its changes are invisible to others until
 /// [`commit`](Transaction::commit), and are discarded on drop.
 ///
+/// A transaction can be larger than memory. Changes beyond a sixteenth of the memory budget go to disk until the
+/// commit; [`Error::TransactionTooLarge`] lists the exceptions. The commit of such a transaction is always durable when
+/// it returns. It costs O(rows of the transaction), during which other commits go on.
+///
 /// Its reading methods are those of [`Reader`].
 ///
 /// ```
@@ -158,6 +163,10 @@ pub struct Transaction {
     /// The memory grant for row locks. The write set and the read set have their own grants.
     pub(super) memory: Grant,
     roll_backs: RollBacks,
+    /// The highest position of a savepoint.
+    pub(super) savepoint_max: usize,
+    /// A spill whose result has not been taken yet.
+    pub(super) pending_spill: Option<Arc<PendingSpill>>,
     /// The reason for the conflict that has ended the transaction.
     pub(super) conflict: Option<&'static str>,
     /// Present once [`interrupter`](Transaction::interrupter) has been called, so that other threads can end the
@@ -193,6 +202,14 @@ pub struct Savepoint {
     position: usize,
     /// The number of roll-backs before this savepoint.
     roll_backs: u64,
+}
+
+/// The outcome of an attempt to apply the changes of a transaction.
+enum Outcome {
+    /// The changes are applied. Their log write may be pending.
+    Applied(Arc<Handle>, Appended),
+    /// The changes can be committed only as spilled ones.
+    TooLarge(Box<Transaction>),
 }
 
 /// The roll-backs that can invalidate a savepoint, as pairs of roll-back number and position. Both ascend.
@@ -254,6 +271,8 @@ impl Transaction {
             locks,
             memory,
             roll_backs: RollBacks::default(),
+            savepoint_max: 0,
+            pending_spill: None,
             conflict: None,
             interrupt: None,
         })
@@ -334,7 +353,7 @@ impl Transaction {
         let sharer_bytes = if value_bytes.is_none() { SHARER_BYTES } else { 0 };
         let lock_bytes = self.locks.memory_bytes_with(key) + sharer_bytes;
         let bytes = write_bytes + lock_bytes;
-        if bytes as u64 > limit_bytes {
+        if bytes as u64 > limit_bytes || self.should_spill(bytes as u64, write_bytes as u64)? {
             return Err(Error::writes_too_large(writes.position() + 1, bytes as u64, limit_bytes));
         }
         if let Some(reads) = &self.reader.view.reads {
@@ -353,6 +372,13 @@ impl Transaction {
         Ok(())
     }
 
+    /// Returns `true` if the transaction has enough changes to spill them, now that it would take `bytes` of memory
+    /// with the next one, `write_bytes` of them for changes.
+    fn should_spill(&self, bytes: u64, write_bytes: u64) -> Result<bool> {
+        let spill_bytes = self.store()?.engine.budget.spill_bytes();
+        Ok(bytes > spill_bytes && write_bytes > spill_bytes / 4 && self.may_spill())
+    }
+
     /// Reserves memory for a write set of this size.
     pub(super) fn secure_writes(&mut self, write_bytes: usize) -> Result<()> {
         let limit_bytes = self.store()?.engine.budget.transaction_memory_max();
@@ -367,7 +393,7 @@ impl Transaction {
     }
 
     /// Fails if a write would make the transaction's commit record too long for the log.
-    fn check_record(&self, open: &OpenKeyspace, key: &[u8], change: &Change<'_>) -> Result<()> {
+    pub(super) fn check_record(&self, open: &OpenKeyspace, key: &[u8], change: &Change<'_>) -> Result<()> {
         let writes = &self.writes().set;
         let limit_bytes = self.store()?.engine.log().body_bytes_max();
         if let Some(bytes) = writes.record_bytes_above(limit_bytes, open.tree.pages.id, key, change) {
@@ -403,8 +429,7 @@ impl Transaction {
                 let memory = self.source_memory(mode).await?;
                 return self.insert_large(mode, open, key, Blocking(value), memory).await.map(drop);
             }
-            self.check_record(open, key, &Change::Put(value))?;
-            self.secure_memory(key, Some(value.len()))?;
+            self.make_room(mode, open, key, Some(&Change::Put(value)), value.len()).await?;
             self.lock(mode, open, key).await?;
             SharedWrites::unshared(self.writes_mut()).put(&open.tree, key, value);
             Ok(())
@@ -470,7 +495,7 @@ impl Transaction {
     }
 
     async fn lock_large(&mut self, mode: WaitMode<'_>, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
-        self.secure_memory(key, Some(size_of::<LargeValue>()))?;
+        self.make_room(mode, open, key, None, size_of::<LargeValue>()).await?;
         self.lock(mode, open, key).await
     }
 
@@ -491,8 +516,7 @@ impl Transaction {
     ) -> Rooted<impl Future<Output = Result<()>>> {
         Rooted::new(async move {
             let open = self.open(keyspace)?;
-            self.check_record(open, key, &Change::Remove)?;
-            self.secure_memory(key, Some(0))?;
+            self.make_room(mode, open, key, Some(&Change::Remove), 0).await?;
             self.lock(mode, open, key).await?;
             SharedWrites::unshared(self.writes_mut()).remove(&open.tree, key);
             Ok(())
@@ -503,6 +527,7 @@ impl Transaction {
     #[must_use]
     pub fn savepoint(&mut self) -> Savepoint {
         let position = self.writes().set.position();
+        self.savepoint_max = self.savepoint_max.max(position);
         Savepoint {
             opening: self.reader.handle.number(),
             transaction: self.id,
@@ -524,6 +549,8 @@ impl Transaction {
                 "the savepoint belongs to another transaction, or an earlier roll-back has passed it".into(),
             ));
         }
+        // A spill whose call was dropped is made again: its changes may be undone now.
+        self.pending_spill = None;
         let bytes = self.writes().set.memory_bytes_with(&[], 0);
         if !SharedWrites::secure(self.writes_mut(), bytes) {
             return self.reader.view.shortage.noting(Err(Error::transactions_in_memory(self.memory.limit_bytes())));
@@ -555,14 +582,17 @@ impl Transaction {
             self.lock_planned(mode).await?;
             let durability = self.options.durability;
             let writes = &self.writes().set;
-            let (handle, logged) = match mode {
-                _ if writes.is_empty() => {
-                    let Transaction { reader, locks, .. } = self;
-                    let seen = reader.view.horizon.seen();
-                    drop(locks);
-                    reader.store()?.engine.show_durable(mode, seen).await?;
-                    return Ok(seen);
-                }
+            if writes.is_empty() {
+                let Transaction { reader, locks, .. } = self;
+                let seen = reader.view.horizon.seen();
+                drop(locks);
+                reader.store()?.engine.show_durable(mode, seen).await?;
+                return Ok(seen);
+            }
+            if !writes.spilled().is_empty() {
+                return self.commit_spilled_in(mode).await;
+            }
+            let outcome = match mode {
                 // The rows are changed without yielding, so a long commit on this thread would stall its other tasks.
                 // Folding older removals blocks the thread too.
                 WaitMode::Tasks(tasks)
@@ -576,15 +606,29 @@ impl Transaction {
                 }
                 _ => self.apply(mode, mode.is_task()).await?,
             };
-            // The commit has been applied, even if the database has been closed since. Only its log write is still
-            // pending.
-            handle.store_here().engine.await_written(mode, &logged, durability).await
+            match outcome {
+                // The commit has been applied, even if the database has been closed since. Only its log write is still
+                // pending.
+                Outcome::Applied(handle, logged) => {
+                    handle.store_here().engine.await_written(mode, &logged, durability).await
+                }
+                Outcome::TooLarge(transaction) => transaction.commit_spilled_in(mode).await,
+            }
         })
     }
 
     /// Applies the changes and requests their log write. The transaction must have locked their rows.
-    async fn apply(self, mode: WaitMode<'_>, for_task: bool) -> Result<(Arc<Handle>, Appended)> {
-        let Transaction { reader, options, locks, memory: _memory, .. } = self;
+    async fn apply(mut self, mode: WaitMode<'_>, for_task: bool) -> Result<Outcome> {
+        let applied = self.try_apply(mode, for_task).await;
+        match applied {
+            // The pages of its rows, or their old versions, do not fit in memory together.
+            Err(Error::TransactionTooLarge { .. }) if self.may_spill() => Ok(Outcome::TooLarge(Box::new(self))),
+            applied => Ok(Outcome::Applied(Arc::clone(&self.reader.handle), applied?)),
+        }
+    }
+
+    async fn try_apply(&mut self, mode: WaitMode<'_>, for_task: bool) -> Result<Appended> {
+        let Transaction { reader, options, locks, .. } = self;
         let Reader { handle, view: ReadView { horizon, own, reads, .. }, .. } = reader;
         let store = handle.store()?;
         horizon.check()?;
@@ -595,7 +639,7 @@ impl Transaction {
             let spilled = &store.engine.spilled;
             Reads { set, snapshot, spilled, published: spilled.published() }
         });
-        let seen = rows_seen(&horizon, &locks);
+        let seen = rows_seen(horizon, locks);
         let list: Vec<_> = writes.removals().collect();
         let applied = if list.is_empty() {
             store.apply(mode, for_task, &rows, reads, seen, options.durability, locks).await
@@ -610,8 +654,7 @@ impl Transaction {
             };
             store.apply_removing(mode, for_task, &rows, &removals, reads, seen, options.durability, locks).await
         };
-        let logged = store.contention.noting(applied)?;
-        Ok((handle, logged))
+        store.contention.noting(applied)
     }
 
     /// Returns the timestamp of the snapshot or, for a read-committed transaction, of the newest commit that it may

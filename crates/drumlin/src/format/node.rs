@@ -154,6 +154,10 @@ pub(crate) struct LargeRef {
 }
 
 impl LargeRef {
+    /// The value of a row of a run that removes the older row with its key.
+    pub(crate) const REMOVED: LargeRef =
+        LargeRef { length: 0, id: ValueId(0), first_page: PageId::NONE, chunk_count: 0 };
+
     pub(crate) fn to_bytes(self) -> [u8; LARGE_REF_BYTES] {
         let mut bytes = [0; LARGE_REF_BYTES];
         put_u64(&mut bytes, LARGE_LENGTH_OFFSET, self.length);

@@ -40,8 +40,10 @@ pub(super) enum Attached {
     Whole,
     /// The load can't replace the root of its keyspace, because the keyspace is not empty for every reader and writer.
     NotEmpty,
-    /// The keyspace has the maximum number of runs.
+    /// A keyspace has the maximum number of runs.
     ManyRuns,
+    /// A run was attached since the rows were last compared with runs.
+    Overtaken,
 }
 
 impl Engine {
@@ -56,36 +58,48 @@ impl Engine {
     ) -> Result<Attached> {
         match tables.root {
             LoadRoot::Tree(root) => self.attach_as_tree(tree, tables, root, counts, take_timestamp),
-            LoadRoot::Run(root) => self.attach_as_run(tree, tables, root, take_timestamp),
+            LoadRoot::Run(_) => self.attach_as_runs(&[(tree, tables)], None, take_timestamp),
         }
     }
 
-    /// Attaches a load as a run above the keyspace's tree.
-    fn attach_as_run(
+    /// Attaches trees as runs above the trees of their keyspaces, all by one timestamp, or changes nothing. If
+    /// `checked` is set, no run may have been attached to these keyspaces since.
+    pub(super) fn attach_as_runs(
         &self,
-        tree: &CountedTree,
-        tables: &LoadTables,
-        root: PageId,
+        runs: &[(&CountedTree, &LoadTables)],
+        checked: Option<Timestamp>,
         mut take_timestamp: impl FnMut() -> Result<Timestamp>,
     ) -> Result<Attached> {
-        let pages = &tree.pages;
         let epoch_guard = self.space.epoch_latch.exclusive();
-        tree.check_dropped()?;
-        if pages.runs.are_many(Run::has_rows, RUNS_MAX) {
-            return Ok(Attached::ManyRuns);
+        for (tree, _) in runs {
+            tree.check_dropped()?;
+            if tree.pages.runs.are_many(Run::has_rows, RUNS_MAX) {
+                return Ok(Attached::ManyRuns);
+            }
+            if checked.is_some_and(|checked| tree.pages.runs.are_attached_since(checked)) {
+                return Ok(Attached::Overtaken);
+            }
         }
-        assert!(root != PageId::ROOT, "a run has the root of the tree");
-        // The rows of a run are not beneath the pages that the counts describe.
-        tree.counts.discard();
+        for (tree, _) in runs {
+            // The rows of a run are not beneath the pages that the counts describe.
+            tree.counts.discard();
+        }
         let timestamp = take_timestamp()?;
         assert!(self.clock.published() < timestamp, "a load is attached by a timestamp that is given out");
         // Nothing below this point can fail.
-        let _ = self.show_pages(&epoch_guard, pages, tables);
-        self.space.attach_run(pages, Run::of_rows(timestamp, root));
+        for (tree, tables) in runs {
+            let LoadRoot::Run(root) = tables.root else { unreachable!("a tree is attached as a run") };
+            assert!(root != PageId::ROOT, "a run has the root of the tree");
+            let _ = self.show_pages(&epoch_guard, &tree.pages, tables);
+            self.space.attach_run(&tree.pages, Run::of_rows(timestamp, root));
+        }
         self.set_newest_run(timestamp);
-        // Must follow all of the above: a reader that sees this timestamp looks for the run.
+        // Must follow all of the above: a reader that sees this timestamp looks for the runs.
         self.clock.mark_applied(timestamp);
-        assert!(pages.runs.newest() == timestamp, "a run was published that no reader finds");
+        assert!(
+            runs.iter().all(|(tree, _)| tree.pages.runs.newest() == timestamp),
+            "a run was published that no reader finds"
+        );
         crate::coverage::mark!("a bulk load was attached as a run");
         Ok(Attached::Whole)
     }
@@ -147,7 +161,10 @@ impl Engine {
 
     /// Returns `true` if no reader sees a row that the keyspace once had, and no row of it is locked.
     fn is_unseen_and_unlocked(&self, id: KeyspaceId) -> bool {
-        !self.versions.has_any(id) && !self.spilled.has_any(id) && !self.locks.has_any(id)
+        !self.versions.has_any(id)
+            && !self.spilled.has_any(id)
+            && !self.locks.has_any(id)
+            && !self.spilled_locks.has_any_in(id)
     }
 
     /// Returns `true` if a load can probably replace the keyspace's root. First merges the empty leaves left in the

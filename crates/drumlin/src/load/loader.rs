@@ -285,12 +285,21 @@ impl LoadMemory {
     /// so that more loads can begin, but at least the minimum that a load needs. The caller then has to shrink the
     /// buffer pool to its new limit.
     pub(crate) fn reserve(budget: &Arc<Budget>, page_bytes: usize) -> Result<LoadMemory> {
+        // This is enough to merge two runs.
+        let sorting_bytes = SortBuffer::BYTES_MIN.max(2 * LoadedRows::bytes_min(page_bytes) as u64);
+        LoadMemory::reserve_with(budget, page_bytes, sorting_bytes)
+    }
+
+    /// Reserves memory for packing rows in key order.
+    pub(super) fn reserve_packing(budget: &Arc<Budget>, page_bytes: usize) -> Result<LoadMemory> {
+        LoadMemory::reserve_with(budget, page_bytes, 0)
+    }
+
+    fn reserve_with(budget: &Arc<Budget>, page_bytes: usize, sorting_bytes: u64) -> Result<LoadMemory> {
         let [mut packing, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
         let left_bytes = packing.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
         let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + LOAD_PAGES * page_bytes as u64;
         let least = BUFFER_BYTES_MIN.max(2 * page_bytes);
-        // This is enough to merge two runs.
-        let sorting_bytes = SortBuffer::BYTES_MIN.max(2 * LoadedRows::bytes_min(page_bytes) as u64);
         let mut buffer_bytes = budget.write_buffer_bytes();
         while buffer_bytes > least && bytes_with(buffer_bytes) + sorting_bytes > left_bytes / 4 {
             buffer_bytes /= 2;
@@ -299,6 +308,11 @@ impl LoadMemory {
             return Err(Error::loads_in_memory(packing.limit_bytes()));
         }
         Ok(LoadMemory { packing, sorting, buffer_bytes })
+    }
+
+    /// Returns the size of one write buffer.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
     }
 }
 
@@ -353,12 +367,13 @@ fn attach_durably(
             }
             (Attached::NotEmpty, _) => pages.finish_as_run()?,
             (Attached::ManyRuns, _) => {}
+            (Attached::Overtaken, _) => unreachable!("a load depends on no earlier rows"),
         }
     }
 }
 
-/// Returns the body of the record that attaches a load.
-fn attachment(engine: &Engine, open: &OpenKeyspace, pages: &LoadPages, rows: u64) -> Vec<u8> {
+/// Returns the operation that attaches a load.
+pub(super) fn attachment(engine: &Engine, open: &OpenKeyspace, pages: &LoadPages, rows: u64) -> Vec<u8> {
     let (segments, tables) = (&engine.space.segments, pages.tables());
     let images = tables.images.iter().filter(|(_, address)| !address.is_none());
     let attachment = Attachment {

@@ -10,6 +10,8 @@ mod packing;
 mod pages;
 mod rows;
 mod sorting;
+mod writes;
 
 pub(crate) use loader::{LoadMemory, Loader, write_large};
 pub(crate) use pages::{LoadRoot, LoadTables};
+pub(crate) use writes::commit_spilled;

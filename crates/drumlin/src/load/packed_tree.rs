@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::format::ChunkNumber;
 use crate::format::extent::{Kind, PageKey};
 use crate::format::node::LargeRef;
-use crate::tree::node::{PackedRow, large_rest, push_value};
+use crate::tree::node::{PackedRow, large_rest, push_value, removal_rest};
 use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::{self, LargeValue};
@@ -78,6 +78,13 @@ impl PackedTree {
     pub(super) fn push_reference(&mut self, key: &[u8], reference: LargeRef) -> Result<()> {
         self.rest.clear();
         self.rest.extend_from_slice(&large_rest(reference));
+        self.push_row(key, Rest::Reference)
+    }
+
+    /// Appends a row that removes the older row with its key. The tree must become a run.
+    pub(super) fn push_removal(&mut self, key: &[u8]) -> Result<()> {
+        self.rest.clear();
+        self.rest.extend_from_slice(&removal_rest());
         self.push_row(key, Rest::Reference)
     }
 

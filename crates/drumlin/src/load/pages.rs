@@ -380,6 +380,12 @@ impl LoadPages {
         addresses.filter(|address| !address.is_none()).map(of).collect()
     }
 
+    /// Deallocates the write buffers of a complete load.
+    pub(super) fn free_buffers(&mut self) {
+        assert!(self.tables.is_some() && self.write.is_none(), "a load that is being written frees its buffers");
+        self.appender.free_buffers();
+    }
+
     /// Leaves the pages to the keyspace that they were attached to.
     pub(crate) fn release(&mut self) {
         assert!(self.tables.is_some(), "a load is attached before it is complete");

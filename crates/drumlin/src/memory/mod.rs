@@ -109,6 +109,9 @@ const BUDGET_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 2
 /// The amount that each additional log stream adds to the minimum budget.
 const STREAM_BYTES_MIN: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 0 };
 
+/// The maximum memory of a transaction is this many times the memory above which it spills its changes.
+const SPILL_SHARE: u64 = if cfg!(feature = "sim") { 3 } else { 1 };
+
 /// The number of write buffers: one for the appender of each of the two epochs, one for the mover, and as many again
 /// for writes in flight.
 pub(crate) const WRITE_BUFFER_COUNT: usize = 6;
@@ -327,6 +330,11 @@ impl Budget {
     /// Returns the maximum memory of one transaction, in bytes: its rows, their index, its locks, and its read set.
     pub(crate) fn transaction_memory_max(&self) -> u64 {
         self.total_bytes / 16
+    }
+
+    /// Returns the memory of one transaction, in bytes, above which it spills its changes.
+    pub(crate) fn spill_bytes(&self) -> u64 {
+        self.transaction_memory_max() / SPILL_SHARE
     }
 
     /// Returns the maximum number of bytes of leaves that a serializable commit may pin to validate them.

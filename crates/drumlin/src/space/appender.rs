@@ -231,6 +231,11 @@ impl Appender {
         }
     }
 
+    /// Deallocates the buffers that are not in use.
+    pub(crate) fn free_buffers(&mut self) {
+        self.buffers.idle.lock().clear();
+    }
+
     /// Hands over the buffer and closes the segment.
     pub(crate) fn seal(&mut self, segments: &Segments, jobs: &mut Vec<WriteJob>) {
         if let Some(mut open) = self.open.take() {

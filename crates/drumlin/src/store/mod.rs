@@ -52,7 +52,7 @@ use crate::error::{Error, Result};
 use crate::format::catalogue::Catalogue;
 use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::Process;
-use crate::load::{LoadMemory, Loader};
+use crate::load::{self, LoadMemory, Loader};
 use crate::memory::{Account, Grant, heap_bytes};
 use crate::seglog::Appended;
 use crate::task::WaitMode;
@@ -60,8 +60,9 @@ use crate::txn::TransactionId;
 use crate::txn::commit::{Admitted, Durability, Recorded, Removals, Row, RowsSeen};
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
-use crate::txn::row_locks::RowLock;
+use crate::txn::row_locks::{CommitLocks, RowLock};
 use crate::txn::snapshots::SnapshotHandle;
+use crate::txn::write_set::WriteSet;
 
 /// The maximum length of a value's prefix that needs no extra memory: it fits into the copy of a leaf that every
 /// reduction holds anyway.
@@ -140,6 +141,7 @@ impl Store {
         });
         self.stop();
         self.engine.spilled.clear();
+        self.engine.write_spill.close();
         if result.is_ok() {
             self.list_residents();
             self.write_counts_again();
@@ -228,6 +230,21 @@ impl Store {
         Ok(Loader::new(&self.engine, Arc::clone(open), memory))
     }
 
+    /// Commits the spilled changes of a transaction. Blocks the thread. Returns `None` if all changes are undone.
+    pub(crate) fn commit_spilled(self: &Arc<Self>, writes: &WriteSet, seen: RowsSeen<'_>) -> Result<Option<Timestamp>> {
+        self.check_writable()?;
+        self.engine.check_failure()?;
+        self.shed_states();
+        let open =
+            |id| self.keyspace_with_id(id).ok_or_else(|| Error::KeyspaceDropped { name: self.keyspace_name(id) });
+        let committed = load::commit_spilled(&self.engine, &self.ready, writes, seen, &open);
+        self.fold_runs();
+        if self.is_checkpoint_due() {
+            self.maintenance.ask();
+        }
+        committed
+    }
+
     /// Drops reducer states if page tables and bulk loads leave no memory for them.
     pub(crate) fn shed_states(&self) {
         if self.engine.budget.taken_bytes(Account::States) == 0 {
@@ -262,7 +279,9 @@ impl Store {
         let owner = self.next_transaction();
         let rows = [row];
         let mut begun = None;
-        if let Ok(lock) = RowLock::try_new(&self.engine.locks, owner, row.tree.pages.id, row.key) {
+        if let Ok(lock) = RowLock::try_new(&self.engine.locks, owner, row.tree.pages.id, row.key)
+            && !self.engine.spilled_locks.has_any()
+        {
             if let Some(applied) =
                 self.engine.commit_at_once(&rows, lock_bytes(row.key), RowsSeen::Nothing, durability)?
             {
@@ -305,7 +324,7 @@ impl Store {
     }
 
     /// Commits rows whose `locks` the caller holds. See [`Engine::apply`](crate::txn::engine::Engine::apply).
-    pub(crate) async fn commit<L>(
+    pub(crate) async fn commit<L: CommitLocks>(
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
@@ -320,7 +339,7 @@ impl Store {
     /// Performs the first part of a [commit](Self::commit): everything up to the request for its log write. The caller
     /// then waits for that write. `for_task` means that a task will wait for it, even if this call itself blocks.
     #[expect(clippy::too_many_arguments, reason = "the parts of one commit")]
-    pub(crate) async fn apply<L>(
+    pub(crate) async fn apply<L: CommitLocks>(
         &self,
         mode: WaitMode<'_>,
         for_task: bool,
@@ -345,7 +364,7 @@ impl Store {
 
     /// Like [`apply`](Self::apply), for a commit that also removes ranges.
     #[expect(clippy::too_many_arguments, reason = "the parts of one commit")]
-    pub(crate) async fn apply_removing<L>(
+    pub(crate) async fn apply_removing<L: CommitLocks>(
         self: &Arc<Self>,
         mode: WaitMode<'_>,
         for_task: bool,
@@ -373,8 +392,8 @@ impl Store {
     }
 
     /// Releases the locks of an applied commit, and requests a checkpoint if one is due.
-    fn end_locks<L>(&self, locks: L) {
-        drop(locks);
+    fn end_locks(&self, locks: impl CommitLocks) {
+        locks.release();
         if self.is_checkpoint_due() {
             self.maintenance.ask();
         }

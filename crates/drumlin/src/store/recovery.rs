@@ -64,6 +64,7 @@ use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::engine::{Engine, Replaying};
 use crate::txn::prepared::PreparedTransactions;
 use crate::txn::spilled::Spilled;
+use crate::txn::spilled::writes::WriteSpill;
 use crate::txn::values;
 use crate::txn::versions::Versions;
 
@@ -248,12 +249,14 @@ impl<'o> LogScanned<'o> {
         let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
         let backend = Arc::clone(&opener.backend);
         let spilled = Spilled::new(Arc::clone(&opener.folder), &budget, opener.settings.spill_limit);
+        let write_spill = WriteSpill::new(Arc::clone(&opener.folder), &budget);
         if !opener.settings.read_only
-            && let Err(error) = spilled.remove_left()
+            && let Err(error) = spilled.remove_left().and_then(|()| write_spill.remove_left())
         {
-            log::warn!("{}: could not remove the old versions of an earlier opening: {error}", opener.path().display());
+            log::warn!("{}: could not remove spilled rows of an earlier opening: {error}", opener.path().display());
         }
-        let engine = Engine::new(backend, space, pool, versions, last, next_value, budget, reclaim, spilled);
+        let engine =
+            Engine::new(backend, space, pool, versions, last, next_value, budget, reclaim, spilled, write_spill);
         let engine = Arc::new(engine);
         let keyspaces = Keyspaces::new(catalogue.next_keyspace);
         for entry in &catalogue.keyspaces {

@@ -218,9 +218,12 @@ impl Replay<'_> {
             batch.bytes.extend_from_slice(&record.body);
             let offsets_of =
                 |part: &[u8]| Span::new(base + (part.as_ptr() as usize - record.body.as_ptr() as usize), part.len());
-            let mut is_whole = false;
+            let (mut is_whole, mut is_attached) = (false, false);
             for operation in record::decode(&record.body) {
-                let operation = operation.filter(|_| !is_whole);
+                let may_follow = |operation: &Operation<'_>| {
+                    !is_whole && (!is_attached || matches!(operation, Operation::Attach(_)))
+                };
+                let operation = operation.filter(|(_, operation)| may_follow(operation));
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
                 if let Operation::RemoveRange { lower, upper } = operation {
                     if removed.last().is_none_or(|(last, _)| *last != keyspace) {
@@ -238,10 +241,10 @@ impl Replay<'_> {
                         // The whole record has been applied.
                         break;
                     }
-                    // An operation that attaches a load, or commits a prepared transaction, must be the only one in its
-                    // record.
+                    // Operations that attach loads, or one that commits a prepared transaction, must be the only ones
+                    // in their record.
                     Operation::Attach(attachment) => {
-                        is_whole = true;
+                        is_attached = true;
                         self.apply_batch(&mut batch, newest)?;
                         let open = self.open(keyspace).ok_or_else(|| self.malformed(record.timestamp))?;
                         // The list of changes may contain removals of earlier rows. A count would subtract them from

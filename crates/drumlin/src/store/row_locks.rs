@@ -34,10 +34,52 @@ impl Store {
         timeout: Duration,
         interrupt: Option<&Interrupt>,
     ) -> Result<Granted> {
-        match self.engine.locks.try_request(request) {
-            Ok(granted) => Ok(granted),
-            Err(HeldBy(_)) => self.wait_for_row(mode, request, timeout, interrupt).await,
+        let LockRequest { owner, keyspace, key, .. } = *request;
+        // A row of which the caller has a shared lock already can't be one that another transaction has spilled.
+        let is_upgrade = self.engine.spilled_locks.has_any() && self.engine.locks.is_held_by(owner, keyspace, key);
+        loop {
+            let granted = match self.engine.locks.try_request(request) {
+                Ok(granted) => granted,
+                Err(HeldBy(_)) => self.wait_for_row(mode, request, timeout, interrupt).await?,
+            };
+            if granted == Granted::AlreadyHeld || is_upgrade || self.keeps_lock(mode, request).await? {
+                return Ok(granted);
+            }
         }
+    }
+
+    /// Called after a lock has been acquired. Returns `true` if the caller may keep it. If another transaction has
+    /// spilled a change of the row, puts that transaction's lock in place of the caller's, and returns `false`. See
+    /// `txn/spilled_locks.rs`.
+    pub(crate) async fn keeps_lock(&self, mode: WaitMode<'_>, request: &LockRequest<'_>) -> Result<bool> {
+        if !self.engine.spilled_locks.has_any() {
+            return Ok(true);
+        }
+        self.give_way(mode, request).await.map(|gave_way| !gave_way)
+    }
+
+    #[cold]
+    fn give_way<'a>(&'a self, mode: WaitMode<'a>, request: &'a LockRequest<'a>) -> Boxed<'a, Result<bool>> {
+        Box::pin(async move {
+            let engine = &self.engine;
+            let LockRequest { owner, keyspace, key, .. } = *request;
+            // Released if this call is dropped or fails.
+            let lock = RowLock::of_held(&engine.locks, request);
+            for other in engine.spilled_locks.others(owner) {
+                let writes = other.writes();
+                if !writes.may_have_row(keyspace, key) {
+                    continue;
+                }
+                let row = key.to_vec();
+                if mode.run(move || writes.has_row(keyspace, &row)).await? {
+                    drop(lock);
+                    other.restore(&engine.locks, keyspace, key)?;
+                    return Ok(true);
+                }
+            }
+            std::mem::forget(lock);
+            Ok(false)
+        })
     }
 
     /// Waits for a row lock that another transaction holds.
@@ -173,8 +215,9 @@ impl Store {
 
     /// Locks a row like [`lock_newest`](Self::lock_newest), but never waits. Returns an error if another owner has
     /// locked the row, or if the lock needs more memory than `memory` has.
-    pub(crate) fn lock_newest_if_free<'a>(
+    pub(crate) async fn lock_newest_if_free<'a>(
         &'a self,
+        mode: WaitMode<'_>,
         tree: &'a CountedTree,
         key: &'a [u8],
         memory: &mut Option<Grant>,
@@ -187,6 +230,16 @@ impl Store {
         }
         let lock = RowLock::try_new(&engine.locks, self.next_transaction(), tree.pages.id, key);
         let lock = lock.map_err(|HeldBy(_)| NotFree::Row)?;
+        if engine.spilled_locks.has_any() {
+            let lock = std::mem::ManuallyDrop::new(lock);
+            let request = LockRequest { owner: lock.owner, keyspace: lock.keyspace, key, mode: LockMode::Exclusive };
+            if !self.keeps_lock(mode, &request).await.map_err(NotFree::Failed)? {
+                return Err(NotFree::Row);
+            }
+            let lock = std::mem::ManuallyDrop::into_inner(lock);
+            let since = engine.clock.published();
+            return Ok(LockedRow { store: self, tree, lock, since, _memory: memory.take().expect("it was reserved") });
+        }
         let since = engine.clock.published();
         Ok(LockedRow { store: self, tree, lock, since, _memory: memory.take().expect("it was reserved") })
     }
@@ -219,6 +272,7 @@ pub(crate) enum NotFree {
     /// Another owner has locked the row.
     Row,
     Memory,
+    Failed(Error),
 }
 
 impl LockedRow<'_> {

@@ -44,6 +44,8 @@ pub struct Stats {
     pub version_bytes: u64,
     /// Bytes of old row versions on disk, in the file `versions`.
     pub version_disk_bytes: u64,
+    /// Bytes on disk of changes that transactions have not committed yet and that do not fit in memory.
+    pub transaction_disk_bytes: u64,
     pub log_buffer_bytes: u64,
 
     /// Leaves found in memory, by lookups, scans and commits.
@@ -207,6 +209,7 @@ impl Store {
             table_bytes: budget.taken_bytes(Account::Tables),
             version_bytes: engine.versions.memory_bytes(),
             version_disk_bytes: engine.spilled.disk_bytes(),
+            transaction_disk_bytes: engine.write_spill.disk_bytes(),
             log_buffer_bytes: budget.limit_bytes(Account::Log),
             page_hits: engine.pool.frames.descent_count().saturating_sub(page_misses),
             page_misses,

@@ -17,7 +17,7 @@ pub(crate) mod node;
 mod runs;
 mod structure;
 
-pub(crate) use runs::{Above, FoldPlan, FoldStep, Piece, RunEnd};
+pub(crate) use runs::{Above, FoldPlan, FoldStep, RunEnd};
 pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, fits};
 
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::node::{EMPTY_LEAF, Leaf, Node, PackedRow, RowValue, common_bytes, pack, separator_between};
 use super::{Direction, RESTARTS_MAX, Target, Tree, child_fences};
-use crate::format::node::{SLOT_BYTES, SLOTS_OFFSET};
+use crate::format::node::{LargeRef, SLOT_BYTES, SLOTS_OFFSET};
 use crate::format::{PageId, Timestamp};
 use crate::pool::{FrameRead, Needs, Stop};
 use crate::space::runs::{RemovedKeys, RemovedRange, Run};
@@ -29,7 +29,7 @@ impl Piece<'_> {
 pub(crate) enum PiecePage<'t> {
     /// The runs have no rows here.
     OfTree,
-    /// A run removes all rows that the tree has here.
+    /// Runs remove all rows that the tree and older runs have here.
     Removed,
     /// The tree has no rows here.
     OfRun(FrameRead<'t>),
@@ -140,6 +140,26 @@ impl<'l> Merged<'l> {
         Merged { sources, rows }
     }
 
+    /// Takes out the rows that remove older rows with their keys. Returns the keys of those for which the last source
+    /// has such a row.
+    fn take_removed(&mut self) -> Vec<Vec<u8>> {
+        let (sources, older) = (&self.sources, self.sources.last().expect("a merge has sources"));
+        let mut removed = Vec::new();
+        self.rows.retain(|row| {
+            let is_removal = is_removal(&sources[row.source], row.index);
+            if is_removal {
+                let mut key = Vec::new();
+                sources[row.source].key_into(row.index, &mut key);
+                if older.search(&key).is_ok() {
+                    removed.push(key);
+                }
+            }
+            !is_removal
+        });
+        debug_assert!(removed.is_sorted(), "removed keys are out of order");
+        removed
+    }
+
     /// Returns the size of a row in a node that cuts off this many bytes of its key.
     fn row_bytes(&self, row: SourceRow, prefix_bytes: usize) -> usize {
         let leaf = &self.sources[row.source];
@@ -219,6 +239,12 @@ fn rows_between(leaf: &Leaf<'_>, lower: Option<&[u8]>, upper: Option<&[u8]>) -> 
     let start = lower.map_or(0, |lower| leaf.lower_bound(lower));
     let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
     start..end.max(start)
+}
+
+/// Returns `true` if this row of a run removes the older row with its key.
+fn is_removal(leaf: &Leaf<'_>, index: usize) -> bool {
+    assert!(index < leaf.len(), "row {index} of {}", leaf.len());
+    matches!(leaf.value(index), RowValue::Large(LargeRef::REMOVED))
 }
 
 fn raise(lower: &mut Option<Vec<u8>>, to: Option<&[u8]>) {
@@ -321,8 +347,11 @@ impl Tree {
         for run in above {
             if run.has_rows() && !run.has_freed(Target::At(key)) {
                 let read = self.read_run_leaf(run, Target::At(key))?;
-                if Leaf::new(&read).search(key).is_ok() {
-                    return Ok(Some(Above::Row(read)));
+                let leaf = Leaf::new(&read);
+                match leaf.search(key) {
+                    Ok(index) if is_removal(&leaf, index) => return Ok(Some(Above::Removed)),
+                    Ok(_) => return Ok(Some(Above::Row(read))),
+                    Err(_) => {}
                 }
             }
             if run.removed.covers(key) {
@@ -417,7 +446,11 @@ impl Tree {
         let rows_of = |leaf: &Leaf<'_>| rows_between(leaf, lower.as_deref(), upper.as_deref());
         let of_leaf = if is_removed { 0..0 } else { rows_of(leaf) };
         reads.retain(|read| !rows_of(&Leaf::new(read)).is_empty());
-        if of_leaf.is_empty() && reads.len() == 1 {
+        let removes = |read: &FrameRead<'_>| {
+            let leaf = Leaf::new(read);
+            rows_of(&leaf).any(|index| is_removal(&leaf, index))
+        };
+        if of_leaf.is_empty() && reads.len() == 1 && !removes(&reads[0]) {
             let page = PiecePage::OfRun(reads.pop().expect("counted"));
             return Ok(Some(Piece { page, lower, upper }));
         }
@@ -427,7 +460,11 @@ impl Tree {
         }
         let mut sources: Vec<_> = reads.iter().map(|read| Leaf::new(read)).map(|run| (run, rows_of(&run))).collect();
         sources.push((*leaf, of_leaf));
-        let merged = Merged::new(sources);
+        let mut merged = Merged::new(sources);
+        merged.take_removed();
+        if merged.rows.is_empty() {
+            return Ok(Some(Piece { page: PiecePage::Removed, lower, upper }));
+        }
         let (page_bytes, mut bytes, count) = (self.pages.page_bytes, SLOTS_OFFSET, merged.rows.len());
         let mut fits = |row: &SourceRow| {
             bytes += merged.row_bytes(*row, 0);
@@ -479,7 +516,8 @@ impl Tree {
         let mut sources: Vec<_> = run_leaves.iter().map(|page| Leaf::new(page)).collect();
         sources.push(leaf);
         let between = |leaf: Leaf<'_>| rows_between(&leaf, Some(&from), end.as_deref());
-        let merged = Merged::new(sources.into_iter().map(|leaf| (leaf, between(leaf))).collect());
+        let mut merged = Merged::new(sources.into_iter().map(|leaf| (leaf, between(leaf))).collect());
+        let mut removed = merged.take_removed();
         let prefix_bytes = match (leaf.lower_fence(), leaf.upper_fence()) {
             (Some(lower), Some(upper)) => common_bytes(lower, upper),
             _ => 0,
@@ -496,7 +534,10 @@ impl Tree {
                 let splits_lower = lower.as_deref() != leaf.lower_fence();
                 let splits_upper = upper.as_deref() != leaf.upper_fence();
                 let newest = leaf.newest();
-                let removed = Vec::new();
+                let is_before =
+                    |key: &Vec<u8>, fence: &Option<Vec<u8>>| fence.as_ref().is_some_and(|fence| key < fence);
+                debug_assert!(removed.iter().all(|key| leaf.search(key).is_ok()), "a row is removed that is not there");
+                removed.retain(|key| !is_before(key, &lower) && (upper.is_none() || is_before(key, &upper)));
                 let plan = FoldPlan { run, newest, lower, upper, splits_lower, splits_upper, page, changed, removed };
                 return Ok(FoldStep::Fold(plan));
             }

@@ -119,20 +119,27 @@ impl<L> Engine<L> {
         let page = write.page();
         let (folded, mut key, mut undo) = (Leaf::new(&plan.page), Vec::new(), UndoRecord::new());
         let is_seen_before = self.is_seen_before(plan.run);
+        let mut keep = |key: &[u8]| {
+            let was = leaf.search(key).ok().map(|at| leaf.value(at));
+            if is_seen_before || matches!(was, Some(RowValue::Large(_))) {
+                undo.push(key, was);
+            }
+        };
+        // Undo records have their rows in key order.
+        let mut removed = plan.removed.iter().peekable();
         for &index in &plan.changed {
             folded.key_into(index, &mut key);
-            let replaced = leaf.search(&key).ok().map(|at| leaf.value(at));
-            if is_seen_before || matches!(replaced, Some(RowValue::Large(_))) {
-                undo.push(&key, replaced);
+            while let Some(before) = removed.next_if(|removed| **removed < key) {
+                keep(before);
             }
+            keep(&key);
         }
-        for key in &plan.removed {
-            let removed = leaf.search(key).ok().map(|at| leaf.value(at));
-            assert!(removed.is_some(), "a row is removed that the leaf does not have");
-            if is_seen_before || matches!(removed, Some(RowValue::Large(_))) {
-                undo.push(key, removed);
-            }
-        }
+        removed.for_each(|removed| keep(removed));
+        debug_assert!(plan.removed.is_sorted(), "removed keys of a fold are out of order");
+        assert!(
+            plan.removed.iter().all(|key| leaf.search(key).is_ok()),
+            "a row is removed that the leaf does not have"
+        );
         assert!(plan.newest < plan.run, "a run at {} is folded twice", plan.run);
         assert!(plan.changed.len() <= folded.len(), "a fold changes rows that it does not have");
         self.pool.mark_dirty(&epoch_guard, &write);
@@ -249,7 +256,7 @@ impl Engine<Replaying> {
 impl<L> Engine<L> {
     /// Compares the rows that a commit depends on with the runs attached since. Fails if such a run has one of these
     /// rows, or one that the transaction has read. Otherwise returns the timestamp up to which runs have been compared.
-    pub(super) async fn check_runs(
+    pub(crate) async fn check_runs(
         &self,
         mode: WaitMode<'_>,
         rows: &[Row<'_>],
@@ -347,7 +354,11 @@ impl Engine {
         // Fold the rows of one leaf of the run, and maybe more.
         while let Some(from) = folded_to.as_ref().filter(|folded_to| end.as_ref().is_none_or(|end| *folded_to < end)) {
             folded_to = match tree.pool.waiting(|_| tree.next_key_of_run(&run, from))? {
-                Some(key) => ready(self.fold_above(mode, tree, &key))?,
+                Some(key) => {
+                    let upper = ready(self.fold_above(mode, tree, &key))?;
+                    self.merge_folded(tree, Some(&key));
+                    upper
+                }
                 None => None,
             };
         }

@@ -249,6 +249,11 @@ impl LockTable {
         LockTable { shards, graph: Mutex::default(), seed, process: Process::here() }
     }
 
+    /// Returns `true` in the process that created the table, and `false` in a fork of it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process.is_here()
+    }
+
     #[inline]
     fn hash(&self, keyspace: KeyspaceId, key: &[u8]) -> u64 {
         hash(self.seed, keyspace, key)
@@ -287,6 +292,23 @@ impl LockTable {
     pub(crate) fn try_request(&self, request: &LockRequest<'_>) -> Result<Granted, HeldBy> {
         let hash = self.hash(request.keyspace, request.key);
         self.shard(hash).claim(self.seed, hash, request).map_err(|lock| HeldBy(lock.owner))
+    }
+
+    /// Acquires the exclusive lock of a row for a transaction that does not wait for it, unless a transaction holds a
+    /// lock of the row. Returns `true` if this call acquired it.
+    pub(crate) fn restore(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        let hash = self.hash(keyspace, key);
+        let mut shard = self.shard(hash);
+        if shard.find(hash, keyspace, key).is_some() {
+            return false;
+        }
+        let request = LockRequest { owner, keyspace, key, mode: LockMode::Exclusive };
+        let granted = shard.claim(self.seed, hash, &request).map_err(|lock| HeldBy(lock.owner));
+        assert_eq!(granted, Ok(Granted::Acquired), "a lock is held that was not in the table");
+        let lock = shard.find(hash, keyspace, key).expect("just put");
+        assert!(lock.owner == owner && lock.others.is_none(), "a lock is restored that others have");
+        lock.thread = ThreadTag::NONE;
+        true
     }
 
     /// Acquires the lock of a row, or a place in its queue. `now` is recorded as the time at which the wait began.
@@ -567,7 +589,7 @@ impl LockTable {
 
     /// Releases all locks of a transaction that has ended.
     pub(crate) fn unlock_all<'k>(&self, owner: TransactionId, keys: impl IntoIterator<Item = (KeyspaceId, &'k [u8])>) {
-        if !self.process.is_here() {
+        if !self.is_here() {
             return;
         }
         for (keyspace, key) in keys {

@@ -23,6 +23,7 @@ pub(crate) mod row_locks;
 pub(crate) mod running;
 pub(crate) mod snapshots;
 pub(crate) mod spilled;
+pub(crate) mod spilled_locks;
 mod undo;
 pub(crate) mod values;
 pub(crate) mod versions;

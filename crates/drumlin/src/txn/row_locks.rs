@@ -10,6 +10,8 @@ use crate::txn::engine::Engine;
 use crate::txn::locks::{
     Granted, HeldBy, LockHash, LockMode, LockRequest, LockTable, SHARER_BYTES, WAITING_BYTES, lock_bytes,
 };
+use crate::txn::spilled::writes::SpilledWrites;
+use crate::txn::spilled_locks::SpilledOwner;
 
 /// The lock of one row, released on drop.
 pub(crate) struct RowLock<'a> {
@@ -70,6 +72,8 @@ pub(crate) struct RowLocks {
     pub(crate) planned: Option<Planned>,
     /// A timestamp from before the first row was locked and read.
     pub(crate) since: Option<Timestamp>,
+    /// The spilled changes, whose rows are locked without entries in the lock table.
+    spilled: Option<Arc<SpilledOwner>>,
 }
 
 /// A row whose lock has been requested.
@@ -101,7 +105,17 @@ impl RowLocks {
     pub(crate) fn new(engine: &Arc<Engine>, owner: TransactionId) -> RowLocks {
         let engine = Arc::clone(engine);
         let (key_bytes, keys) = (Vec::new(), Vec::new());
-        RowLocks { engine, owner, key_bytes, keys, pending: None, table_bytes: 0, planned: None, since: None }
+        RowLocks {
+            engine,
+            owner,
+            key_bytes,
+            keys,
+            pending: None,
+            table_bytes: 0,
+            planned: None,
+            since: None,
+            spilled: None,
+        }
     }
 
     /// Returns the memory that the locks would use with one more lock on `key`, including what the transaction needs if
@@ -133,6 +147,28 @@ impl RowLocks {
         reserve(&mut self.keys, 1);
         self.keys.push((keyspace, self.key_bytes.len()));
         self.table_bytes += lock_bytes(key) + if mode == LockMode::Shared { SHARER_BYTES } else { 0 };
+    }
+
+    /// Publishes spilled changes as locks of their rows, and releases the locks of the rows for which `is_spilled`
+    /// returns `true`.
+    pub(crate) fn spill(&mut self, writes: &SpilledWrites, is_spilled: impl Fn(KeyspaceId, &[u8]) -> bool) {
+        assert!(self.planned.is_none(), "a batch locks rows that it has spilled");
+        let engine = &self.engine;
+        let owner = self.spilled.get_or_insert_with(|| engine.spilled_locks.add(self.owner, &engine.budget));
+        assert_eq!(owner.id, self.owner, "a transaction spills as another");
+        owner.publish(writes);
+        let (key_bytes, keys) = (std::mem::take(&mut self.key_bytes), std::mem::take(&mut self.keys));
+        self.table_bytes = 0;
+        let mut start = 0;
+        for (keyspace, end) in keys {
+            let key = &key_bytes[std::mem::replace(&mut start, end)..end];
+            if is_spilled(keyspace, key) {
+                self.engine.locks.unlock(self.owner, keyspace, key);
+            } else {
+                // Count it as shared, which takes more memory.
+                self.add(keyspace, key, LockMode::Shared);
+            }
+        }
     }
 
     /// Makes room for planned locks.
@@ -171,9 +207,41 @@ impl RowLocks {
     }
 }
 
+impl RowLocks {
+    fn release_all(&mut self) {
+        self.end_pending();
+        if let Some(spilled) = self.spilled.take() {
+            self.engine.spilled_locks.remove(&spilled, &self.engine.locks);
+        }
+        self.engine.locks.unlock_all(self.owner, self.rows());
+        assert!(self.spilled.is_none() && self.pending.is_none(), "locks are left");
+        self.keys.clear();
+        self.key_bytes.clear();
+    }
+}
+
 impl Drop for RowLocks {
     fn drop(&mut self) {
-        self.end_pending();
-        self.engine.locks.unlock_all(self.owner, self.rows());
+        self.release_all();
     }
+}
+
+/// The row locks of a commit, which releases them once it is applied.
+pub(crate) trait CommitLocks {
+    fn release(self);
+}
+
+impl CommitLocks for RowLock<'_> {
+    fn release(self) {}
+}
+
+/// If the commit fails, the transaction keeps its locks.
+impl CommitLocks for &mut RowLocks {
+    fn release(self) {
+        self.release_all();
+    }
+}
+
+impl CommitLocks for () {
+    fn release(self) {}
 }

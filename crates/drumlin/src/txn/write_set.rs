@@ -6,7 +6,8 @@
 //!    shared with their readers.
 //! 2. Entries are only appended, and each refers to the previous entry of the same key. So a savepoint is just a number
 //!    of entries, and rolling back to it restores the older entries.
-//! 3. A removed range is an entry too. It comes after an entry for each of the transaction's own rows in the range,
+//! 3. Changes that outgrow memory are spilled (`spilled/writes.rs`). All of them come before the entries in memory.
+//! 4. A removed range is an entry too. It comes after an entry for each of the transaction's own rows in the range,
 //!    which removes the row. So an entry of a row always comes before the ranges that cover its key.
 
 use std::collections::BTreeMap;
@@ -15,9 +16,11 @@ use std::sync::Arc;
 
 use super::values::LargeValue;
 use crate::counts::CountedTree;
+use crate::error::Result;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, record};
 use crate::memory::{Grant, grown_capacity, reserve};
 use crate::space::runs::{RemovedKeys, RemovedRange};
+use crate::txn::spilled::writes::{SpilledChange, SpilledWrites, WriteSpill};
 
 /// The last change that a transaction made to a row.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +85,7 @@ fn head_of(rest: &[u8]) -> u64 {
 
 impl Index {
     /// Returns the position of a key's entry, or the position at which it would be inserted.
-    fn find<'k>(&self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) -> Result<Position, Position> {
+    fn find<'k>(&self, key: &[u8], key_of: impl Fn(u32) -> &'k [u8]) -> std::result::Result<Position, Position> {
         let Some(first) = self.parts.first().map(|part| part[0]) else { return Err((0, 0)) };
         let shared = &key_of(first.entry)[..self.shared_bytes];
         if !key.starts_with(shared) {
@@ -191,6 +194,25 @@ pub(crate) struct WriteSet {
     record_bytes: usize,
     /// The number of rows in that record.
     row_count: usize,
+    /// The changes that have been spilled, and the number of entries that they came from.
+    spilled: SpilledWrites,
+    spilled_count: usize,
+    /// The large values that the spilled changes put.
+    spilled_large: Arc<Vec<Arc<LargeValue>>>,
+    spilled_large_bytes: usize,
+}
+
+/// The changes of a write set after those in memory have been written to disk.
+#[derive(Debug)]
+pub(crate) struct Spill {
+    writes: SpilledWrites,
+    large: Vec<Arc<LargeValue>>,
+}
+
+impl Spill {
+    pub(crate) fn writes(&self) -> &SpilledWrites {
+        &self.writes
+    }
 }
 
 /// A write set and its memory. A transaction shares the set with its scans, and each scan sees the set as it was when
@@ -220,10 +242,31 @@ impl SharedWrites {
         true
     }
 
+    /// Replaces the changes in memory by spilled ones. Open scans keep the set that they share.
+    pub(crate) fn replace(writes: &mut Arc<SharedWrites>, spill: Spill) {
+        match Arc::get_mut(writes) {
+            Some(unshared) => {
+                unshared.set.replace(spill);
+                let is_smaller = unshared.memory.resize(unshared.set.memory_bytes_with(&[], 0) as u64);
+                assert!(is_smaller, "a write set grows as it is spilled");
+            }
+            None => {
+                let mut set = writes.set.without_entries();
+                set.replace(spill);
+                *writes = Arc::new(SharedWrites { set, memory: writes.memory.another() });
+            }
+        }
+    }
+
     /// Returns the set for changes. The caller must have [secured](Self::secure) it.
     pub(crate) fn unshared(writes: &mut Arc<SharedWrites>) -> &mut WriteSet {
         &mut Arc::get_mut(writes).expect("secured a moment ago").set
     }
+}
+
+/// Returns the memory of a large value that has been written.
+fn large_value_bytes(value: &Arc<LargeValue>) -> usize {
+    size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>()
 }
 
 /// The memory of an index entry in a part that is half full, with a share of the part's header.
@@ -236,7 +279,76 @@ const TREE_BYTES: usize =
 
 impl WriteSet {
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.spilled.is_empty()
+    }
+
+    /// Returns the spilled changes. They come before those in memory.
+    pub(crate) fn spilled(&self) -> &SpilledWrites {
+        &self.spilled
+    }
+
+    /// Returns the large value that a spilled change puts.
+    pub(crate) fn spilled_large(&self, number: u32) -> &Arc<LargeValue> {
+        assert!((number as usize) < self.spilled_large.len(), "large value {number} was not spilled");
+        &self.spilled_large[number as usize]
+    }
+
+    /// Returns `true` if there are changes in memory that can be spilled. Removed ranges stay in memory.
+    pub(crate) fn can_spill(&self) -> bool {
+        self.range_count == 0 && !self.entries.is_empty()
+    }
+
+    /// Writes the changes in memory to disk. Entries before the position `savepoint` may become the newest of their
+    /// rows again.
+    pub(crate) fn spill_to(&self, spill: &WriteSpill, savepoint: usize) -> Result<Spill> {
+        assert!(self.range_count == 0, "a removed range is spilled");
+        assert!(!self.entries.is_empty(), "nothing is spilled");
+        let mut writer = spill.begin();
+        let mut large = self.spilled_large.to_vec();
+        let mut of_row = Vec::new();
+        for (&keyspace, (_, index)) in &self.trees {
+            for newest in index.between((0, 0), (index.parts.len(), 0)) {
+                of_row.push(newest);
+                let mut entry = newest;
+                while let Some(previous) = self.entries[entry as usize].previous {
+                    if self.spilled_count + (previous as usize) < savepoint {
+                        of_row.push(previous);
+                    }
+                    entry = previous;
+                }
+                debug_assert!(of_row.is_sorted_by(|left, right| left > right), "entries of a row are out of order");
+                for entry in of_row.drain(..).rev() {
+                    let position = (self.spilled_count + entry as usize) as u64;
+                    let change = match self.change(entry) {
+                        Change::Put(value) => SpilledChange::Put(value),
+                        Change::PutLarge(value) => {
+                            large.push(Arc::clone(value));
+                            SpilledChange::PutLarge(large.len() as u32 - 1)
+                        }
+                        Change::Remove => SpilledChange::Remove,
+                    };
+                    writer.push(keyspace, self.key(entry), position, change)?;
+                }
+            }
+        }
+        assert!(large.len() >= self.spilled_large.len(), "large values are lost");
+        let writes = self.spilled.with(spill, writer, savepoint as u64)?;
+        assert!(!writes.is_empty(), "changes are lost");
+        crate::coverage::mark!("the changes of a transaction were spilled");
+        Ok(Spill { writes, large })
+    }
+
+    fn without_entries(&self) -> WriteSet {
+        let (spilled_count, spilled) = (self.position(), self.spilled.clone());
+        WriteSet { spilled, spilled_count, ..WriteSet::default() }
+    }
+
+    fn replace(&mut self, Spill { writes, large }: Spill) {
+        *self = self.without_entries();
+        assert!(self.entries.is_empty() && self.record_bytes == 0, "changes are in memory and spilled");
+        self.spilled = writes;
+        self.spilled_large_bytes = large.iter().map(large_value_bytes).sum();
+        self.spilled_large = Arc::new(large);
     }
 
     /// Returns the memory of the set after an entry with this key and a value of this size is added.
@@ -248,6 +360,7 @@ impl WriteSet {
         arena_bytes
             + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES)
             + self.large_bytes
+            + self.spilled_large_bytes
             + tree_bytes
             + removed_bytes
     }
@@ -264,6 +377,7 @@ impl WriteSet {
         arena_bytes
             + entry_count * (size_of::<Entry>() + INDEX_ENTRY_BYTES)
             + self.large_bytes
+            + self.spilled_large_bytes
             + tree_bytes
             + removed_bytes
     }
@@ -327,9 +441,9 @@ impl WriteSet {
         (bytes > limit_bytes).then_some(bytes)
     }
 
-    /// Returns the number of entries. A savepoint stores this number.
+    /// Returns the number of entries, spilled ones included. A savepoint stores this number.
     pub(crate) fn position(&self) -> usize {
-        self.entries.len()
+        self.spilled_count + self.entries.len()
     }
 
     fn key(&self, entry: u32) -> &[u8] {
@@ -344,7 +458,7 @@ impl WriteSet {
 
     pub(crate) fn put_large(&mut self, tree: &CountedTree, key: &[u8], value: Arc<LargeValue>) {
         debug_assert!(value.reference().is_none(), "a value is put again that a commit has named");
-        self.large_bytes += size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
+        self.large_bytes += large_value_bytes(&value);
         let key = self.keep(key);
         self.push(tree, key, Kept::PutLarge(value));
     }
@@ -508,7 +622,18 @@ impl WriteSet {
 
     /// Undoes all entries starting at `position`.
     pub(crate) fn roll_back(&mut self, position: usize) {
-        assert!(position <= self.entries.len(), "entry {position} of {} is rolled back to", self.entries.len());
+        assert!(position <= self.position(), "entry {position} of {} is rolled back to", self.position());
+        self.roll_back_entries(position.saturating_sub(self.spilled_count));
+        if position < self.spilled_count {
+            assert!(self.entries.is_empty(), "later changes are kept than earlier ones");
+            self.spilled.undo_from(position as u64);
+            self.spilled_count = position;
+        }
+        assert_eq!(self.position(), position, "a roll-back ends elsewhere");
+    }
+
+    /// Undoes all entries in memory from this one on.
+    fn roll_back_entries(&mut self, position: usize) {
         let mut are_ranges_undone = false;
         while self.entries.len() > position {
             self.record_bytes -= self.record_bytes_of(self.entries.len() as u32 - 1);
@@ -536,7 +661,7 @@ impl WriteSet {
             );
             self.arena.truncate(entry.key.start);
             if let Kept::PutLarge(value) = entry.kept {
-                self.large_bytes -= size_of::<LargeValue>() + value.addresses.capacity() * size_of::<ExtentAddress>();
+                self.large_bytes -= large_value_bytes(&value);
             }
         }
         if are_ranges_undone {

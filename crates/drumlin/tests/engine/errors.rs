@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use drumlin::{Config, Database, Durability, Error, KeyspaceOptions, Recourse, TxOptions};
+use drumlin::{Config, Database, Durability, Error, Isolation, KeyspaceOptions, Recourse, TxOptions};
 use drumlin_io::testing::fault::{EIO, ENOSPC, Event, Operation};
 use drumlin_io::{Backend, OpenOptions, Persist};
 use support::{Folder, Model, Random, compare, faulty, small, some_value};
@@ -545,13 +545,14 @@ fn keyspaces_that_are_not_there() {
     assert_eq!(again.count(..).unwrap(), 1);
 }
 
-/// A transaction that exceeds its share is refused, and has no effect.
+/// A serializable transaction that exceeds its share is refused, and has no effect.
 #[test]
-fn a_transaction_has_a_limit() {
+fn a_serializable_transaction_has_a_limit() {
     let (_, config) = faulty();
     let db = config.open("/db").unwrap();
     let keyspace = db.keyspace("k").unwrap();
-    let mut tx = db.begin().unwrap();
+    let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
+    let mut tx = db.begin_with(options).unwrap();
     let mut rows = 0u64;
     let error = loop {
         match tx.insert(&keyspace, rows.to_be_bytes(), [7; 200]) {

@@ -147,7 +147,8 @@ fn keyspaces_of_another_database_are_refused() {
 #[test]
 fn handles_of_other_databases_are_refused_first() {
     let (first, second) = (database("first"), database("second"));
-    let mut tx = first.0.begin().unwrap();
+    let options = TxOptions { isolation: Isolation::Serializable, ..TxOptions::default() };
+    let mut tx = first.0.begin_with(options).unwrap();
     let full = (0u32..).find_map(|row| tx.insert(&first.1, row.to_be_bytes(), [0; 60_000]).err());
     assert!(matches!(full, Some(Error::TransactionTooLarge { .. })));
     ask_transaction(&mut tx, &second.1);

@@ -27,6 +27,7 @@ mod in_flight;
 mod isolation;
 mod kept_counts;
 mod kill;
+mod large_transactions;
 mod lifetime;
 mod locks;
 mod many_reads;

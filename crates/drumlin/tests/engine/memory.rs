@@ -612,7 +612,9 @@ fn a_large_transaction_writes_while_its_scan_is_open() {
     for budget in [8 * MIB, 64 * MIB] {
         let db = Config::in_memory().memory(budget).open("").unwrap();
         let keyspace = db.keyspace("k").unwrap();
-        let mut tx = db.begin().unwrap();
+        // A serializable transaction keeps its changes in memory.
+        let options = TxOptions { isolation: Isolation::Serializable, ..db.tx_options() };
+        let mut tx = db.begin_with(options).unwrap();
         let mut rows = 0;
         // The vectors of the write set grow by a quarter at a time, so after the last step it has most of the memory
         // that it can have.

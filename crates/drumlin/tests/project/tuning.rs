@@ -36,7 +36,7 @@ const LEFT_OUT: [&str; 6] = [
 const LAYOUT_WORDS: [&str; 8] = ["BIT", "BITS", "MAGIC", "MASK", "OFFSET", "SHIFT", "TAG", "VERSION"];
 
 /// The words that name a unit, with the unit as the table shows it.
-const UNITS: [(&str, &str); 47] = [
+const UNITS: [(&str, &str); 48] = [
     ("ALIGNMENT", "bytes"),
     ("ATTEMPTS", "attempts"),
     ("BLOCKS", "blocks"),
@@ -80,6 +80,7 @@ const UNITS: [(&str, &str); 47] = [
     ("STATES", "states"),
     ("TAKES", "buffers"),
     ("THREADS", "threads"),
+    ("TIERS", "tiers"),
     ("TRIES", "tries"),
     ("UNITS", "units"),
     ("VALUES", "values"),

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::report::{CheckProgress, CheckReport, LostKeys};
 use crate::error::{Error, Result};
 use crate::format::extent::{self, Kind, PageKey};
+use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, KeyspaceId, PageId};
 use crate::pool::Pool;
 use crate::space::{PageEntry, PageSpace, Space};
@@ -182,6 +183,9 @@ impl KeysOfPages {
         let leaf = Leaf::new(page);
         for index in 0..leaf.len() {
             let RowValue::Large(reference) = leaf.value(index) else { continue };
+            if reference == LargeRef::REMOVED {
+                continue;
+            }
             let end = PageId(reference.first_page.0.saturating_add(reference.chunk_count));
             for &chunk in self.pages.range(reference.first_page..end) {
                 let mut key = Vec::new();

@@ -141,7 +141,8 @@ fn check_rows(node: &Node<'_>, used: &mut [u64]) -> Result<(), NodeError> {
                 return Err(NodeError::RowValue(index));
             }
             let reference = node.page[rest + VALUE_LENGTH_BYTES..].first_chunk().map(LargeRef::from_bytes);
-            if slot.is_large() && reference.is_some_and(|reference| !reference.is_plausible()) {
+            let is_readable = |reference: LargeRef| reference.is_plausible() || reference == LargeRef::REMOVED;
+            if slot.is_large() && reference.is_some_and(|reference| !is_readable(reference)) {
                 return Err(NodeError::RowReference(index));
             }
             rest + VALUE_LENGTH_BYTES + value_bytes

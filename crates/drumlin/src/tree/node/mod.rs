@@ -55,7 +55,7 @@ pub(crate) use inner::{Inner, InnerMut};
 #[cfg(test)]
 use leaf::Split;
 pub(crate) use leaf::{Leaf, LeafChange, LeafMut, RowValue, large_ref};
-pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value};
+pub(crate) use packed::{EMPTY_LEAF, PackedRow, child_rest, large_rest, pack, push_value, removal_rest};
 
 /// The page has too little room, even with a compacted heap. It was not changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -33,10 +33,21 @@ pub(crate) fn push_value(value: &[u8], out: &mut Vec<u8>) {
 /// Encodes a reference to a large value as the part of a leaf's row that follows the key's suffix.
 pub(crate) fn large_rest(reference: LargeRef) -> [u8; VALUE_LENGTH_BYTES + LARGE_REF_BYTES] {
     assert!(reference.is_plausible(), "{reference:?} could not be read again");
+    rest_of(reference)
+}
+
+fn rest_of(reference: LargeRef) -> [u8; VALUE_LENGTH_BYTES + LARGE_REF_BYTES] {
+    debug_assert!(LARGE_REF_BYTES <= u16::MAX as usize, "a reference is longer than its length can say");
     let mut rest = [0; VALUE_LENGTH_BYTES + LARGE_REF_BYTES];
     rest[..VALUE_LENGTH_BYTES].copy_from_slice(&(LARGE_REF_BYTES as u16).to_le_bytes());
     rest[VALUE_LENGTH_BYTES..].copy_from_slice(&reference.to_bytes());
     rest
+}
+
+/// Encodes the mark of a removed row as the part of a leaf's row that follows the key's suffix. Only runs have such
+/// rows.
+pub(crate) fn removal_rest() -> [u8; VALUE_LENGTH_BYTES + LARGE_REF_BYTES] {
+    rest_of(LargeRef::REMOVED)
 }
 
 /// Encodes a child as the part of an inner node's row that follows the key's suffix.

@@ -29,7 +29,7 @@ pub(crate) enum RowsSeen<'a> {
 
 impl RowsSeen<'_> {
     #[inline]
-    pub(in crate::txn) fn since(&self) -> Option<Timestamp> {
+    pub(crate) fn since(&self) -> Option<Timestamp> {
         match self {
             RowsSeen::Nothing => None,
             RowsSeen::Snapshot(snapshot) => Some(snapshot.timestamp),

@@ -14,6 +14,8 @@ use super::clock::Clock;
 use super::locks::LockTable;
 use super::snapshots::Snapshots;
 use super::spilled::Spilled;
+use super::spilled::writes::WriteSpill;
+use super::spilled_locks::SpilledLocks;
 use super::versions::Versions;
 use super::{Reclaim, TransactionIds};
 use crate::error::{Error, Result};
@@ -40,7 +42,9 @@ pub(crate) struct Engine<L = Log> {
     pub(crate) snapshots: Arc<Snapshots>,
     pub(crate) versions: Arc<Versions>,
     pub(crate) spilled: Spilled,
+    pub(crate) write_spill: Arc<WriteSpill>,
     pub(crate) locks: LockTable,
+    pub(crate) spilled_locks: SpilledLocks,
     log: L,
     pub(crate) next_value: AtomicU64,
     pub(crate) transaction_ids: TransactionIds,
@@ -84,6 +88,7 @@ impl Engine<Replaying> {
         budget: Arc<Budget>,
         reclaim: Arc<dyn Reclaim>,
         spilled: Spilled,
+        write_spill: WriteSpill,
     ) -> Engine<Replaying> {
         let lock_seed = backend.random();
         let tasks = Tasks::new(&backend);
@@ -95,7 +100,9 @@ impl Engine<Replaying> {
             snapshots: Arc::default(),
             versions,
             spilled,
+            write_spill: Arc::new(write_spill),
             locks: LockTable::new(64, lock_seed),
+            spilled_locks: SpilledLocks::default(),
             log: Replaying,
             next_value: AtomicU64::new(next_value.0),
             transaction_ids: TransactionIds::default(),
@@ -129,7 +136,9 @@ impl Engine<Replaying> {
             snapshots: self.snapshots,
             versions: self.versions,
             spilled: self.spilled,
+            write_spill: self.write_spill,
             locks: self.locks,
+            spilled_locks: self.spilled_locks,
             next_value: self.next_value,
             transaction_ids: self.transaction_ids,
             first: self.first,

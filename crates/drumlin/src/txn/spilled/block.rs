@@ -1,4 +1,5 @@
-//! A block of a run: old versions of rows, sorted by keyspace, key and commit.
+//! A block of a run: rows sorted by keyspace, key and number. In the file `versions`, a row is an old version, and its
+//! number is the commit that replaced it. In the file `writes`, a row is a change of a transaction (`writes.rs`).
 //!
 //! ```text
 //! OFFSET  SIZE  DESCRIPTION
@@ -11,11 +12,11 @@
 //!
 //! A row
 //!      0     4  keyspace
-//!      4     8  the commit that changed the row
+//!      4     8  the row's number
 //!     12     4  length of the key
 //!     16     4  length of the value; its two highest values mark an absent row and a large value's reference
 //!     20     k  key
-//!   20+k     v  the value before the commit
+//!   20+k     v  the value
 //! ```
 
 use crate::format::node::{LARGE_REF_BYTES, LargeRef};
@@ -23,9 +24,11 @@ use crate::format::{KeyspaceId, Timestamp, checksum, get_u32, get_u64, put_u32, 
 use crate::io::AlignedBuffer;
 use crate::tree::node::RowValue;
 
-/// The size of a block. The longest row fills half of it: the largest page has 64 KiB, and a row fills at most half a
-/// page.
-pub(super) const BLOCK_BYTES: usize = 64 << 10;
+/// The size of a block of old versions. The longest row fills half of it: the largest page has 64 KiB, and a row fills
+/// at most half a page.
+pub(super) const VERSION_BLOCK_BYTES: usize = 64 << 10;
+/// The size of a block of changes. The longest row has a key of 16 KiB and a value of 64 KiB.
+pub(super) const WRITE_BLOCK_BYTES: usize = 128 << 10;
 
 const MAGIC: &[u8; 8] = b"DrumVers";
 const CHECKSUM_OFFSET: usize = 8;
@@ -43,7 +46,7 @@ pub(super) fn is_block(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// A row as it was before a commit changed it.
+/// A row of a block: in the file `versions`, a row as it was before a commit changed it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SpilledRow<'b> {
     pub(crate) keyspace: KeyspaceId,
@@ -71,14 +74,16 @@ pub(super) struct BlockBuffer {
 }
 
 impl BlockBuffer {
-    pub(super) fn new() -> BlockBuffer {
-        BlockBuffer { block: AlignedBuffer::zeroed(BLOCK_BYTES), end: ROWS_OFFSET }
+    /// Creates an empty block of this size.
+    pub(super) fn new(block_bytes: usize) -> BlockBuffer {
+        BlockBuffer { block: AlignedBuffer::zeroed(block_bytes), end: ROWS_OFFSET }
     }
 
     /// Appends a row. Returns `false` if the block has no room for it.
     pub(super) fn push(&mut self, row: SpilledRow<'_>) -> bool {
-        assert!(row.bytes() <= BLOCK_BYTES - ROWS_OFFSET, "a row of {} bytes fits no block", row.bytes());
-        if row.bytes() > BLOCK_BYTES - self.end {
+        let block_bytes = self.block.len();
+        assert!(row.bytes() <= block_bytes - ROWS_OFFSET, "a row of {} bytes fits no block", row.bytes());
+        if row.bytes() > block_bytes - self.end {
             return false;
         }
         let (key_end, at) = (self.end + ROW_HEAD_BYTES + row.key.len(), self.end);
@@ -101,7 +106,7 @@ impl BlockBuffer {
         };
         put_u32(&mut self.block, at + 16, length);
         self.end += row.bytes();
-        assert!(self.end <= BLOCK_BYTES, "rows reach beyond their block");
+        assert!(self.end <= block_bytes, "rows reach beyond their block");
         debug_assert_eq!(Rows { rest: &self.block[at..self.end] }.next(), Some(row), "a row can't be read as written");
         true
     }
@@ -125,11 +130,11 @@ impl BlockBuffer {
 
 /// Returns `true` if the bytes are a valid block of the run.
 pub(super) fn verify(block: &[u8], run: u64) -> bool {
-    assert!(block.len() == BLOCK_BYTES, "a block of {} bytes", block.len());
+    assert!(block.len() >= VERSION_BLOCK_BYTES, "a block of {} bytes", block.len());
     is_block(block)
         && get_u64(block, CHECKSUM_OFFSET) == checksum(&block[RUN_OFFSET..], 0)
         && get_u64(block, RUN_OFFSET) == run
-        && get_u32(block, ROWS_BYTES_OFFSET) as usize <= BLOCK_BYTES - ROWS_OFFSET
+        && get_u32(block, ROWS_BYTES_OFFSET) as usize <= block.len() - ROWS_OFFSET
 }
 
 /// Returns the rows of a block that has been [verified](verify).

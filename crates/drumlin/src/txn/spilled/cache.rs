@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::block::BLOCK_BYTES;
 use crate::error::Result;
 use crate::io::AlignedBuffer;
 use crate::memory::{Account, Budget, Grant};
@@ -14,6 +13,7 @@ use crate::sync::Mutex;
 pub(super) struct Cache {
     /// The cached blocks, from the least to the most recently used.
     blocks: Mutex<VecDeque<CachedBlock>>,
+    block_bytes: usize,
     count_max: usize,
     budget: Arc<Budget>,
 }
@@ -26,11 +26,11 @@ struct CachedBlock {
 }
 
 impl Cache {
-    /// Creates a cache that may use a third of the memory for spilled versions.
-    pub(super) fn new(budget: &Arc<Budget>) -> Cache {
-        let count_max = (budget.limit_bytes(Account::Spilled) / 3 / BLOCK_BYTES as u64).clamp(2, 256) as usize;
+    /// Creates a cache of blocks of this size that may use a third of the memory for spilled rows.
+    pub(super) fn new(budget: &Arc<Budget>, block_bytes: usize) -> Cache {
+        let count_max = (budget.limit_bytes(Account::Spilled) / 3 / block_bytes as u64).clamp(2, 256) as usize;
         assert!(count_max > 1, "two runs take turns for one block");
-        Cache { blocks: Mutex::default(), count_max, budget: Arc::clone(budget) }
+        Cache { blocks: Mutex::default(), block_bytes, count_max, budget: Arc::clone(budget) }
     }
 
     /// Returns a block. If it is not in the cache, calls `read` to read it into a buffer.
@@ -42,11 +42,11 @@ impl Cache {
         if let Some(bytes) = self.get(number) {
             return Ok(bytes);
         }
-        let mut bytes = AlignedBuffer::zeroed(BLOCK_BYTES);
+        let mut bytes = AlignedBuffer::zeroed(self.block_bytes);
         read(&mut bytes)?;
         let bytes = Arc::new(bytes);
         let mut memory = self.budget.grant(Account::Spilled);
-        memory.take(BLOCK_BYTES as u64);
+        memory.take(self.block_bytes as u64);
         let mut dropped = None;
         let mut blocks = self.blocks.lock();
         if blocks.len() == self.count_max {
@@ -71,7 +71,7 @@ impl Cache {
 
     /// Returns the memory of the cached blocks.
     pub(super) fn bytes(&self) -> u64 {
-        (self.blocks.lock().len() * BLOCK_BYTES) as u64
+        (self.blocks.lock().len() * self.block_bytes) as u64
     }
 
     /// Removes blocks that a run has released. Other runs will reuse their numbers.

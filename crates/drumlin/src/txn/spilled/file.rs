@@ -1,21 +1,25 @@
-//! The file of spilled versions. Its blocks are allocated to runs and released when a run is dropped.
+//! A file of spilled rows. Its blocks are allocated to runs and released when a run is dropped.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::block::{BLOCK_BYTES, is_block};
+use super::block::is_block;
 use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist, Process};
 use crate::sync::Mutex;
 
-/// The name of the file. The file exists only while there are spilled versions.
+/// The name of the file of old versions. It exists only while versions are spilled.
 pub(crate) const VERSIONS_NAME: &str = "versions";
+/// The name of the file of changes of transactions. It exists only while changes are spilled.
+pub(crate) const WRITES_NAME: &str = "writes";
 
-/// The file and its free blocks. The file is never synced, because no snapshot outlives the process.
+/// The file and its free blocks. The file is never synced, because no snapshot and no transaction outlives the process.
 #[derive(Debug)]
 pub(super) struct SpillFile {
     folder: FolderRef,
+    name: &'static str,
+    pub(super) block_bytes: usize,
     state: Mutex<FileState>,
     /// The process that opened the database. A fork of it must not release blocks that the parent uses.
     process: Process,
@@ -23,6 +27,8 @@ pub(super) struct SpillFile {
 
 #[derive(Debug, Default)]
 struct FileState {
+    /// `true` once the database is closed.
+    is_closed: bool,
     file: Option<FileRef>,
     /// The blocks below the end of the file that do not belong to a run.
     free: BTreeSet<u32>,
@@ -31,17 +37,17 @@ struct FileState {
 }
 
 impl SpillFile {
-    pub(super) fn new(folder: FolderRef) -> Arc<SpillFile> {
-        Arc::new(SpillFile { folder, state: Mutex::default(), process: Process::here() })
+    pub(super) fn new(folder: FolderRef, name: &'static str, block_bytes: usize) -> Arc<SpillFile> {
+        Arc::new(SpillFile { folder, name, block_bytes, state: Mutex::default(), process: Process::here() })
     }
 
     /// Removes the file that a killed process may have left behind.
     pub(super) fn remove_left(&self) -> io::Result<()> {
-        let Ok(file) = self.folder.open(VERSIONS_NAME, OpenOptions::default()) else { return Ok(()) };
+        let Ok(file) = self.folder.open(self.name, OpenOptions::default()) else { return Ok(()) };
         let mut head = [0; 16];
         let bytes = file.read_up_to(&mut head, 0)?;
         if is_block(&head[..bytes]) || head.iter().all(|byte| *byte == 0) {
-            self.folder.remove(VERSIONS_NAME)
+            self.folder.remove(self.name)
         } else {
             Ok(())
         }
@@ -49,14 +55,17 @@ impl SpillFile {
 
     /// Allocates a block, writes it and returns its number. The first block creates the file.
     pub(super) fn append(&self, block: &AlignedBuffer) -> io::Result<u32> {
-        assert!(block.len() == BLOCK_BYTES, "a block of {} bytes", block.len());
+        assert!(block.len() == self.block_bytes, "a block of {} bytes", block.len());
         let (file, number) = {
             let mut state = self.state.lock();
+            if state.is_closed {
+                return Err(io::Error::other("the database is closed"));
+            }
             let file = match &state.file {
                 Some(file) => Arc::clone(file),
                 None => {
                     let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
-                    let file = self.folder.open(VERSIONS_NAME, options)?;
+                    let file = self.folder.open(self.name, options)?;
                     state.file.insert(file).clone()
                 }
             };
@@ -66,7 +75,7 @@ impl SpillFile {
             debug_assert!(state.free.iter().all(|free| *free < state.end), "a block beyond the end is free");
             (file, number)
         };
-        match file.write_at(block, offset(number), Persist::Later) {
+        match file.write_at(block, self.offset(number), Persist::Later) {
             Ok(()) => Ok(number),
             Err(error) => {
                 self.release(&[number]);
@@ -78,11 +87,14 @@ impl SpillFile {
     /// Reads a block, which must belong to a run, into `block`.
     pub(super) fn read(&self, number: u32, block: &mut AlignedBuffer) -> io::Result<()> {
         let state = self.state.lock();
+        if state.is_closed {
+            return Err(io::Error::other("the database is closed"));
+        }
         assert!(number < state.end && !state.free.contains(&number), "block {number} is read, which no run has");
-        assert!(block.len() == BLOCK_BYTES, "a block of {} bytes", block.len());
+        assert!(block.len() == self.block_bytes, "a block of {} bytes", block.len());
         let file = state.file.clone().expect("a run has blocks of a file");
         drop(state);
-        file.read_at(block, offset(number))
+        file.read_at(block, self.offset(number))
     }
 
     /// Releases blocks. If the last blocks of the file are now free, truncates it. If all blocks are free, removes it.
@@ -91,6 +103,9 @@ impl SpillFile {
             return;
         }
         let mut state = self.state.lock();
+        if state.is_closed {
+            return;
+        }
         let before = state.end;
         for number in numbers {
             assert!(*number < state.end && state.free.insert(*number), "block {number} is given back twice");
@@ -107,27 +122,44 @@ impl SpillFile {
         }
         let ended = match (&state.file, state.end) {
             (None, _) => return,
-            (Some(_), 0) => self.folder.remove(VERSIONS_NAME),
-            (Some(file), end) => file.set_len(offset(end)),
+            (Some(_), 0) => self.folder.remove(self.name),
+            (Some(file), end) => file.set_len(self.offset(end)),
         };
         if state.end == 0 {
             state.file = None;
         }
         if let Err(error) = ended {
-            log::debug!("cutting {VERSIONS_NAME} of {}: {error}", self.folder.path().display());
+            log::debug!("cutting {}: {error}", self.path().display());
+        }
+    }
+
+    /// Removes the file. Its blocks can't be used any more. Called when the database closes: afterwards, a file of this
+    /// name may be that of another process.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        let has_file = state.file.is_some();
+        assert!(!state.is_closed, "a file is closed twice");
+        *state = FileState { is_closed: true, ..FileState::default() };
+        if has_file && let Err(error) = self.folder.remove(self.name) {
+            log::debug!("removing {}: {error}", self.path().display());
         }
     }
 
     /// Returns the length of the file in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        offset(self.state.lock().end)
+        self.offset(self.state.lock().end)
+    }
+
+    fn offset(&self, number: u32) -> u64 {
+        u64::from(number) * self.block_bytes as u64
+    }
+
+    /// Returns the path of the database.
+    pub(super) fn folder_path(&self) -> PathBuf {
+        self.folder.path().to_path_buf()
     }
 
     pub(super) fn path(&self) -> PathBuf {
-        self.folder.path().join(VERSIONS_NAME)
+        self.folder.path().join(self.name)
     }
-}
-
-fn offset(number: u32) -> u64 {
-    u64::from(number) * BLOCK_BYTES as u64
 }

@@ -23,14 +23,15 @@ mod block;
 mod cache;
 mod file;
 mod run;
+pub(crate) mod writes;
 
 use std::collections::BTreeSet;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::BLOCK_BYTES;
 pub(crate) use block::SpilledRow;
+use block::VERSION_BLOCK_BYTES;
 use cache::Cache;
 use file::SpillFile;
 use run::Run;
@@ -120,8 +121,8 @@ impl Spilled {
     pub(crate) fn new(folder: FolderRef, budget: &Arc<Budget>, limit: SpillLimit) -> Spilled {
         Spilled {
             limit,
-            file: SpillFile::new(folder),
-            cache: Arc::new(Cache::new(budget)),
+            file: SpillFile::new(folder, file::VERSIONS_NAME, VERSION_BLOCK_BYTES),
+            cache: Arc::new(Cache::new(budget, VERSION_BLOCK_BYTES)),
             budget: Arc::clone(budget),
             runs: Mutex::default(),
             newest: AtomicU64::new(0),
@@ -467,8 +468,8 @@ impl<'r> Cursor<'r> {
     fn new(run: &'r Run, budget: &Arc<Budget>) -> Result<Cursor<'r>> {
         assert!(run.len() > 0, "a run has no blocks");
         let mut memory = budget.grant(Account::Spilled);
-        memory.take(BLOCK_BYTES as u64);
-        let bytes = AlignedBuffer::zeroed(BLOCK_BYTES);
+        memory.take(run.block_bytes() as u64);
+        let bytes = AlignedBuffer::zeroed(run.block_bytes());
         let mut cursor = Cursor { run, block: 0, bytes, offset: None, _memory: memory };
         cursor.read_next()?;
         Ok(cursor)

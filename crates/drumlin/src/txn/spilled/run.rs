@@ -1,9 +1,10 @@
-//! A run: old versions sorted by keyspace, key and commit, in blocks that are never rewritten.
+//! A run: rows sorted by keyspace, key and number, in blocks that are never rewritten.
 
+use std::io::ErrorKind;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use super::block::{BLOCK_BYTES, BlockBuffer, SpilledRow, verify};
+use super::block::{BlockBuffer, SpilledRow, verify};
 use super::cache::Cache;
 use super::file::SpillFile;
 use crate::error::{Error, Result};
@@ -18,7 +19,7 @@ use crate::txn::old_rows::HELD_BYTES;
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(super) number: u64,
-    /// The newest commit that replaced a version in this run.
+    /// The highest number of a row: the newest commit that replaced a version in this run.
     pub(super) last: Timestamp,
     /// The range of keyspaces to which the rows belong.
     pub(super) keyspaces: RangeInclusive<KeyspaceId>,
@@ -52,6 +53,11 @@ impl Run {
         self.blocks.len()
     }
 
+    /// Returns the size of a block.
+    pub(super) fn block_bytes(&self) -> usize {
+        self.file.block_bytes
+    }
+
     /// Returns the first block that may contain rows at or above this key.
     pub(super) fn first_block(&self, keyspace: KeyspaceId, key: &[u8]) -> usize {
         // The versions of a key may begin at the end of the block before the first block with this key.
@@ -65,6 +71,14 @@ impl Run {
         self.blocks.get(block).is_some_and(|block| block.sort_key() <= (keyspace, key))
     }
 
+    /// Returns the keys in a keyspace at which blocks begin.
+    pub(super) fn block_keys(&self, keyspace: KeyspaceId) -> impl DoubleEndedIterator<Item = &[u8]> {
+        let start = self.blocks.partition_point(|block| block.keyspace < keyspace);
+        let end = self.blocks.partition_point(|block| block.keyspace <= keyspace);
+        assert!(start <= end, "blocks are out of order");
+        self.blocks[start..end].iter().map(|block| &block.key[..])
+    }
+
     /// Reads a block through the cache.
     pub(super) fn read(&self, block: usize) -> Result<Arc<AlignedBuffer>> {
         self.cache.get_or_read(self.blocks[block].number, |bytes| self.read_into(block, bytes))
@@ -76,7 +90,7 @@ impl Run {
         let number = self.blocks[block].number;
         let path = || self.file.path();
         let corrupted = |reason: &str| {
-            let what = format!("a block of old versions at byte {}", u64::from(number) * BLOCK_BYTES as u64);
+            let what = format!("a block of spilled rows at byte {}", u64::from(number) * self.block_bytes() as u64);
             Error::corrupted(&path(), what, reason)
         };
         match self.file.read(number, bytes) {
@@ -112,7 +126,7 @@ pub(crate) struct RunWriter {
 impl RunWriter {
     pub(super) fn new(number: u64, file: &Arc<SpillFile>, cache: &Arc<Cache>, budget: &Arc<Budget>) -> RunWriter {
         let mut memory = budget.grant(Account::Spilled);
-        memory.take(BLOCK_BYTES as u64);
+        memory.take(file.block_bytes as u64);
         RunWriter {
             run: Run {
                 number,
@@ -124,7 +138,7 @@ impl RunWriter {
                 cache: Arc::clone(cache),
                 memory: budget.grant(Account::Spilled),
             },
-            buffer: BlockBuffer::new(),
+            buffer: BlockBuffer::new(file.block_bytes),
             first: None,
             last_key: (KeyspaceId(0), Vec::new()),
             _memory: memory,
@@ -158,7 +172,12 @@ impl RunWriter {
     fn write(&mut self) -> Result<()> {
         let Some(first) = self.first.take() else { return Ok(()) };
         let written = self.run.file.append(self.buffer.seal(self.run.number));
-        let number = written.map_err(|error| Error::io("writing", &self.run.file.path(), error))?;
+        let number = written.map_err(|error| match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                Error::DiskFull { path: self.run.file.folder_path(), needed_bytes: self.run.block_bytes() as u64 }
+            }
+            _ => Error::io("writing", &self.run.file.path(), error),
+        })?;
         let sort_key = first.sort_key();
         assert!(self.run.blocks.last().is_none_or(|last| last.sort_key() <= sort_key), "blocks are out of order");
         self.run.memory.take((size_of::<BlockKey>() * 2 + heap_bytes(first.key.len())) as u64);
