@@ -66,6 +66,8 @@ pub struct Capabilities {
     pub tables: bool,
     /// The engine can remove all rows of a range by one commit, however many there are.
     pub range_deletes: bool,
+    /// The engine can change more rows in one transaction than fit in its memory, and is measured doing so.
+    pub large_transactions: bool,
 }
 
 /// An engine that is included in this build.
@@ -86,6 +88,12 @@ pub struct Peer {
 pub trait Source {
     /// Returns the next row.
     fn next(&mut self) -> Option<(Key, &[u8])>;
+}
+
+/// A sequence of changes of rows. Each change is valid until the next one is requested.
+pub trait Changes {
+    /// Returns the next key and its new value, or `None` in place of the value to remove the row.
+    fn next(&mut self) -> Option<(Key, Option<&[u8]>)>;
 }
 
 /// The number of rows per transaction of a load, for engines without a faster method.
@@ -208,6 +216,15 @@ pub trait Session {
     fn remove_range(&mut self, first: Key, end: Key) -> Result<()> {
         let _ = (first, end);
         Err("this engine has no range deletes".into())
+    }
+
+    /// Makes changes of any number in one transaction. Only for engines that [can](Capabilities::large_transactions).
+    ///
+    /// # Errors
+    /// The engine's own errors.
+    fn change_at_once(&mut self, changes: &mut dyn Changes) -> Result<()> {
+        let _ = changes;
+        Err("this engine has no large transactions".into())
     }
 
     /// Replaces a row's value with one computed from the old value, in one transaction. After a conflict, the

@@ -98,6 +98,17 @@ pub enum Mix {
     F,
 }
 
+/// The changes of a large transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Change {
+    /// Inserts rows behind those that are there.
+    Insert,
+    /// Replaces each row.
+    Replace,
+    /// Removes each row.
+    Remove,
+}
+
 /// The operation that a workload measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Job {
@@ -131,6 +142,8 @@ pub enum Job {
     Tables,
     /// One removal of all rows except the first and the last, and scans over their place.
     RemoveRange,
+    /// One transaction of as many changes as there are rows, while a thread commits to another table.
+    Large(Change),
     /// One opening of the database after a kill or a close, and one get.
     Open {
         /// `true` if the last process that wrote was killed before closing the database.
@@ -210,6 +223,7 @@ impl Workload {
             | Job::BulkLoad
             | Job::Half
             | Job::RemoveRange
+            | Job::Large(_)
             | Job::Drop
             | Job::Tables
             | Job::Shop { .. } => true,
@@ -229,7 +243,7 @@ impl Workload {
         !matches!(
             self.job,
             Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange | Job::Open { .. } | Job::Shop { .. }
-        ) && !matches!(self.job, Job::Drop | Job::Tables)
+        ) && !matches!(self.job, Job::Drop | Job::Tables | Job::Large(_))
     }
 
     /// Returns `true` if this engine takes part in the workload.
@@ -241,6 +255,7 @@ impl Workload {
             Job::Prepare => peer.capabilities.two_phases,
             Job::Drop | Job::Tables => peer.capabilities.tables,
             Job::RemoveRange => peer.capabilities.range_deletes,
+            Job::Large(_) => peer.capabilities.large_transactions && peer.capabilities.tables,
             _ => !peer.capabilities.inserts_only,
         }
     }
@@ -265,7 +280,7 @@ impl Workload {
             Job::Count(_) => "counts",
             Job::Drop => "drops",
             Job::Open { .. } | Job::Tables => "openings",
-            Job::Commit(_) | Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange => "rows",
+            Job::Commit(_) | Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange | Job::Large(_) => "rows",
         }
     }
 
@@ -381,6 +396,30 @@ pub const WORKLOADS: &[Workload] = &{
             Job::RemoveRange,
         )
         .durable()
+        .cold(),
+        of(
+            "13",
+            "large-insert",
+            "one transaction of 10 M inserts, beside commits to another table",
+            REMOVED_100,
+            Job::Large(Change::Insert),
+        )
+        .cold(),
+        of(
+            "13",
+            "large-replace",
+            "one transaction that replaces 10 M rows, beside commits to another table",
+            REMOVED_100,
+            Job::Large(Change::Replace),
+        )
+        .cold(),
+        of(
+            "13",
+            "large-remove",
+            "one transaction that removes 10 M rows, beside commits to another table",
+            REMOVED_100,
+            Job::Large(Change::Remove),
+        )
         .cold(),
         of("14", "count-50k", "count of 50,000 rows, in memory", SMALL_SORTED, Job::Count(50_000)),
         of("15", "open-closed", "opening and a get, after a close", SMALL, Job::Open { killed: false }).cold(),

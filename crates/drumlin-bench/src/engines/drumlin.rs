@@ -6,8 +6,8 @@ use std::path::Path;
 use drumlin::{Config, Database, Keyspace, KeyspaceOptions, Snapshot};
 
 use crate::engine::{
-    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source, Tables,
-    missing_row,
+    Capabilities, Changes, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+    Tables, missing_row,
 };
 
 pub(super) const PEER: Peer = Peer {
@@ -24,6 +24,7 @@ pub(super) const PEER: Peer = Peer {
         two_phases: true,
         tables: true,
         range_deletes: true,
+        large_transactions: true,
     },
     open,
 };
@@ -202,6 +203,18 @@ impl Session for Access<'_> {
 
     fn remove_range(&mut self, first: Key, end: Key) -> Result<()> {
         Ok(self.rows.remove_range(&first[..]..&end[..])?)
+    }
+
+    fn change_at_once(&mut self, changes: &mut dyn Changes) -> Result<()> {
+        let mut transaction = self.db.begin()?;
+        while let Some((key, value)) = changes.next() {
+            match value {
+                Some(value) => transaction.insert(&self.rows, key, value)?,
+                None => transaction.remove(&self.rows, key)?,
+            }
+        }
+        transaction.commit()?;
+        Ok(())
     }
 
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {

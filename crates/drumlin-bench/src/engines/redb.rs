@@ -23,6 +23,7 @@ pub(super) const PEER: Peer = Peer {
         two_phases: false,
         tables: true,
         range_deletes: false,
+        large_transactions: false,
     },
     open,
 };

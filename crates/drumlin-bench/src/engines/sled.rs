@@ -21,6 +21,7 @@ pub(super) const PEER: Peer = Peer {
         two_phases: false,
         tables: false,
         range_deletes: false,
+        large_transactions: false,
     },
     open,
 };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use crate::engine::{
-    Capabilities, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source, Tables,
+    Capabilities, Changes, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source, Tables,
 };
 use crate::engine::{load_in_batches, missing_row};
 
@@ -27,6 +27,7 @@ pub(super) const PEER: Peer = Peer {
         two_phases: false,
         tables: true,
         range_deletes: false,
+        large_transactions: true,
     },
     open: open_wal,
 };
@@ -245,6 +246,22 @@ impl Session for Access<'_> {
             let mut statement = tx.prepare_cached("INSERT OR REPLACE INTO rows VALUES (?1, ?2)")?;
             for (key, value) in rows {
                 statement.execute((integer(*key), &value[..]))?;
+            }
+        }
+        Ok(tx.commit()?)
+    }
+
+    fn change_at_once(&mut self, changes: &mut dyn Changes) -> Result<()> {
+        let _turn = self.writer.lock().expect("no call panics");
+        let tx = self.connection().transaction_with_behavior(TransactionBehavior::Immediate)?;
+        {
+            let mut put = tx.prepare_cached("INSERT OR REPLACE INTO rows VALUES (?1, ?2)")?;
+            let mut remove = tx.prepare_cached("DELETE FROM rows WHERE key = ?1")?;
+            while let Some((key, value)) = changes.next() {
+                match value {
+                    Some(value) => put.execute((integer(key), value))?,
+                    None => remove.execute([integer(key)])?,
+                };
             }
         }
         Ok(tx.commit()?)

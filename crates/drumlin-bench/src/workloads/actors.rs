@@ -105,6 +105,7 @@ impl Work<'_> {
             | Job::BulkLoad
             | Job::FullScan
             | Job::RemoveRange
+            | Job::Large(_)
             | Job::Drop
             | Job::Tables
             | Job::Open { .. }

@@ -1,6 +1,7 @@
 //! Runs and measures the job of each workload.
 
 mod actors;
+mod large;
 mod loads;
 mod open;
 mod shop;
@@ -126,6 +127,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
         Job::Tables => tables::measure_opening(turn)?,
         Job::FullScan => full_scan(turn)?,
         Job::RemoveRange => remove_range(turn)?,
+        Job::Large(change) => large::measure(turn, change)?,
         Job::Shop { size, traffic } => shop::measure(turn, size, traffic)?,
         _ => repeated(turn)?,
     };

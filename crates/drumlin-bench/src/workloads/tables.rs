@@ -10,17 +10,17 @@ use crate::measure::{Latencies, Meter, drop_caches, histogram, record};
 use crate::rows::{fill, key, version};
 
 /// The table to which commits go while another is dropped.
-const OTHER: &str = "other";
+pub(super) const OTHER: &str = "other";
 /// The number of rows in each of many tables.
 const TABLE_ROWS: u64 = 10;
 /// The number of tables that one transaction creates.
 const TABLES_AT_ONCE: u64 = 100;
 
-fn tables(engine: &dyn Engine) -> Result<&dyn Tables> {
+pub(super) fn tables(engine: &dyn Engine) -> Result<&dyn Tables> {
     engine.tables().ok_or_else(|| "this engine has no tables".into())
 }
 
-fn row(number: u64, version: u64, value_bytes: usize) -> Row {
+pub(super) fn row(number: u64, version: u64, value_bytes: usize) -> Row {
     let mut value = Vec::new();
     fill(&mut value, number, version, value_bytes);
     (key(number), value)
