@@ -18,6 +18,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a range delete waited for the folding of an older one",
     "a range delete waited for a locked row",
     "a scan skipped a range that its transaction had removed",
+    "a scan skipped rows that a range delete had removed",
     "a bulk load went on while another thread wrote or read for it",
     "a bulk load took page numbers that were in use before",
     "a bulk load was given up",

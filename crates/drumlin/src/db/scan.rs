@@ -285,10 +285,32 @@ impl Scan {
         self.go_on_from(direction, next)
     }
 
+    /// If a range delete hides all rows around the position of the scan, moves the scan past them.
+    fn skip_hidden(&mut self, direction: Direction) -> Result<()> {
+        if self.own.is_some() {
+            return Ok(());
+        }
+        let target = first_leaf(direction, &self.lower, &self.upper);
+        let Some(end) = self.tree.removed_around(target, direction, self.snapshot.timestamp) else { return Ok(()) };
+        let bound = match direction {
+            Direction::Forward => end.map(Bound::Included),
+            Direction::Backward => end.map(Bound::Excluded),
+        };
+        let here = if direction == Direction::Forward { &self.lower } else { &self.upper };
+        if bound.as_ref() == Some(here) {
+            return Ok(());
+        }
+        crate::coverage::mark!("a scan skipped rows that a range delete had removed");
+        self.go_on_from(direction, bound)
+    }
+
     /// Copies the wanted rows of the next leaf. They replace the rows copied earlier at that end. Returns their number.
     async fn copy_leaf(&mut self, mode: WaitMode<'_>, direction: Direction) -> Result<usize> {
         mode.work(turn::LEAF_UNITS).await;
         self.skip_removed(direction)?;
+        if !self.fetched_all && !self.tree.pages.runs.is_empty() {
+            self.skip_hidden(direction)?;
+        }
         if self.fetched_all {
             return Ok(0);
         }

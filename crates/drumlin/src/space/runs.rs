@@ -33,6 +33,10 @@ pub(crate) const RUNS_MAX: usize = 4;
 /// nanoseconds.
 pub(crate) const REMOVAL_COUNT_MAX: usize = if cfg!(feature = "sim") { 3 } else { 32 };
 
+/// The maximum number of ranges of leaves into which a removal is folded that a keyspace remembers for it. Leaves that
+/// adjoin each other are one range.
+const FOLDED_RANGE_COUNT_MAX: usize = if cfg!(feature = "sim") { 4 } else { 64 };
+
 /// The number of removals that a keyspace remembers after they are folded.
 const FOLDED_REMOVAL_COUNT_MAX: usize = 64;
 
@@ -166,6 +170,9 @@ struct RunState {
     folded_removals: Mutex<VecDeque<Run>>,
     /// In ascending order of timestamps.
     list: RwLock<Vec<Run>>,
+    /// For removals that were attached since the database was opened, the ranges of the leaves into which each is
+    /// folded. A scan reads no other leaves in place of the removed rows. A removal with too many ranges has no entry.
+    folded_ranges: Mutex<Vec<(Timestamp, RemovedKeys)>>,
     /// Locked while a part of the oldest run is folded and its pages are freed. If the run is a removal, contains the
     /// first key of the leaf into which it was folded last.
     folding: Mutex<Option<Vec<u8>>>,
@@ -174,6 +181,35 @@ struct RunState {
 impl Runs {
     fn state(&self) -> &RunState {
         self.state.get_or_init(Box::default)
+    }
+
+    /// Notes that a leaf with these fences had the timestamp `before` and now has a higher one. The caller has latched
+    /// the leaf.
+    pub(crate) fn note_folded_into(
+        &self,
+        before: Timestamp,
+        now: Timestamp,
+        lower: Option<&[u8]>,
+        upper: Option<&[u8]>,
+    ) {
+        assert!(before < now, "a run is folded into a leaf that has it");
+        let Some(state) = self.state.get() else { return };
+        let mut folded = state.folded_ranges.lock();
+        folded.retain_mut(|(timestamp, ranges)| {
+            if before < *timestamp && *timestamp <= now {
+                let (lower, upper) = (lower.unwrap_or_default().to_vec(), upper.map(<[u8]>::to_vec));
+                ranges.add(RemovedRange { lower, upper });
+            }
+            ranges.ranges().len() <= FOLDED_RANGE_COUNT_MAX
+        });
+    }
+
+    /// Calls `look` with the ranges of the leaves into which a removal is folded. Returns `None` if they are not known.
+    pub(crate) fn with_folded_ranges<T>(&self, removal: Timestamp, look: impl FnOnce(&RemovedKeys) -> T) -> Option<T> {
+        let folded = self.state.get()?.folded_ranges.lock();
+        assert!(folded.is_sorted_by_key(|(timestamp, _)| *timestamp), "removals are out of order");
+        let at = folded.binary_search_by_key(&removal, |(timestamp, _)| *timestamp).ok()?;
+        Some(look(&folded[at].1))
     }
 
     /// Returns a copy of the list of runs.
@@ -255,6 +291,9 @@ impl Runs {
     pub(super) fn note_attached(&self, timestamp: Timestamp) {
         let before = self.state().attached_at.fetch_max(timestamp.0, Ordering::AcqRel);
         assert!(before < timestamp.0, "a run at {timestamp} follows one at {before}");
+        if self.list().last().is_some_and(|run| !run.has_rows()) {
+            self.state().folded_ranges.lock().push((timestamp, RemovedKeys::default()));
+        }
         assert!(self.newest() == timestamp, "a run is noted that is not in the list");
     }
 
@@ -272,6 +311,7 @@ impl Runs {
             None => {
                 assert!(at == 0, "a run is freed before an older one");
                 let run = list.remove(at);
+                self.state().folded_ranges.lock().retain(|(folded, _)| *folded != timestamp);
                 self.note_folded(&run);
                 self.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
                 Some(run)
@@ -284,6 +324,7 @@ impl Runs {
         let mut list = self.state().list.write();
         assert!(list.is_empty() == self.is_empty(), "runs are in the list, and no reader looks for them");
         self.newest.store(0, Ordering::Release);
+        self.state().folded_ranges.lock().clear();
         std::mem::take(&mut *list)
     }
 }

@@ -485,6 +485,40 @@ impl Tree {
         Ok(Some(Piece { page, lower, upper }))
     }
 
+    /// If a removal that a reader at `at` sees hides all rows around the target, returns the end of these keys in the
+    /// direction of the scan: the key at which they end, or before which they begin; `None` stands for the end of the
+    /// keyspace. Reads no page: leaves into which the removal is not folded have no newer rows.
+    #[cold]
+    pub(crate) fn removed_around(
+        &self,
+        target: Target<'_>,
+        direction: Direction,
+        at: Timestamp,
+    ) -> Option<Option<Vec<u8>>> {
+        let list = self.pages.runs.list();
+        let is_newest_first = |left: &&Run, right: &&Run| left.timestamp > right.timestamp;
+        debug_assert!(list.iter().rev().is_sorted_by(is_newest_first), "runs are out of order");
+        for run in list.iter().rev().filter(|run| run.timestamp <= at) {
+            if run.has_rows() {
+                return None;
+            }
+            let Some(range) = run.removed.around(target) else { continue };
+            let end = self.pages.runs.with_folded_ranges(run.timestamp, |folded| {
+                if folded.around(target).is_some() {
+                    return None;
+                }
+                let (before, after) = folded.gap_around(target);
+                let end = match direction {
+                    Direction::Forward => range.upper.as_deref().into_iter().chain(after).min(),
+                    Direction::Backward => Some(before.map_or(&range.lower[..], |before| before.max(&range.lower))),
+                };
+                Some(end.map(<[u8]>::to_vec))
+            });
+            return end.flatten();
+        }
+        None
+    }
+
     /// Plans how the oldest run that is not folded into the key's leaf is folded into a part of the leaf's range that
     /// covers the key. Copies a few leaves.
     pub(crate) fn plan_fold(&self, key: &[u8]) -> Result<FoldStep, Stop> {

@@ -146,6 +146,7 @@ impl<L> Engine<L> {
         let bytes = write.leaf_mut(&tree.pages.table);
         bytes[NEWEST_OFFSET..].copy_from_slice(&plan.page[NEWEST_OFFSET..]);
         LeafMut::new(bytes).set_newest(plan.run);
+        tree.pages.runs.note_folded_into(plan.newest, plan.run, plan.lower.as_deref(), plan.upper.as_deref());
         // A leaf that the run does not change may be folded after the run has left the list.
         let is_changed = !plan.changed.is_empty() || !plan.removed.is_empty();
         debug_assert!(!is_changed || tree.counts.kept().is_none(), "counts are kept while rows are in runs");

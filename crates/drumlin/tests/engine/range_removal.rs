@@ -462,3 +462,42 @@ fn a_range_delete_waits_for_ready_commits() {
     compare(&db.snapshot(), &keyspace, &rows, &mut Random(1), "after both");
     drop(snapshot);
 }
+
+/// A scan over removed rows reads no leaf in their place, although an older snapshot keeps the rows there. It finds the
+/// rows that were put into the range afterwards, from both ends.
+#[test]
+fn scans_skip_removed_rows() {
+    const ROWS: u64 = 20_000;
+    let db = support::small().backend(drumlin_io::in_memory()).open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let rows = (0..ROWS).map(|row| (row.to_be_bytes().to_vec(), vec![7; 100])).collect();
+    load(&db, "k", &rows).unwrap();
+    let before = db.snapshot();
+    k.remove_range(10u64.to_be_bytes()..(ROWS - 10).to_be_bytes()).unwrap();
+    let pages = || {
+        let stats = db.stats();
+        stats.page_hits + stats.page_misses
+    };
+    let seen = |expected: &[u64]| {
+        let used = pages();
+        let forward: Vec<u64> = k.keys().map(|key| u64::from_be_bytes(key.unwrap()[..].try_into().unwrap())).collect();
+        assert_eq!(forward, expected);
+        assert!(k.keys().rev().map(Result::unwrap).eq(expected.iter().rev().map(|row| row.to_be_bytes().to_vec())));
+        assert_eq!(k.count(..).unwrap(), expected.len() as u64);
+        pages() - used
+    };
+    let mut expected: Vec<u64> = (0..10).chain(ROWS - 10..ROWS).collect();
+    let used = seen(&expected);
+    assert!(used < 100, "three scans over {ROWS} removed rows used {used} leaves");
+    for row in [15_000u64, 500, 7_777, 500, 15_001] {
+        k.insert(row.to_be_bytes(), "new").unwrap();
+        expected.push(row);
+        expected.sort_unstable();
+        expected.dedup();
+        let used = seen(&expected);
+        assert!(used < 200, "three scans over {ROWS} removed rows used {used} leaves");
+    }
+    assert_eq!(before.count(&k, ..).unwrap(), ROWS);
+    drop(before);
+    seen(&expected);
+}

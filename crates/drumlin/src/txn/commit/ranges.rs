@@ -98,6 +98,8 @@ impl<L> Engine<L> {
         sink: &S,
     ) {
         let leaf = Leaf::new(write);
+        let (runs, before) = (&rows[0].tree.pages.runs, leaf.newest());
+        runs.note_folded_into(before, timestamp, leaf.lower_fence(), leaf.upper_fence());
         let mut keys = Vec::new();
         for index in 0..leaf.len() {
             let mut key = Vec::new();
