@@ -12,7 +12,7 @@
 //!   time during the call.
 //! - *Isolation.* Between the snapshot of a transaction and its commit, no other commit changed a row that the
 //!   transaction wrote. If the transaction is serializable, no other commit changed a row that it read, or any row in a
-//!   range that it scanned.
+//!   range that it scanned. No commit that takes row locks changed a row that the transaction had locked, at any level.
 //! - *Conditional changes* return the row as the preceding commit left it. A compare-and-swap succeeds only if the row
 //!   has the expected value. A pop removes the row at the end, and a bulk removal removes all existing rows.
 //! - *Dropped futures.* A commit that got a timestamp is valid; a commit that got no timestamp has no effect.
@@ -488,6 +488,16 @@ impl Model {
         let state = self.lock();
         let versions = state.spaces[space].rows.get(key)?;
         versions.iter().map(|version| version.timestamp).find(|timestamp| after < *timestamp && *timestamp < before)
+    }
+
+    /// Like [`change_between`](Self::change_between), but leaves out commits that take no row locks.
+    #[must_use]
+    pub fn locked_change(&self, space: SpaceNumber, key: &[u8], after: u64, before: u64) -> Option<u64> {
+        let state = self.lock();
+        let versions = state.spaces[space].rows.get(key)?;
+        let is_between =
+            |version: &&Version| after < version.timestamp && version.timestamp < before && !version.is_loaded;
+        versions.iter().find(is_between).map(|version| version.timestamp)
     }
 
     /// Returns a commit that changed a row within the bounds, after the commit `after` and before the commit `before`.

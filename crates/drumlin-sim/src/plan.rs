@@ -86,6 +86,8 @@ pub struct Plan {
     pub version_disk_bytes: u64,
     /// `true` if clients prepare transactions, which later sessions may end.
     pub prepares: bool,
+    /// `true` if clients make transactions whose changes outgrow memory.
+    pub spills: bool,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
     /// wait for that snapshot forever.
     pub delays_commits: bool,
@@ -151,8 +153,9 @@ impl Plan {
             warm_start: one_of(&[0, 1]) == 1,
             version_disk_bytes: one_of(&[1 << 30, 1 << 30, 256 << 10, 0]),
             delays_commits: one_of(&[0, 0, 0, 1]) == 1,
-            // This is not drawn, so that the other worlds of older seeds stay the same.
+            // These are not drawn, so that the other worlds of older seeds stay the same.
             prepares: Random(seed ^ 0x2BAD_1DEA).below(4) == 0,
+            spills: Random(seed ^ 0x0B16_1DEA).below(4) == 0,
         }
     }
 
@@ -174,6 +177,7 @@ impl Plan {
             version_disk_bytes: 0,
             delays_commits: false,
             prepares: false,
+            spills: false,
             ..self
         }
     }
@@ -199,7 +203,8 @@ impl Plan {
         // Scans of so many rows take long, so let clients make fewer steps.
         let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
-        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, prepares: false, ..self }
+        let (prepares, spills) = (false, false);
+        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, prepares, spills, ..self }
     }
 
     /// Returns the plan of one session.

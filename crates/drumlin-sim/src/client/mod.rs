@@ -11,6 +11,7 @@ mod changes;
 mod commits;
 mod reads;
 mod scans;
+mod spills;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -238,6 +239,7 @@ impl Client {
             310..330 => self.batch().await,
             330..350 => self.queue().await,
             350..600 if self.session.plan.prepares && self.random.chance(20) => self.end_prepared().await,
+            350..600 if self.session.plan.spills && self.random.chance(6) => self.spilling_transaction().await,
             350..600 => self.transaction().await,
             600..680 => self.plain_reads().await,
             680..760 => self.plain_scan().await,

@@ -1,7 +1,7 @@
 //! Transactions of several statements. Each statement is checked immediately, and all of them are checked together at
 //! the commit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use super::commits::{range_from, removes_range};
 use super::scans::{Bounds, Own, VisibleStates};
 use super::streams::{Reader, Slow};
 use super::{Api, Client, Count, Stop, by_api};
-use crate::model::{Content, Operation, SpaceNumber, Window};
+use crate::model::{Content, Model, Operation, SpaceNumber, Window};
 
 /// The row that a statement reads or changes.
-struct RowTarget {
-    keyspace: Keyspace,
-    space: SpaceNumber,
-    key: Vec<u8>,
+pub(super) struct RowTarget {
+    pub(super) keyspace: Keyspace,
+    pub(super) space: SpaceNumber,
+    pub(super) key: Vec<u8>,
 }
 
 impl RowTarget {
@@ -31,8 +31,8 @@ impl RowTarget {
 }
 
 /// A running transaction, and the results that the model expects from it.
-struct Running {
-    tx: Transaction,
+pub(super) struct Running {
+    pub(super) tx: Transaction,
     isolation: Isolation,
     durability: Durability,
     snapshot: u64,
@@ -40,8 +40,10 @@ struct Running {
     /// The savepoints, each with the transaction's own rows, and the number of ranges that it had removed.
     savepoints: Vec<(Savepoint, Own, usize)>,
     removed: Vec<(SpaceNumber, Bounds)>,
+    /// The rows that it has locked, each with the newest commit that had changed the row by then.
+    locked: BTreeMap<(SpaceNumber, Vec<u8>), u64>,
     reads: Vec<(SpaceNumber, Bounds)>,
-    used: BTreeSet<SpaceNumber>,
+    pub(super) used: BTreeSet<SpaceNumber>,
 }
 
 impl Running {
@@ -54,6 +56,17 @@ impl Running {
     /// Returns the transaction's own version of a row, if it has one.
     fn own(&self, target: &RowTarget) -> Option<Option<Content>> {
         self.own.get(&(target.space, target.key.clone())).copied()
+    }
+
+    pub(super) fn set_savepoint(&mut self) {
+        self.savepoints.push((self.tx.savepoint(), self.own.clone(), self.removed.len()));
+    }
+
+    /// Records that the transaction has locked a row. It keeps the lock until it ends, also if it is rolled back to a
+    /// savepoint.
+    fn has_locked(&mut self, model: &Model, target: &RowTarget) {
+        let newest = model.newest_change(target.space, &target.key);
+        self.locked.entry((target.space, target.key.clone())).or_insert(newest);
     }
 }
 
@@ -99,7 +112,7 @@ impl Client {
         self.end(running).await
     }
 
-    fn begin(&mut self) -> Result<Running, Error> {
+    pub(super) fn begin(&mut self) -> Result<Running, Error> {
         let isolation = match self.random.below(100) {
             0..50 => Isolation::Snapshot,
             50..75 if self.session.plan.serializable => Isolation::Serializable,
@@ -117,13 +130,13 @@ impl Client {
             "a transaction began at {snapshot}; {answered} was answered, {} the last",
             self.session.model.last()
         );
-        let (own, savepoints, removed, reads, used) = Default::default();
-        Ok(Running { tx, isolation, durability, snapshot, own, savepoints, removed, reads, used })
+        let (own, savepoints, removed, locked, reads, used) = Default::default();
+        Ok(Running { tx, isolation, durability, snapshot, own, savepoints, removed, locked, reads, used })
     }
 
     // ── statements ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async fn statement(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
+    pub(super) async fn statement(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
         match self.random.below(100) {
             0..40 => self.tx_change(running, target).await,
             40..55 => self.tx_conditional(running, target).await,
@@ -141,22 +154,25 @@ impl Client {
                 Ok(())
             }
             88..94 => {
-                running.savepoints.push((running.tx.savepoint(), running.own.clone(), running.removed.len()));
+                running.set_savepoint();
                 Ok(())
             }
-            _ => match running.savepoints.len() {
-                0 => Ok(()),
-                length => {
-                    let index = self.random.below(length as u64) as usize;
-                    let (savepoint, then, removed_count) = running.savepoints[index].clone();
-                    running.savepoints.truncate(index + 1);
-                    running.tx.rollback_to(savepoint)?;
-                    running.own = then;
-                    running.removed.truncate(removed_count);
-                    Ok(())
-                }
-            },
+            _ => self.tx_roll_back(running),
         }
+    }
+
+    /// Rolls back to any of the savepoints.
+    pub(super) fn tx_roll_back(&mut self, running: &mut Running) -> Result<(), Error> {
+        if running.savepoints.is_empty() {
+            return Ok(());
+        }
+        let index = self.random.below(running.savepoints.len() as u64) as usize;
+        let (savepoint, then, removed_count) = running.savepoints[index].clone();
+        running.savepoints.truncate(index + 1);
+        running.tx.rollback_to(savepoint)?;
+        running.own = then;
+        running.removed.truncate(removed_count);
+        Ok(())
     }
 
     async fn tx_change(&mut self, running: &mut Running, target: &RowTarget) -> Result<(), Error> {
@@ -186,6 +202,30 @@ impl Client {
         // A dropped statement has no effect, and the transaction continues.
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
         done?;
+        running.has_locked(&self.session.model, target);
+        running.own.insert((space, key.clone()), content);
+        Ok(())
+    }
+
+    /// Puts or removes a row.
+    pub(super) async fn tx_set(
+        &mut self,
+        running: &mut Running,
+        target: &RowTarget,
+        content: Option<Content>,
+    ) -> Result<(), Error> {
+        let &RowTarget { ref keyspace, space, ref key } = target;
+        let (api, tx) = (self.api, &mut running.tx);
+        let value = content.map(Content::bytes);
+        let change = async {
+            match &value {
+                None => by_api!(api, tx.remove(keyspace, key), tx.remove_async(keyspace, key)),
+                Some(value) => by_api!(api, tx.insert(keyspace, key, value), tx.insert_async(keyspace, key, value)),
+            }
+        };
+        let Some(done) = self.or_drop(change).await else { return Ok(()) };
+        done?;
+        running.has_locked(&self.session.model, target);
         running.own.insert((space, key.clone()), content);
         Ok(())
     }
@@ -227,6 +267,7 @@ impl Client {
         };
         let Some(done) = self.or_drop(change).await else { return Ok(()) };
         let returned = done?;
+        running.has_locked(&self.session.model, target);
         let wanted = self.locked(running, target);
         let (is_changed, was_there) = match returned {
             Ok(()) => {
@@ -341,6 +382,7 @@ impl Client {
         };
         let Some(found) = self.or_drop(found).await else { return Ok(()) };
         let found = found?;
+        running.has_locked(&self.session.model, target);
         self.session.counts.add(Count::Reads);
         // No other client can change the row while it is locked.
         let wanted = self.locked(running, target);
@@ -358,7 +400,7 @@ impl Client {
         Ok(())
     }
 
-    async fn tx_scan(&mut self, running: &mut Running, target: &RowTarget) {
+    pub(super) async fn tx_scan(&mut self, running: &mut Running, target: &RowTarget) {
         let &RowTarget { ref keyspace, space, .. } = target;
         let bounds = self.bounds(space);
         let from = self.session.model.answered();
@@ -430,7 +472,7 @@ impl Client {
 
     /// Prepares the transaction. Its rows stay locked until a client of this session or of a later one ends it.
     async fn prepare(&mut self, running: Running) -> Result<(), Stop> {
-        let Running { tx, isolation, snapshot, own, used, .. } = running;
+        let Running { tx, isolation, snapshot, own, locked, used, .. } = running;
         let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
         let any = rows.iter().map(|row| row.0).find(|space| self.session.model.is_dropped(*space));
         // Few ids, so that some are in use.
@@ -448,6 +490,7 @@ impl Client {
         let operation = Operation::Prepare(id, rows.clone());
         let done = self.commit(operation, true, Call::Transaction, any, prepare).await?;
         let Some((taken, ())) = done else { return Ok(()) };
+        self.check_locked(&locked, taken);
         if isolation != Isolation::ReadCommitted {
             for (space, key, _) in &rows {
                 let between = self.session.model.change_between(*space, key, snapshot, taken);
@@ -495,7 +538,7 @@ impl Client {
         Ok(())
     }
 
-    async fn end(&mut self, running: Running) -> Result<(), Stop> {
+    pub(super) async fn end(&mut self, running: Running) -> Result<(), Stop> {
         if self.session.plan.prepares
             && running.isolation != Isolation::Serializable
             && running.removed.is_empty()
@@ -503,7 +546,7 @@ impl Client {
         {
             return self.prepare(running).await;
         }
-        let Running { tx, isolation, durability, snapshot, own, removed, reads, used, .. } = running;
+        let Running { tx, isolation, durability, snapshot, own, removed, locked, reads, used, .. } = running;
         let rows: Vec<_> = own.into_iter().map(|((space, key), content)| (space, key, content)).collect();
         let dropped = rows.iter().map(|row| row.0).find(|space| self.session.model.is_dropped(*space));
         let any = dropped.or(rows.first().map(|row| row.0));
@@ -539,6 +582,7 @@ impl Client {
             return Ok(());
         }
         assert_eq!(taken, answered.0, "a commit returned another timestamp than it was given");
+        self.check_locked(&locked, taken);
         if isolation == Isolation::Serializable {
             for (space, bounds) in &reads {
                 let between = self.session.model.change_within(*space, bounds, snapshot, taken);
@@ -569,5 +613,18 @@ impl Client {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no other commit has changed a row while the transaction of commit `taken` had locked it.
+    fn check_locked(&self, locked: &BTreeMap<(SpaceNumber, Vec<u8>), u64>, taken: u64) {
+        for ((space, key), newest) in locked {
+            let between = self.session.model.locked_change(*space, key, *newest, taken);
+            assert!(
+                between.is_none(),
+                "commit {taken} had locked row {} of {:?}, last changed by {newest}, and {between:?} changed it",
+                key.escape_ascii(),
+                self.session.model.name(*space)
+            );
+        }
     }
 }
