@@ -88,6 +88,8 @@ pub struct Plan {
     pub prepares: bool,
     /// `true` if clients make transactions whose changes outgrow memory.
     pub spills: bool,
+    /// `true` if clients drop keyspaces that fill segments of their own, while these are read.
+    pub drops_large: bool,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
     /// wait for that snapshot forever.
     pub delays_commits: bool,
@@ -156,6 +158,7 @@ impl Plan {
             // These are not drawn, so that the other worlds of older seeds stay the same.
             prepares: Random(seed ^ 0x2BAD_1DEA).below(4) == 0,
             spills: Random(seed ^ 0x0B16_1DEA).below(4) == 0,
+            drops_large: Random(seed ^ 0x0DD0_1DEA).below(6) == 0,
         }
     }
 
@@ -178,6 +181,7 @@ impl Plan {
             delays_commits: false,
             prepares: false,
             spills: false,
+            drops_large: false,
             ..self
         }
     }
@@ -203,8 +207,8 @@ impl Plan {
         // Scans of so many rows take long, so let clients make fewer steps.
         let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
-        let (prepares, spills) = (false, false);
-        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, prepares, spills, ..self }
+        let (prepares, spills, drops_large) = (false, false, false);
+        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, prepares, spills, drops_large, ..self }
     }
 
     /// Returns the plan of one session.

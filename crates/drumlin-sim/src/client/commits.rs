@@ -260,6 +260,10 @@ impl Client {
 
     pub(super) async fn create(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
+        self.create_named(name).await
+    }
+
+    pub(super) async fn create_named(&mut self, name: &'static str) -> Result<(), Stop> {
         let page_bytes = 512 << self.random.below(4);
         let db = self.session.db.clone();
         let options = KeyspaceOptions::new().page_bytes(page_bytes);
@@ -390,6 +394,10 @@ impl Client {
 
     pub(super) async fn drop_keyspace(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
+        self.drop_named(name).await
+    }
+
+    pub(super) async fn drop_named(&mut self, name: &'static str) -> Result<(), Stop> {
         let Some(space) = self.session.model.space(name) else { return Ok(()) };
         let db = self.session.db.clone();
         let model = self.session.model.clone();

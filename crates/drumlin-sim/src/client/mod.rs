@@ -9,6 +9,7 @@ pub(crate) mod aggregates;
 mod answers;
 mod changes;
 mod commits;
+mod drops;
 mod reads;
 mod scans;
 mod spills;
@@ -247,6 +248,7 @@ impl Client {
             860..880 => self.stream().await,
             880..892 => self.create().await,
             892..900 => self.alter().await,
+            900..912 if self.session.plan.drops_large => self.drop_while_reading().await,
             900..912 => self.drop_keyspace().await,
             912..934 => self.large_transaction().await,
             934..940 => self.bulk_load().await,
