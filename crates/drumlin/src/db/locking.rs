@@ -267,18 +267,19 @@ impl Transaction {
         }
         let is_upgrade = tried.is_err() && store.engine.locks.is_held_by(*id, tree.pages.id, key);
         locks.pending = Some(PendingLock { keyspace: tree.pages.id, key: key.into(), is_upgrade });
+        let mut granted = Granted::Acquired;
         if tried.is_err() {
-            store.lock_row(mode, &request, timeout.unwrap_or_default(), interrupt.as_deref()).await?;
+            granted = store.lock_row(mode, &request, timeout.unwrap_or_default(), interrupt.as_deref()).await?;
         } else if has_spilled && !store.keeps_lock(mode, &request).await? {
             let Some(timeout) = timeout else {
                 locks.pending = None;
                 return Ok(false);
             };
-            store.lock_row(mode, &request, timeout, interrupt.as_deref()).await?;
+            granted = store.lock_row(mode, &request, timeout, interrupt.as_deref()).await?;
         }
-        if is_upgrade {
-            // The row was checked when the shared lock was acquired, and has not changed since, because the lock
-            // protects it.
+        if is_upgrade || granted == Granted::AlreadyHeld {
+            // The row was checked when the shared lock was acquired, or the lock was restored for this transaction. The
+            // row has not changed since, because the lock protects it.
             locks.pending = None;
             return Ok(true);
         }
@@ -355,7 +356,7 @@ impl Transaction {
                 let (writes, keys) = (other.writes(), removed.clone());
                 // Waiting for one row of the transaction is waiting for its end.
                 if let Some(key) = mode.run(move || writes.any_key_in(keyspace, &keys)).await? {
-                    other.restore(locks, keyspace, &key)?;
+                    other.restore(locks, None, keyspace, &key)?;
                     held.push((keyspace, key));
                 }
             }
@@ -380,10 +381,14 @@ impl Transaction {
             let keyspace = tree.pages.id;
             mode.work(turn::LOCK_UNITS).await;
             let request = LockRequest { owner: *id, keyspace, key, mode: LockMode::Exclusive };
-            if store.engine.spilled_locks.has_any() || store.engine.locks.try_request(&request).is_err() {
+            let is_acquired = store.engine.locks.try_request(&request).is_ok();
+            // Look for spilled changes last: their owner publishes them before it releases its locks.
+            if !is_acquired || store.engine.spilled_locks.has_any() {
                 locks.pending = Some(PendingLock { keyspace, key: key.into(), is_upgrade: false });
-                let timeout = deadline.saturating_sub(store.now());
-                store.lock_row(mode, &request, timeout, None).await?;
+                if !is_acquired || !store.keeps_lock(mode, &request).await? {
+                    let timeout = deadline.saturating_sub(store.now());
+                    store.lock_row(mode, &request, timeout, None).await?;
+                }
                 locks.pending = None;
             }
             locks.add(keyspace, key, LockMode::Exclusive);

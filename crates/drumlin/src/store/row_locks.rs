@@ -24,6 +24,16 @@ use crate::txn::row_locks::RowLock;
 use crate::txn::running::{BodyOf, RunningBody};
 use crate::txn::write_set::Change;
 
+/// The outcome of looking for a row, whose lock was acquired, in the spilled changes of other transactions.
+enum Checked {
+    /// The row is not there, so the caller keeps the lock.
+    Kept,
+    /// The other transaction has the lock now.
+    Replaced,
+    /// The lock was released: the other transaction has ended, or others share the lock.
+    Released,
+}
+
 impl Store {
     /// Locks a row, waiting up to `timeout`, or until `interrupt` ends the wait. Fails immediately if the call comes
     /// from the body of the transaction that holds the lock.
@@ -34,16 +44,27 @@ impl Store {
         timeout: Duration,
         interrupt: Option<&Interrupt>,
     ) -> Result<Granted> {
-        let LockRequest { owner, keyspace, key, .. } = *request;
+        let LockRequest { owner, keyspace, key, mode: wanted } = *request;
         // A row of which the caller has a shared lock already can't be one that another transaction has spilled.
         let is_upgrade = self.engine.spilled_locks.has_any() && self.engine.locks.is_held_by(owner, keyspace, key);
+        let deadline = self.now().saturating_add(timeout);
+        let mut request = *request;
         loop {
-            let granted = match self.engine.locks.try_request(request) {
+            let granted = match self.engine.locks.try_request(&request) {
                 Ok(granted) => granted,
-                Err(HeldBy(_)) => self.wait_for_row(mode, request, timeout, interrupt).await?,
+                Err(HeldBy(_)) => self.wait_for_row(mode, &request, timeout, deadline, interrupt).await?,
             };
-            if granted == Granted::AlreadyHeld || is_upgrade || self.keeps_lock(mode, request).await? {
+            if granted == Granted::AlreadyHeld || is_upgrade {
                 return Ok(granted);
+            }
+            match self.check_spilled(mode, &request).await? {
+                Checked::Kept if request.mode == wanted => return Ok(granted),
+                Checked::Kept => {
+                    self.engine.locks.unlock(owner, keyspace, key);
+                    request.mode = wanted;
+                }
+                Checked::Replaced => {}
+                Checked::Released => request.mode = LockMode::Exclusive,
             }
         }
     }
@@ -52,14 +73,18 @@ impl Store {
     /// spilled a change of the row, puts that transaction's lock in place of the caller's, and returns `false`. See
     /// `txn/spilled_locks.rs`.
     pub(crate) async fn keeps_lock(&self, mode: WaitMode<'_>, request: &LockRequest<'_>) -> Result<bool> {
+        Ok(matches!(self.check_spilled(mode, request).await?, Checked::Kept))
+    }
+
+    async fn check_spilled(&self, mode: WaitMode<'_>, request: &LockRequest<'_>) -> Result<Checked> {
         if !self.engine.spilled_locks.has_any() {
-            return Ok(true);
+            return Ok(Checked::Kept);
         }
-        self.give_way(mode, request).await.map(|gave_way| !gave_way)
+        self.give_way(mode, request).await
     }
 
     #[cold]
-    fn give_way<'a>(&'a self, mode: WaitMode<'a>, request: &'a LockRequest<'a>) -> Boxed<'a, Result<bool>> {
+    fn give_way<'a>(&'a self, mode: WaitMode<'a>, request: &'a LockRequest<'a>) -> Boxed<'a, Result<Checked>> {
         Box::pin(async move {
             let engine = &self.engine;
             let LockRequest { owner, keyspace, key, .. } = *request;
@@ -72,13 +97,15 @@ impl Store {
                 }
                 let row = key.to_vec();
                 if mode.run(move || writes.has_row(keyspace, &row)).await? {
-                    drop(lock);
-                    other.restore(&engine.locks, keyspace, key)?;
-                    return Ok(true);
+                    if !other.restore(&engine.locks, Some(owner), keyspace, key)? {
+                        return Ok(Checked::Released);
+                    }
+                    std::mem::forget(lock);
+                    return Ok(Checked::Replaced);
                 }
             }
             std::mem::forget(lock);
-            Ok(false)
+            Ok(Checked::Kept)
         })
     }
 
@@ -88,6 +115,7 @@ impl Store {
         mode: WaitMode<'a>,
         request: &'a LockRequest<'a>,
         timeout: Duration,
+        deadline: Duration,
         interrupt: Option<&'a Interrupt>,
     ) -> Boxed<'a, Result<Granted>> {
         Box::pin(async move {
@@ -109,7 +137,6 @@ impl Store {
             }
             self.report_wait(request, &holders);
             let since = self.now();
-            let deadline = since.saturating_add(timeout);
             self.contention.lock_waits.fetch_add(1, Ordering::Relaxed);
             let remaining = |waker: &Waker| match deadline.checked_sub(self.now()) {
                 _ if interrupt.is_some_and(|interrupt| interrupt.take(waker)) => Err(LockError::Interrupted),

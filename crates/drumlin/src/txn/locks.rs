@@ -294,21 +294,51 @@ impl LockTable {
         self.shard(hash).claim(self.seed, hash, request).map_err(|lock| HeldBy(lock.owner))
     }
 
-    /// Acquires the exclusive lock of a row for a transaction that does not wait for it, unless a transaction holds a
-    /// lock of the row. Returns `true` if this call acquired it.
-    pub(crate) fn restore(&self, owner: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+    /// Acquires the exclusive lock of a row for a transaction that does not wait for it. Without a `giver`, fails if a
+    /// transaction holds a lock of the row. With a `giver`, replaces the giver's lock, and fails if others share it.
+    /// The waiters leave the queue: they have to request the lock again, because waiting for its new holder may be a
+    /// deadlock. Returns their wakers if this call acquired the lock.
+    pub(crate) fn restore(
+        &self,
+        owner: TransactionId,
+        giver: Option<TransactionId>,
+        keyspace: KeyspaceId,
+        key: &[u8],
+    ) -> Option<Vec<Waker>> {
         let hash = self.hash(keyspace, key);
         let mut shard = self.shard(hash);
-        if shard.find(hash, keyspace, key).is_some() {
-            return false;
+        let mut wakers = Vec::new();
+        match (shard.find(hash, keyspace, key), giver) {
+            (None, None) => {
+                let request = LockRequest { owner, keyspace, key, mode: LockMode::Exclusive };
+                let granted = shard.claim(self.seed, hash, &request).map_err(|lock| HeldBy(lock.owner));
+                assert_eq!(granted, Ok(Granted::Acquired), "a lock is held that was not in the table");
+            }
+            (None, Some(_)) => panic!("a lock that is given away is held"),
+            (Some(_), None) => return None,
+            (Some(lock), Some(giver)) => {
+                assert!(lock.holders().any(|holder| holder == giver), "a lock is given away by its holder");
+                if lock.holders().nth(1).is_some() {
+                    return None;
+                }
+                let before = lock.heap_bytes();
+                if let Some(others) = lock.others.take() {
+                    let mut graph = self.graph.lock();
+                    for Waiter { owner, waker, .. } in others.waiters {
+                        graph.end_wait(owner, others.number);
+                        wakers.push(waker);
+                    }
+                    graph.remove_lock(others.number);
+                }
+                (lock.owner, lock.mode, lock.handed_over) = (owner, LockMode::Exclusive, false);
+                let freed_bytes = before - lock.heap_bytes();
+                shard.heap_bytes -= freed_bytes;
+            }
         }
-        let request = LockRequest { owner, keyspace, key, mode: LockMode::Exclusive };
-        let granted = shard.claim(self.seed, hash, &request).map_err(|lock| HeldBy(lock.owner));
-        assert_eq!(granted, Ok(Granted::Acquired), "a lock is held that was not in the table");
         let lock = shard.find(hash, keyspace, key).expect("just put");
         assert!(lock.owner == owner && lock.others.is_none(), "a lock is restored that others have");
         lock.thread = ThreadTag::NONE;
-        true
+        Some(wakers)
     }
 
     /// Acquires the lock of a row, or a place in its queue. `now` is recorded as the time at which the wait began.
@@ -594,6 +624,19 @@ impl LockTable {
         }
         for (keyspace, key) in keys {
             self.unlock(owner, keyspace, key);
+        }
+    }
+
+    /// Like [`unlock_all`](Self::unlock_all), for rows of which the transaction may not hold the lock.
+    pub(crate) fn unlock_held<'k>(&self, owner: TransactionId, keys: impl IntoIterator<Item = (KeyspaceId, &'k [u8])>) {
+        if !self.is_here() {
+            return;
+        }
+        for (keyspace, key) in keys {
+            // Nobody else acquires or releases locks for this transaction meanwhile.
+            if self.is_held_by(owner, keyspace, key) {
+                self.unlock(owner, keyspace, key);
+            }
         }
     }
 

@@ -210,10 +210,14 @@ impl RowLocks {
 impl RowLocks {
     fn release_all(&mut self) {
         self.end_pending();
-        if let Some(spilled) = self.spilled.take() {
-            self.engine.spilled_locks.remove(&spilled, &self.engine.locks);
+        match self.spilled.take() {
+            Some(spilled) => {
+                self.engine.spilled_locks.remove(&spilled, &self.engine.locks);
+                // Some of these may have been restored too.
+                self.engine.locks.unlock_held(self.owner, self.rows());
+            }
+            None => self.engine.locks.unlock_all(self.owner, self.rows()),
         }
-        self.engine.locks.unlock_all(self.owner, self.rows());
         assert!(self.spilled.is_none() && self.pending.is_none(), "locks are left");
         self.keys.clear();
         self.key_bytes.clear();

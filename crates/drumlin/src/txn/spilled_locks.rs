@@ -3,8 +3,10 @@
 //! A lock in the lock table takes about a hundred bytes. So when a transaction spills its changes
 //! (`txn/spilled/writes.rs`), it releases the locks of the spilled rows, and its parts on disk say which rows are
 //! locked. A writer that has acquired the lock of a row looks for the row in the parts of the other transactions. If it
-//! finds the row, it *restores* the lock: it releases its own, puts the lock of the other transaction into the table,
+//! finds the row, it *restores* the lock: it puts the lock of the other transaction into the table in place of its own,
 //! and then waits for that like for any other lock. So queues, deadlocks, timeouts and interrupts need nothing else.
+//! Those in the queue of the lock request it again. If its own lock is shared with others, the writer releases it and
+//! requests the exclusive lock, so that it comes after them.
 //!
 //! # Why this is correct
 //! - A transaction publishes its parts before it releases the locks of their rows, and a writer looks for parts after
@@ -12,9 +14,11 @@
 //! - A transaction releases its restored locks after it has withdrawn its parts. A writer that comes later finds
 //!   neither.
 //! - A writer that has to give back a lock has not read or changed the row.
+//! - No two writers hand the lock to and fro: either it is replaced, or the writer comes after those that share it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Waker;
 
 use super::TransactionId;
 use super::locks::LockTable;
@@ -45,6 +49,8 @@ pub(crate) struct SpilledOwner {
 struct RestoredLocks {
     has_ended: bool,
     rows: Vec<(KeyspaceId, Box<[u8]>)>,
+    /// The memory of `rows` and of their locks.
+    bytes: u64,
     memory: Grant,
 }
 
@@ -58,7 +64,7 @@ impl SpilledLocks {
     /// Adds a transaction that will publish spilled changes.
     pub(crate) fn add(&self, id: TransactionId, budget: &Arc<Budget>) -> Arc<SpilledOwner> {
         let memory = budget.grant(Account::Transactions);
-        let restored = Mutex::new(RestoredLocks { has_ended: false, rows: Vec::new(), memory });
+        let restored = Mutex::new(RestoredLocks { has_ended: false, rows: Vec::new(), bytes: 0, memory });
         let owner = Arc::new(SpilledOwner { id, writes: Mutex::default(), restored });
         let mut owners = self.owners.lock();
         assert!(owners.iter().all(|other| other.id != id), "a transaction spills as two");
@@ -85,7 +91,8 @@ impl SpilledLocks {
         restored.has_ended = true;
         let rows = std::mem::take(&mut restored.rows);
         drop(restored);
-        locks.unlock_all(owner.id, rows.iter().map(|(keyspace, key)| (*keyspace, &key[..])));
+        // The transaction itself may have released such a lock, with that of a call whose future was dropped.
+        locks.unlock_held(owner.id, rows.iter().map(|(keyspace, key)| (*keyspace, &key[..])));
     }
 
     /// Returns the transactions except this one that have spilled changes.
@@ -112,22 +119,31 @@ impl SpilledOwner {
         drop(before);
     }
 
-    /// Puts the exclusive lock of a spilled row into the lock table, unless the transaction has ended.
-    pub(crate) fn restore(&self, locks: &LockTable, keyspace: KeyspaceId, key: &[u8]) -> Result<()> {
+    /// Puts the exclusive lock of a spilled row into the lock table: in place of the giver's lock, or if nobody has
+    /// locked the row. Returns `false` if the transaction has ended or others have locked the row.
+    pub(crate) fn restore(
+        &self,
+        locks: &LockTable,
+        giver: Option<TransactionId>,
+        keyspace: KeyspaceId,
+        key: &[u8],
+    ) -> Result<bool> {
         let mut restored = self.restored.lock();
         if restored.has_ended {
-            return Ok(());
+            return Ok(false);
         }
         let row_bytes = lock_bytes(key) + 2 * size_of::<(KeyspaceId, Box<[u8]>)>() + key.len();
-        let bytes = restored.memory.bytes() + row_bytes as u64;
+        let bytes = restored.bytes + row_bytes as u64;
         if !restored.memory.cover(bytes) {
             return Err(Error::transactions_in_memory(restored.memory.limit_bytes()));
         }
-        if locks.restore(self.id, keyspace, key) {
-            crate::coverage::mark!("the lock of a spilled row was restored");
-            restored.rows.push((keyspace, key.into()));
-        }
+        let Some(wakers) = locks.restore(self.id, giver, keyspace, key) else { return Ok(false) };
+        crate::coverage::mark!("the lock of a spilled row was restored");
+        restored.rows.push((keyspace, key.into()));
+        restored.bytes = bytes;
         debug_assert!(restored.memory.bytes() >= bytes, "a lock is restored without memory");
-        Ok(())
+        drop(restored);
+        wakers.into_iter().for_each(Waker::wake);
+        Ok(true)
     }
 }

@@ -463,3 +463,39 @@ fn limits_of_large_transactions_are_told() {
     assert!(matches!(tx.get(&k, row_key(4)), Err(Error::Closed)));
     assert!(matches!(tx.commit(), Err(Error::Closed)));
 }
+
+/// Several waiters for a row that is spilled while they wait: each waits for the owner of the row, up to its timeout,
+/// and takes part in deadlocks.
+#[test]
+fn many_wait_for_a_row_that_is_spilled() {
+    for lock_mode in [LockMode::Exclusive, LockMode::Shared] {
+        let (db, k) = opened();
+        let mut large = db.begin().unwrap();
+        large.insert(&k, row_key(0), "spilled").unwrap();
+        let timeout = Duration::from_millis(500);
+        let options = TxOptions { lock_timeout: timeout, ..db.tx_options() };
+        std::thread::scope(|scope| {
+            let (db, k) = (&db, &k);
+            let waiters: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(move || {
+                        let mut tx = db.begin_with(options).unwrap();
+                        tx.lock_row(k, row_key(0), lock_mode)
+                    })
+                })
+                .collect();
+            while db.locks().unwrap().iter().map(|row| row.waiters.len()).sum::<usize>() < 3 {
+                std::thread::yield_now();
+            }
+            put_many(&mut large, k).unwrap();
+            std::thread::sleep(4 * timeout);
+            let ended = waiters.iter().filter(|waiter| waiter.is_finished()).count();
+            drop(large);
+            for waiter in waiters {
+                let result = waiter.join().unwrap();
+                assert!(matches!(result, Err(Error::LockTimeout { .. })), "{lock_mode:?}: {result:?}");
+            }
+            assert_eq!(ended, 3, "{lock_mode:?}");
+        });
+    }
+}
