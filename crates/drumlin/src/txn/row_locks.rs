@@ -180,7 +180,8 @@ impl RowLocks {
     /// Releases the lock that was requested by a call whose future was leaked.
     pub(crate) fn end_pending(&mut self) {
         if let Some(PendingLock { keyspace, key, is_upgrade }) = self.pending.take() {
-            self.engine.locks.abandon(self.owner, keyspace, &key, is_upgrade);
+            let is_restored = self.spilled.as_ref().is_some_and(|spilled| spilled.has_restored(keyspace, &key));
+            self.engine.locks.abandon(self.owner, keyspace, &key, is_upgrade || is_restored);
         }
     }
 }

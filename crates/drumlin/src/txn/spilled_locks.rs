@@ -119,6 +119,11 @@ impl SpilledOwner {
         drop(before);
     }
 
+    /// Returns `true` if another transaction has put the lock of this row into the lock table.
+    pub(crate) fn has_restored(&self, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        self.restored.lock().rows.iter().any(|(of, row)| (*of, &row[..]) == (keyspace, key))
+    }
+
     /// Puts the exclusive lock of a spilled row into the lock table: in place of the giver's lock, or if nobody has
     /// locked the row. Returns `false` if the transaction has ended or others have locked the row.
     pub(crate) fn restore(
