@@ -227,7 +227,9 @@ impl Plan {
     #[must_use]
     pub fn config(&self, disk: &Disk) -> Config {
         Config::new()
-            .memory(self.memory_bytes)
+            // A spill takes buffers that the smallest of these budgets, half of the smallest that users can set, do not
+            // have.
+            .memory(self.memory_bytes + if self.spills { 1 << 20 } else { 0 })
             .page_bytes(self.page_bytes)
             .segment_bytes(256 << 10)
             .log_segment_bytes(self.log_segment_bytes)

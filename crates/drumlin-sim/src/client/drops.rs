@@ -1,4 +1,4 @@
-//! Drops of keyspaces that fill segments of their own, while a snapshot still reads them and other clients take their space.
+//! Drops of keyspaces that fill segments of their own, while a snapshot reads them and others take their space.
 
 use drumlin::{Error, Keyspace};
 

@@ -27,7 +27,8 @@
 //! 5. The [graph of waits](WaitGraph), from each transaction to the holders of the lock that it waits for, has no
 //!    cycle: a transaction that would close a cycle receives [`LockError::Deadlock`] instead of a place in the queue.
 //!    Only a transaction that begins to wait can close a cycle. After a lock has been handed over, the remaining
-//!    waiters wait for its new holders, which are not waiting themselves.
+//!    waiters wait for its new holders, which are not waiting themselves. A lock that is [restored](LockTable::restore)
+//!    may get a holder that waits, so its waiters leave the queue and request it again.
 //! 6. No waker is called or dropped while a mutex is held, because its task may be waiting for that mutex.
 //!
 //! Lock order: a shard, then the graph. The graph is locked only if there are waiters.

@@ -28,7 +28,7 @@ use crate::tree::node::RowValue;
 /// at most half a page.
 pub(super) const VERSION_BLOCK_BYTES: usize = 64 << 10;
 /// The size of a block of changes. The longest row has a key of 16 KiB and a value of 64 KiB.
-pub(super) const WRITE_BLOCK_BYTES: usize = 128 << 10;
+pub(super) const WRITE_BLOCK_BYTES: usize = if cfg!(feature = "sim") { 80 << 10 } else { 128 << 10 };
 
 const MAGIC: &[u8; 8] = b"DrumVers";
 const CHECKSUM_OFFSET: usize = 8;

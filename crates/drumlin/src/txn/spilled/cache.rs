@@ -8,6 +8,11 @@ use crate::io::AlignedBuffer;
 use crate::memory::{Account, Budget, Grant};
 use crate::sync::Mutex;
 
+/// The minimum size of a cache of more than one block. Two runs of old versions do not take turns for one block.
+const CACHE_BYTES_MIN: usize = 128 << 10;
+/// The maximum number of blocks in a cache.
+const BLOCKS_MAX: usize = 256;
+
 /// A cache of blocks, evicted in LRU order.
 #[derive(Debug)]
 pub(super) struct Cache {
@@ -28,8 +33,10 @@ struct CachedBlock {
 impl Cache {
     /// Creates a cache of blocks of this size that may use a third of the memory for spilled rows.
     pub(super) fn new(budget: &Arc<Budget>, block_bytes: usize) -> Cache {
-        let count_max = (budget.limit_bytes(Account::Spilled) / 3 / block_bytes as u64).clamp(2, 256) as usize;
-        assert!(count_max > 1, "two runs take turns for one block");
+        let count_min = (CACHE_BYTES_MIN / block_bytes).max(1);
+        let share = budget.limit_bytes(Account::Spilled) / 3 / block_bytes as u64;
+        let count_max = (share as usize).clamp(count_min, BLOCKS_MAX);
+        assert!(count_max > 0, "no block is kept");
         Cache { blocks: Mutex::default(), block_bytes, count_max, budget: Arc::clone(budget) }
     }
 
