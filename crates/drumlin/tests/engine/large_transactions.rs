@@ -496,3 +496,22 @@ fn many_wait_for_a_row_that_is_spilled() {
         assert!(large.contains_key(&k, row_key(0)).unwrap());
     }
 }
+
+/// The spilled changes of a transaction do not count as old versions, so no snapshot is ended for them.
+#[test]
+fn snapshots_outlive_a_large_transaction() {
+    let (db, k) = opened();
+    let other = db.keyspace("other").unwrap();
+    (0..2000).for_each(|row| k.insert(row_key(row), [0; 200]).unwrap());
+    let snapshot = db.snapshot();
+    let mut large = db.begin().unwrap();
+    put_many(&mut large, &other).unwrap();
+    for round in 1..8 {
+        assert_eq!(large.count(&other, ..).unwrap(), MANY);
+        (0..2000).for_each(|row| k.insert(row_key(row), [round; 200]).unwrap());
+    }
+    assert!(db.stats().version_disk_bytes > 0, "no version was spilled");
+    assert!(snapshot.iter(&k).all(|row| row.unwrap().1 == [0; 200]));
+    large.commit().unwrap();
+    assert_eq!(other.count(..).unwrap(), MANY);
+}

@@ -76,11 +76,6 @@ impl Cache {
         Some(bytes)
     }
 
-    /// Returns the memory of the cached blocks.
-    pub(super) fn bytes(&self) -> u64 {
-        (self.blocks.lock().len() * self.block_bytes) as u64
-    }
-
     /// Removes blocks that a run has released. Other runs will reuse their numbers.
     pub(super) fn forget(&self, numbers: &[u32]) {
         let numbers: std::collections::BTreeSet<u32> = numbers.iter().copied().collect();

@@ -344,9 +344,9 @@ impl Spilled {
                  {limit_bytes}"
             ));
         }
-        // Do not count the block cache, because it has its own limit. With the smallest budgets, the cache's minimum of
-        // two blocks would exceed the limit here, and nothing could be spilled.
-        let taken = self.budget.taken_bytes(Account::Spilled).saturating_sub(self.cache.bytes());
+        // Do not count the block cache, because it has its own limit, or the spilled changes of transactions, which
+        // share the account: no snapshot is ended for a large transaction.
+        let taken: u64 = self.runs().iter().map(|run| run.memory_bytes()).sum();
         let limit = self.budget.limit_bytes(Account::Spilled) / 3 * 2;
         (taken > limit).then(|| {
             format!(

@@ -53,6 +53,11 @@ impl Run {
         self.blocks.len()
     }
 
+    /// Returns the memory of the index and the references to large values.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
     /// Returns the size of a block.
     pub(super) fn block_bytes(&self) -> usize {
         self.file.block_bytes
