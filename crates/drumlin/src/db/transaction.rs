@@ -486,6 +486,7 @@ impl Transaction {
         let (tree, reclaim) = (&open.tree, &store.engine.reclaim);
         let value = values::write_large(mode, tree, store.new_value(), source, memory, reclaim).await?;
         let length = value.length;
+        debug_assert!(value.reference().is_none(), "a value is put again that a commit has named");
         SharedWrites::unshared(self.writes_mut()).put_large(&open.tree, key, value);
         Ok(length)
     }

@@ -58,17 +58,19 @@ impl Engine {
     ) -> Result<Attached> {
         match tables.root {
             LoadRoot::Tree(root) => self.attach_as_tree(tree, tables, root, counts, take_timestamp),
-            LoadRoot::Run(_) => self.attach_as_runs(&[(tree, tables)], None, take_timestamp),
+            LoadRoot::Run(_) => self.attach_as_runs(&[(tree, tables)], None, take_timestamp, |_| ()),
         }
     }
 
     /// Attaches trees as runs above the trees of their keyspaces, all by one timestamp, or changes nothing. If
-    /// `checked` is set, no run may have been attached to these keyspaces since.
+    /// `checked` is set, no run may have been attached to these keyspaces since. Calls `on_shown` once the pages belong
+    /// to the keyspaces.
     pub(super) fn attach_as_runs(
         &self,
         runs: &[(&CountedTree, &LoadTables)],
         checked: Option<Timestamp>,
         mut take_timestamp: impl FnMut() -> Result<Timestamp>,
+        on_shown: impl FnOnce(&EpochGuard<'_>),
     ) -> Result<Attached> {
         let epoch_guard = self.space.epoch_latch.exclusive();
         for (tree, _) in runs {
@@ -93,6 +95,7 @@ impl Engine {
             let _ = self.show_pages(&epoch_guard, &tree.pages, tables);
             self.space.attach_run(&tree.pages, Run::of_rows(timestamp, root));
         }
+        on_shown(&epoch_guard);
         self.set_newest_run(timestamp);
         // Must follow all of the above: a reader that sees this timestamp looks for the runs.
         self.clock.mark_applied(timestamp);

@@ -133,7 +133,7 @@ impl PackedTree {
         let first_page = self.pages.take_numbers(written.addresses.len())?;
         let reference = LargeRef { length: written.length, id: written.value_id, first_page, chunk_count };
         assert!(reference.is_plausible(), "{reference:?} could not be read again");
-        written.leave_to_load(reference);
+        written.leave_to_load();
         self.pages.adopt(first_page, &written.addresses);
         Ok(reference)
     }

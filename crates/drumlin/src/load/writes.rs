@@ -15,9 +15,10 @@ use super::packed_tree::PackedTree;
 use super::pages::{LoadPages, LoadTables, Placement};
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
+use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp};
 use crate::seglog::Body;
-use crate::space::Purpose;
+use crate::space::{EpochGuard, Purpose};
 use crate::task::{WaitMode, ready};
 use crate::txn::commit::ready::ReadyCommits;
 use crate::txn::commit::{Row, RowsSeen};
@@ -34,6 +35,8 @@ struct PackedChanges {
     open: Arc<OpenKeyspace>,
     pages: LoadPages,
     rows: u64,
+    /// The large values that the changes put: the number of each in the transaction, and its reference.
+    large: Vec<(u32, LargeRef)>,
 }
 
 /// Commits the spilled changes of a transaction, durably. There must be no others. `open` returns a keyspace, unless it
@@ -53,7 +56,7 @@ pub(crate) fn commit_spilled(
     let id = |changes: &PackedChanges| changes.open.tree.pages.id;
     assert!(packed.is_sorted_by(|left, right| id(left) < id(right)), "the changes of a keyspace are packed twice");
     let mut bodies = Vec::new();
-    for PackedChanges { open, pages, rows } in &packed {
+    for PackedChanges { open, pages, rows, .. } in &packed {
         bodies.extend(attachment(engine, open, pages, *rows));
     }
     let body = Body::naming_extents(bodies);
@@ -81,7 +84,8 @@ pub(crate) fn commit_spilled(
                 list.push((&open.tree, pages.tables()));
             }
             engine.log_ddl(&body, |take_timestamp| {
-                engine.attach_as_runs(&list, checked, || take_timestamp().inspect(|taken| timestamp.set(Some(*taken))))
+                let take = || take_timestamp().inspect(|taken| timestamp.set(Some(*taken)));
+                engine.attach_as_runs(&list, checked, take, |epoch_guard| set_references(epoch_guard, writes, &packed))
             })
         };
         if timestamp.get().is_some() {
@@ -101,6 +105,16 @@ pub(crate) fn commit_spilled(
     }
 }
 
+/// Sets the references of the large values, so that open scans and readers of the transaction go on to read them.
+fn set_references(epoch_guard: &EpochGuard<'_>, writes: &WriteSet, packed: &[PackedChanges]) {
+    for changes in packed {
+        for &(number, reference) in &changes.large {
+            let keyspace = changes.open.tree.pages.id;
+            writes.spilled_large(number).set_reference(epoch_guard, keyspace, reference);
+        }
+    }
+}
+
 /// Packs the changes of each keyspace into a tree.
 fn pack(
     engine: &Engine,
@@ -110,14 +124,16 @@ fn pack(
 ) -> Result<Vec<PackedChanges>> {
     let mut packed = Vec::new();
     let mut rows = spilled.rows(&engine.write_spill)?;
-    let mut tree: Option<(Arc<OpenKeyspace>, PackedTree, LoadMemory)> = None;
-    let finish = |tree: Option<(Arc<OpenKeyspace>, PackedTree, LoadMemory)>, packed: &mut Vec<PackedChanges>| {
+    type Tree = Option<(Arc<OpenKeyspace>, PackedTree, LoadMemory)>;
+    let mut tree: Tree = None;
+    let mut large = Vec::new();
+    let finish = |tree: Tree, large: &mut Vec<(u32, LargeRef)>, packed: &mut Vec<PackedChanges>| {
         if let Some((open, tree, _memory)) = tree {
             let rows = tree.rows();
             assert!(rows > 0, "a keyspace is changed without rows");
             let (mut pages, _) = tree.into_load(Placement::Run)?;
             pages.free_buffers();
-            packed.push(PackedChanges { open, pages, rows });
+            packed.push(PackedChanges { open, pages, rows, large: std::mem::take(large) });
         }
         Ok::<_, Error>(())
     };
@@ -125,7 +141,7 @@ fn pack(
         let (keyspace, key) = rows.key();
         let Some(change) = rows.newest() else { continue };
         if tree.as_ref().is_none_or(|(open, ..)| open.tree.pages.id != keyspace) {
-            finish(tree.take(), &mut packed)?;
+            finish(tree.take(), &mut large, &mut packed)?;
             let open = open(keyspace)?;
             let memory = LoadMemory::reserve_packing(&engine.budget, open.tree.pages.page_bytes)?;
             engine.pool.fit_frames(0)?;
@@ -137,12 +153,13 @@ fn pack(
             SpilledChange::Put(value) => tree.push(engine, key, value)?,
             SpilledChange::PutLarge(number) => {
                 let reference = tree.adopt(writes.spilled_large(number))?;
+                large.push((number, reference));
                 tree.push_reference(key, reference)?;
             }
             SpilledChange::Remove => tree.push_removal(key)?,
         }
     }
-    finish(tree, &mut packed)?;
+    finish(tree, &mut large, &mut packed)?;
     Ok(packed)
 }
 

@@ -73,6 +73,11 @@ impl Store {
             let result;
             (into, result) = values::read_uncommitted(mode, tree, value, number, part, into).await;
             if value.reference().is_none() {
+                if result.is_err() && value.is_left_to_load() {
+                    return Err(Error::Invalid(
+                        "the value can't be read once the commit of its transaction failed".into(),
+                    ));
+                }
                 return result.map(|()| into);
             }
             into.truncate(length_before);

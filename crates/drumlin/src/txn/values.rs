@@ -118,6 +118,8 @@ pub(crate) struct LargeValue {
     reference: OnceLock<LargeRef>,
     /// Set if that page table belongs to the keyspace of prepared transactions.
     is_prepared: AtomicBool,
+    /// `true` once a load owns the extents.
+    is_left: AtomicBool,
     /// `None` for a value in a log record, and for one that a prepared transaction has stored.
     pool: Option<Arc<Pool>>,
     stored: Option<StoredValue>,
@@ -162,8 +164,8 @@ impl LargeValue {
         stored: Option<StoredValue>,
     ) -> LargeValue {
         assert!(pool.is_none() || stored.is_none(), "a value is written and stored");
-        let (reference, is_prepared) = (OnceLock::new(), AtomicBool::new(false));
-        LargeValue { length, value_id, addresses, reference, is_prepared, pool, stored }
+        let (reference, is_prepared, is_left) = (OnceLock::new(), AtomicBool::new(false), AtomicBool::new(false));
+        LargeValue { length, value_id, addresses, reference, is_prepared, is_left, pool, stored }
     }
 
     /// Returns the addresses of the extents, for a commit that assigns page numbers to them under the epoch latch. If a
@@ -195,10 +197,15 @@ impl LargeValue {
         self.reference.set(reference).expect("a value is put by one commit");
     }
 
-    /// Hands the extents over to a bulk load, which has assigned this reference's page numbers.
-    pub(crate) fn leave_to_load(&self, reference: LargeRef) {
-        assert!(reference.chunk_count as usize == self.addresses.len(), "{reference:?} has other chunks");
-        self.reference.set(reference).expect("a value is put once");
+    /// Hands the extents over to a load, which frees them unless it is attached.
+    pub(crate) fn leave_to_load(&self) {
+        let was_left = self.is_left.swap(true, Ordering::AcqRel);
+        assert!(!was_left && self.reference.get().is_none(), "a value is put once");
+    }
+
+    /// Returns `true` if a load owns the extents. Unless it has been attached, they may be free.
+    pub(crate) fn is_left_to_load(&self) -> bool {
+        self.is_left.load(Ordering::Acquire)
     }
 
     /// Returns the reference that rows store, or `None` until a commit has put the value.
@@ -215,6 +222,7 @@ impl LargeValue {
 impl Drop for LargeValue {
     fn drop(&mut self) {
         if let (None, Some(pool)) = (self.reference.get(), &self.pool)
+            && !self.is_left_to_load()
             && pool.process.is_here()
         {
             self.addresses.iter().for_each(|address| pool.space.segments.discard(*address));

@@ -457,7 +457,6 @@ impl WriteSet {
     }
 
     pub(crate) fn put_large(&mut self, tree: &CountedTree, key: &[u8], value: Arc<LargeValue>) {
-        debug_assert!(value.reference().is_none(), "a value is put again that a commit has named");
         self.large_bytes += large_value_bytes(&value);
         let key = self.keep(key);
         self.push(tree, key, Kept::PutLarge(value));

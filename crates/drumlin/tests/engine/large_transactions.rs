@@ -515,3 +515,41 @@ fn snapshots_outlive_a_large_transaction() {
     large.commit().unwrap();
     assert_eq!(other.count(..).unwrap(), MANY);
 }
+
+/// Scans and value readers of a large transaction can still be read when it has committed. If the commit failed, a
+/// large value may be gone, and the reader is told so.
+#[test]
+fn readers_outlive_their_large_transaction() {
+    let big: Vec<u8> = (0..300_000u32).map(|byte| byte as u8).collect();
+    for is_dropped in [false, true] {
+        let (db, k) = opened();
+        let other = db.keyspace("other").unwrap();
+        let mut tx = db.begin().unwrap();
+        tx.insert(&k, "big", &big).unwrap();
+        put_many(&mut tx, &k).unwrap();
+        tx.insert(&other, "a", "b").unwrap();
+        let mut reader = tx.read(&k, "big").unwrap().unwrap();
+        let rows = tx.iter(&k);
+        if is_dropped {
+            db.drop_keyspace("other").unwrap();
+        }
+        assert_eq!(tx.commit().is_ok(), !is_dropped);
+        let mut bytes = Vec::new();
+        let read = std::io::Read::read_to_end(&mut reader, &mut bytes);
+        match read {
+            Ok(_) => assert!(bytes == big),
+            Err(error) => assert!(is_dropped && !error.to_string().contains("corrupt"), "{error}"),
+        }
+        k.insert("big", "small").unwrap();
+        let mut count = 0;
+        for row in rows {
+            match row {
+                Ok((key, value)) => assert!(key != "big" || value == big),
+                Err(Error::Invalid(_)) if is_dropped => break,
+                Err(error) => panic!("{error:?}"),
+            }
+            count += 1;
+        }
+        assert!(is_dropped || count == MANY + 1, "{count}");
+    }
+}
