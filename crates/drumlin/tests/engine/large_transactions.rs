@@ -553,3 +553,18 @@ fn readers_outlive_their_large_transaction() {
         assert!(is_dropped || count == MANY + 1, "{count}");
     }
 }
+
+/// A roll-back makes a large transaction independent of the rows that it has undone.
+#[test]
+fn undone_rows_do_not_conflict() {
+    let (db, k) = opened();
+    k.insert(row_key(1), "").unwrap();
+    let mut tx = db.begin().unwrap();
+    tx.insert(&k, "one", "1").unwrap();
+    let savepoint = tx.savepoint();
+    put_many(&mut tx, &k).unwrap();
+    tx.rollback_to(savepoint).unwrap();
+    load(&db, "k", &Model::from([(row_key(8), b"loaded".to_vec())])).unwrap();
+    tx.commit().unwrap();
+    assert_eq!(k.count(..).unwrap(), 3);
+}
