@@ -568,3 +568,284 @@ fn undone_rows_do_not_conflict() {
     tx.commit().unwrap();
     assert_eq!(k.count(..).unwrap(), 3);
 }
+
+/// Asserts that no transaction has locks or changes on disk.
+fn assert_no_trace(db: &Database, place: &str) {
+    assert_eq!(db.stats().transaction_disk_bytes, 0, "{place}");
+    assert!(db.locks().unwrap().is_empty(), "{place}");
+}
+
+/// Rows of extreme shapes in keyspaces with the least and the greatest pages, some of which get only removals.
+#[test]
+fn rows_of_all_shapes_are_spilled() {
+    for (page_bytes, seed) in [(512, 1), (1024, 2), (65536, 3)] {
+        let mut random = Random(seed);
+        let disk = Disk::new(Medium::default(), seed);
+        let db = small().page_bytes(page_bytes).backend(disk.backend()).open("/db").unwrap();
+        let names = ["a", "b", "c"];
+        let keyspaces = names.map(|name| db.keyspace(name).unwrap());
+        let mut models = [Model::new(), Model::new(), Model::new()];
+        let max = page_bytes / 4;
+        let key = |random: &mut Random| -> Vec<u8> {
+            match random.below(12) {
+                0 => Vec::new(),
+                1 => vec![b'x'; max],
+                2 => [vec![b'x'; max - 2], random.below(200).to_string().as_bytes()[..1].to_vec()].concat(),
+                3 => vec![0; random.below(5) as usize],
+                4 => vec![255; random.below(5) as usize],
+                _ => format!("{}", random.below(3000)).into_bytes(),
+            }
+        };
+        let value = |random: &mut Random| -> Vec<u8> {
+            let length = match random.below(300) {
+                0 => 65_536,
+                1 => 65_537,
+                2 => 65_535,
+                3 => 4096 + random.below(60_000),
+                4 => 70_000 + random.below(300_000),
+                5..60 => 0,
+                _ => random.below(150),
+            };
+            random.bytes(length as usize)
+        };
+        for round in 0..6 {
+            let place = format!("page {page_bytes}, round {round}");
+            let mut tx = db.begin().unwrap();
+            let mut own = models.clone();
+            let mut savepoints = Vec::new();
+            let removes_only = random.below(4) as usize;
+            for _ in 0..3000 {
+                let which = random.below(3) as usize;
+                let key = key(&mut random);
+                if random.one_in(4) || which == removes_only {
+                    tx.remove(&keyspaces[which], &key).unwrap();
+                    own[which].remove(&key);
+                } else {
+                    let value = value(&mut random);
+                    tx.insert(&keyspaces[which], &key, &value).unwrap();
+                    own[which].insert(key, value);
+                }
+                match random.below(400) {
+                    0 => savepoints.push((tx.savepoint(), own.clone())),
+                    1 if !savepoints.is_empty() => {
+                        let at = random.below(savepoints.len() as u64) as usize;
+                        savepoints.truncate(at + 1);
+                        tx.rollback_to(savepoints[at].0).unwrap();
+                        own = savepoints[at].1.clone();
+                    }
+                    2 => {
+                        let mut scan = tx.range(&keyspaces[which], ..);
+                        let expected: Vec<_> = own[which].iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+                        let (mut front, mut back) = (Vec::new(), Vec::new());
+                        loop {
+                            let (next, to) = if random.one_in(2) {
+                                (scan.next(), &mut front)
+                            } else {
+                                (scan.next_back(), &mut back)
+                            };
+                            let Some(row) = next else { break };
+                            let (key, value) = row.unwrap();
+                            to.push((key.to_vec(), value.to_vec()));
+                        }
+                        front.extend(back.into_iter().rev());
+                        assert!(front == expected, "{place}");
+                        drop(scan);
+                        let index = random.below(1 + expected.len() as u64);
+                        let nth = tx.nth(&keyspaces[which], .., index).unwrap().map(|(k, v)| (k.to_vec(), v.to_vec()));
+                        assert!(nth == expected.get(index as usize).cloned(), "{place}");
+                        let first = tx.first(&keyspaces[which]).unwrap().map(|(k, v)| (k.to_vec(), v.to_vec()));
+                        assert!(first == expected.first().cloned(), "{place}");
+                        let last = tx.last(&keyspaces[which]).unwrap().map(|(k, v)| (k.to_vec(), v.to_vec()));
+                        assert!(last == expected.last().cloned(), "{place}");
+                        assert_eq!(
+                            tx.sample(&keyspaces[which], .., 7).unwrap().len(),
+                            expected.len().min(7),
+                            "{place}"
+                        );
+                        let total = tx.count(&keyspaces[which], ..).unwrap();
+                        assert_eq!(total, expected.len() as u64, "{place}");
+                        let keys: Vec<Vec<u8>> = (0..20).map(|_| key_of(&mut random, &expected)).collect();
+                        let found = tx.contains_many(&keyspaces[which], &keys).unwrap();
+                        assert!(keys.iter().zip(found).all(|(key, found)| own[which].contains_key(key) == found));
+                        let popped = tx.pop_first(&keyspaces[which]).unwrap().map(|(k, v)| (k.to_vec(), v.to_vec()));
+                        assert!(popped == own[which].pop_first(), "{place}");
+                        let popped = tx.pop_last(&keyspaces[which]).unwrap().map(|(k, v)| (k.to_vec(), v.to_vec()));
+                        assert!(popped == own[which].pop_last(), "{place}");
+                    }
+                    _ => {}
+                }
+            }
+            if random.one_in(3) {
+                drop(tx);
+            } else {
+                tx.commit().unwrap();
+                models = own;
+            }
+            assert_no_trace(&db, &place);
+            for (keyspace, model) in keyspaces.iter().zip(&models) {
+                assert!(
+                    keyspace.iter().map(|row| row.unwrap()).map(|(k, v)| (k.to_vec(), v.to_vec())).eq(model.clone()),
+                    "{place}"
+                );
+                assert_eq!(keyspace.count(..).unwrap(), model.len() as u64, "{place}");
+                assert!(
+                    keyspace
+                        .iter()
+                        .rev()
+                        .map(|row| row.unwrap())
+                        .map(|(k, v)| (k.to_vec(), v.to_vec()))
+                        .eq(model.clone().into_iter().rev()),
+                    "{place}"
+                );
+            }
+            let report = db.check().unwrap();
+            assert!(report.corruption.is_empty(), "{place}: {report:?}");
+        }
+        for keyspace in &keyspaces {
+            keyspace.clear().unwrap();
+        }
+        // All large values are freed.
+        for attempt in 0.. {
+            db.checkpoint().unwrap();
+            if db.stats().live_bytes < 64 << 10 {
+                break;
+            }
+            assert!(attempt < 10_000, "page {page_bytes}: {} bytes live", db.stats().live_bytes);
+            std::thread::yield_now();
+        }
+        db.close().unwrap();
+    }
+}
+
+fn key_of(random: &mut Random, rows: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    match rows.len() as u64 {
+        0 => b"none".to_vec(),
+        _ if random.one_in(3) => format!("{}", random.below(3000)).into_bytes(),
+        count => rows[random.below(count) as usize].0.clone(),
+    }
+}
+
+/// A transaction whose changes are all undone commits nothing, and keeps its locks until then.
+#[test]
+fn a_large_transaction_may_commit_nothing() {
+    let (db, k) = opened();
+    let mut tx = db.begin().unwrap();
+    let savepoint = tx.savepoint();
+    for _ in 0..3 {
+        put_many(&mut tx, &k).unwrap();
+        tx.rollback_to(savepoint).unwrap();
+        assert!(tx.is_empty(&k).unwrap());
+    }
+    assert!(matches!(impatient(&db).insert(&k, row_key(0), ""), Err(Error::LockTimeout { .. })));
+    tx.commit().unwrap();
+    assert!(k.is_empty().unwrap());
+    assert_no_trace(&db, "nothing");
+    // One row is left of many.
+    let mut tx = db.begin().unwrap();
+    tx.insert(&k, "one", "1").unwrap();
+    let savepoint = tx.savepoint();
+    put_many(&mut tx, &k).unwrap();
+    let scan = tx.iter(&k);
+    tx.rollback_to(savepoint).unwrap();
+    put_many(&mut tx, &k).unwrap();
+    tx.rollback_to(savepoint).unwrap();
+    assert_eq!(scan.count() as u64, MANY + 1);
+    tx.commit().unwrap();
+    assert_eq!(k.count(..).unwrap(), 1);
+    assert_no_trace(&db, "one");
+}
+
+/// Two large transactions whose calls are dropped at any poll, commits included, leave no lock and no change on disk.
+#[test]
+fn dropped_calls_lose_no_lock() {
+    let (db, k) = opened();
+    for seed in 0..6 {
+        let mut random = Random(seed);
+        let mut txs = [db.begin().unwrap(), impatient(&db)];
+        for tx in &mut txs {
+            tx.set_lock_timeout(Duration::from_millis(1));
+        }
+        for _ in 0..12_000 {
+            let tx = &mut txs[random.below(2) as usize];
+            let row = row_key(random.below(3000));
+            let polls = 1 + random.below(4) as usize;
+            let ended = match random.below(4) {
+                0 => block_on(within_polls(polls, tx.lock_row_async(&k, &row, LockMode::Exclusive))),
+                1 => block_on(within_polls(polls, tx.get_async(&k, &row))).map(|result| result.map(drop)),
+                2 => block_on(within_polls(polls, tx.remove_async(&k, &row))),
+                _ => block_on(within_polls(polls, tx.insert_async(&k, &row, &[7; 300]))),
+            };
+            match ended {
+                None | Some(Ok(())) | Some(Err(Error::LockTimeout { .. })) => {}
+                Some(Err(error)) => panic!("seed {seed}: {error:?}"),
+            }
+        }
+        let [one, other] = txs;
+        let _ = block_on(within_polls(1 + random.below(4) as usize, one.commit_async()));
+        let _ = block_on(other.commit_async());
+        while !db.locks().unwrap().is_empty() || db.stats().transaction_disk_bytes > 0 {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// An error while the changes are read again fails the call or the commit, and nothing else.
+#[test]
+fn an_unreadable_file_fails_the_transaction() {
+    for nth in 1..40 {
+        let (disk, config) = faulty();
+        let db = config.open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        let mut tx = db.begin().unwrap();
+        let mut put = || -> drumlin::Result<()> {
+            for row in 0..MANY {
+                tx.insert(&k, row_key(row * 7919 % MANY), [7; 100])?;
+                if row == MANY / 2 {
+                    disk.fail_nth(Operation::Read, nth, 5);
+                }
+            }
+            for row in 0..50 {
+                tx.get(&k, row_key(row * 100))?;
+            }
+            tx.count(&k, ..).map(drop)
+        };
+        let result = put();
+        let committed = tx.commit();
+        disk.heal();
+        assert!(matches!(result, Ok(()) | Err(Error::Io { .. })), "{nth}: {result:?}");
+        let count = k.count(..).unwrap();
+        assert!(count == 0 || committed.is_ok(), "{count}");
+        assert_no_trace(&db, "unreadable");
+        k.insert("a", "b").unwrap();
+    }
+}
+
+/// More large commits than a keyspace may have runs are replayed, with the removals among them.
+#[test]
+fn many_large_commits_are_replayed() {
+    let mut random = Random(5);
+    let mut disk = Disk::new(Medium::default(), 5);
+    let mut rows = Model::new();
+    for life in 0..4 {
+        let db = config(&disk).open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        compare(&db.snapshot(), &k, &rows, &mut random, &format!("life {life}"));
+        let snapshot = db.snapshot();
+        let before = rows.clone();
+        for _ in 0..9 {
+            let mut tx = db.begin().unwrap();
+            for _ in 0..MANY {
+                let key = key(random.below(1000));
+                change(&mut tx, &k, &mut rows, &mut random, key);
+            }
+            tx.commit().unwrap();
+            compare(&db.snapshot(), &k, &rows, &mut random, &format!("life {life}"));
+        }
+        compare(&snapshot, &k, &before, &mut random, &format!("life {life}, old"));
+        drop(snapshot);
+        if life == 2 {
+            db.checkpoint().unwrap();
+        }
+        disk = end_life(&disk, (db, k), life % 2 == 0, &mut random, 5);
+    }
+}
