@@ -41,6 +41,11 @@ impl SpillFile {
         Arc::new(SpillFile { folder, name, block_bytes, state: Mutex::default(), process: Process::here() })
     }
 
+    /// Returns `true` in the process that opened the database, and `false` in a fork of it.
+    pub(super) fn is_here(&self) -> bool {
+        self.process.is_here()
+    }
+
     /// Removes the file that a killed process may have left behind.
     pub(super) fn remove_left(&self) -> io::Result<()> {
         let Ok(file) = self.folder.open(self.name, OpenOptions::default()) else { return Ok(()) };
@@ -99,7 +104,7 @@ impl SpillFile {
 
     /// Releases blocks. If the last blocks of the file are now free, truncates it. If all blocks are free, removes it.
     pub(super) fn release(&self, numbers: &[u32]) {
-        if !self.process.is_here() {
+        if !self.is_here() {
             return;
         }
         let mut state = self.state.lock();

@@ -112,6 +112,10 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
+        // In a forked child, a mutex may have been locked by a thread that exists only in the parent.
+        if !self.file.is_here() {
+            return;
+        }
         let numbers: Vec<u32> = self.blocks.iter().map(|block| block.number).collect();
         self.cache.forget(&numbers);
         self.file.release(&numbers);
