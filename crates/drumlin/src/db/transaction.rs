@@ -373,10 +373,14 @@ impl Transaction {
     }
 
     /// Returns `true` if the transaction has enough changes to spill them, now that it would take `bytes` of memory
-    /// with the next one, `write_bytes` of them for changes.
+    /// with the next one, `write_bytes` of them for changes. If other transactions leave little memory, fewer are
+    /// enough.
     fn should_spill(&self, bytes: u64, write_bytes: u64) -> Result<bool> {
-        let spill_bytes = self.store()?.engine.budget.spill_bytes();
-        Ok(bytes > spill_bytes && write_bytes > spill_bytes / 4 && self.may_spill())
+        let budget = &self.store()?.engine.budget;
+        let spill_bytes = budget.spill_bytes();
+        let is_large = bytes > spill_bytes && write_bytes > spill_bytes / 4;
+        let is_due = is_large || write_bytes > spill_bytes / 8 && budget.is_scarce(Account::Transactions);
+        Ok(is_due && self.may_spill())
     }
 
     /// Reserves memory for a write set of this size.

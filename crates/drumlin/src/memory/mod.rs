@@ -337,6 +337,12 @@ impl Budget {
         self.transaction_memory_max() / SPILL_SHARE
     }
 
+    /// Returns `true` if less than a quarter of an account is left.
+    pub(crate) fn is_scarce(&self, of: Account) -> bool {
+        let limit_bytes = self.limit_bytes(of);
+        self.taken_bytes(of) > limit_bytes - limit_bytes / 4
+    }
+
     /// Returns the maximum number of bytes of leaves that a serializable commit may pin to validate them.
     pub(crate) fn validated_bytes_max(&self) -> u64 {
         self.limit_bytes(Account::Pinned) / 2

@@ -849,3 +849,20 @@ fn many_large_commits_are_replayed() {
         disk = end_life(&disk, (db, k), life % 2 == 0, &mut random, 5);
     }
 }
+
+/// Many large transactions at once spill early, so that each finds memory, and so does a small one.
+#[test]
+fn large_transactions_leave_memory_for_others() {
+    let (db, k) = opened();
+    let mut open: Vec<Transaction> = (0..10).map(|_| db.begin().unwrap()).collect();
+    for row in 0..MANY {
+        for (number, tx) in open.iter_mut().enumerate() {
+            tx.insert(&k, [&[number as u8][..], &row_key(row)].concat(), [7; 100]).unwrap();
+        }
+        if row % 500 == 0 {
+            k.insert(row_key(row), "small").unwrap();
+        }
+    }
+    assert!(open.into_iter().all(|tx| tx.commit().is_ok()));
+    assert_eq!(k.count(..).unwrap(), 10 * MANY + MANY / 500);
+}
