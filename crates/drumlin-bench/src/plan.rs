@@ -236,6 +236,12 @@ impl Workload {
         matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Tables | Job::Shop { .. })
     }
 
+    /// Returns `true` if a turn leaves other rows than the next turn needs.
+    #[must_use]
+    pub fn uses_up_rows(&self) -> bool {
+        matches!(self.job, Job::RemoveRange | Job::Large(_) | Job::Drop)
+    }
+
     /// Returns `true` if the job repeats its operation until the time has run out. Such a job can also run at a fixed
     /// rate.
     #[must_use]

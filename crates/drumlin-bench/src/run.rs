@@ -121,7 +121,9 @@ impl Bench<'_> {
 
     fn take_turn(&self, engine: &str, turn: u64) -> io::Result<Result<Turn, String>> {
         let place = self.place(engine);
-        if self.workload.begins_empty() && place.exists() && self.workload.job != Job::Insert {
+        let is_outdated =
+            self.workload.begins_empty() && self.workload.job != Job::Insert || self.workload.uses_up_rows();
+        if is_outdated && place.exists() {
             fs::remove_dir_all(&place)?;
         }
         if !place.exists() {

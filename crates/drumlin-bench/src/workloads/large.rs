@@ -14,6 +14,9 @@ use crate::rows::{fill, key, version};
 /// The number of rows that are read after the commit.
 const READS: u64 = 1000;
 
+/// The pause between two commits of the other thread, so that it leaves a processor to the transaction.
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// The changes of a large transaction, in key order.
 struct InOrder {
     change: Change,
@@ -71,6 +74,7 @@ pub(super) fn measure(turn: &Turn<'_>, change: Change) -> Result<Figures> {
                 // A commit that ends after the transaction has begun counts as concurrent with it.
                 let part = usize::from(has_begun.load(Ordering::Relaxed));
                 record(&mut latencies[part], begun.elapsed());
+                std::thread::sleep(PAUSE);
             }
             Ok(latencies)
         });
