@@ -99,9 +99,11 @@ fn expired_documents_are_at_no_end() {
     now.store(300, Ordering::Relaxed);
     assert_eq!((sessions.first().unwrap().unwrap().id, sessions.last().unwrap().unwrap().id), (2, 2));
     assert!(!sessions.contains(1).unwrap() && sessions.contains(2).unwrap());
-    assert_eq!(sessions.len().unwrap(), 3);
-    assert_eq!(sessions.remove_range(..=2).unwrap(), 2);
-    assert_eq!((sessions.len().unwrap(), sessions.remove_expired().unwrap()), (1, 1));
+    // The background thread may make its first pass at any moment, and removes both expired documents at once.
+    assert!([3, 1].contains(&sessions.len().unwrap()));
+    assert!([2, 1].contains(&sessions.remove_range(..=2).unwrap()));
+    assert!([1, 0].contains(&sessions.len().unwrap()));
+    assert!([1, 0].contains(&sessions.remove_expired().unwrap()));
     assert!(sessions.is_empty().unwrap());
 }
 
