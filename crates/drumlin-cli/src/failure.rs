@@ -293,3 +293,26 @@ impl From<Error> for Failure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::args::Cli;
+
+    /// A hint never names an option that the command lacks.
+    #[test]
+    fn hints_fit_the_command() {
+        let program = Cli::command();
+        let hints = |line: &[&str]| {
+            let (what, remedy) = ("its writes", "");
+            let error = Error::TransactionTooLarge { what, row_count: 2, bytes: 20, limit_bytes: 10, remedy };
+            let call = Call::of(&program, &program.clone().try_get_matches_from(line).unwrap());
+            Failure::from(error).hints_for(&call).join("; ")
+        };
+        let (of_rm, of_load) = (hints(&["drumlin", "rm", "db", "key"]), hints(&["drumlin", "load", "db", "-"]));
+        assert!(of_rm.contains("--memory") && !of_rm.contains("--batch"), "{of_rm}");
+        assert!(of_load.contains("--memory") && of_load.contains("--batch"), "{of_load}");
+    }
+}
