@@ -101,7 +101,7 @@ pub enum Mix {
 /// The changes of a large transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Change {
-    /// Inserts rows behind those that are there.
+    /// Inserts rows after all existing ones.
     Insert,
     /// Replaces each row.
     Replace,

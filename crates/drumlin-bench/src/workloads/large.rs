@@ -1,13 +1,12 @@
-//! Measures one transaction of as many changes as there are rows, and the commits of another thread beside it.
+//! Measures one transaction of as many changes as there are rows, and the concurrent commits of another thread.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::tables::{OTHER, row, tables};
+use super::tables::{OTHER, tables, with_other_commits};
 use super::{Figures, Turn};
 use crate::driver::Outcome;
-use crate::engine::{Changes, Key, Result};
-use crate::measure::{Latencies, Meter, histogram, record};
+use crate::engine::{Changes, Key, Result, Session};
+use crate::measure::{Meter, histogram, record};
 use crate::plan::Change;
 use crate::rows::{fill, key, version};
 
@@ -50,6 +49,22 @@ impl Changes for InOrder {
     }
 }
 
+/// Reads some of the rows that the transaction has changed, and verifies them. Returns the time that this took.
+fn read_some(session: &mut dyn Session, change: Change, rows: u64, value_bytes: usize) -> Result<Duration> {
+    let begun = Instant::now();
+    let first = if change == Change::Insert { rows } else { 0 };
+    for read in 0..READS {
+        let number = first + read * 7919 % rows;
+        let mut found_version = None;
+        let is_there = session.get(key(number), &mut |value| found_version = version(value, number, value_bytes))?;
+        let expected = (change != Change::Remove).then_some(InOrder::version(change));
+        if found_version != expected || is_there != expected.is_some() {
+            return Err(format!("row {number} is of version {found_version:?}, not {expected:?}").into());
+        }
+    }
+    Ok(begun.elapsed())
+}
+
 /// Measures the transaction from its first change to the end of its commit, then reads some of its rows. A thread
 /// commits rows to another table before, during and after it.
 pub(super) fn measure(turn: &Turn<'_>, change: Change) -> Result<Figures> {
@@ -58,53 +73,12 @@ pub(super) fn measure(turn: &Turn<'_>, change: Change) -> Result<Figures> {
     let tables = tables(&*engine)?;
     tables.create(&[OTHER.to_owned()], &[])?;
     engine.sync()?;
-    let pause = if turn.quick { Duration::from_millis(50) } else { turn.duration() };
-    let (has_begun, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
     let meter = Meter::start(turn.folder);
-    let (elapsed, reading, [before, beside]) = std::thread::scope(|scope| {
-        let committing = scope.spawn(|| -> Result<_> {
-            let mut latencies = [histogram(), histogram()];
-            for number in 0.. {
-                if has_ended.load(Ordering::Relaxed) {
-                    break;
-                }
-                let written = row(number % 1000, number, data.value_bytes);
-                let begun = Instant::now();
-                tables.write(OTHER, &[written])?;
-                // A commit that ends after the transaction has begun counts as concurrent with it.
-                let part = usize::from(has_begun.load(Ordering::Relaxed));
-                record(&mut latencies[part], begun.elapsed());
-                std::thread::sleep(PAUSE);
-            }
-            Ok(latencies)
-        });
-        let transaction = || -> Result<_> {
-            let mut session = engine.session()?;
-            std::thread::sleep(pause);
-            has_begun.store(true, Ordering::Relaxed);
-            let begun = Instant::now();
-            session.change_at_once(&mut InOrder::new(change, data.rows, data.value_bytes))?;
-            let elapsed = begun.elapsed();
-            let begun = Instant::now();
-            let first = if change == Change::Insert { data.rows } else { 0 };
-            for read in 0..READS {
-                let number = first + read * 7919 % data.rows;
-                let mut found_version = None;
-                let is_there =
-                    session.get(key(number), &mut |value| found_version = version(value, number, data.value_bytes))?;
-                let expected = (change != Change::Remove).then_some(InOrder::version(change));
-                if found_version != expected || is_there != expected.is_some() {
-                    return Err(format!("row {number} is of version {found_version:?}, not {expected:?}").into());
-                }
-            }
-            Ok((elapsed, begun.elapsed()))
-        };
-        let measured = transaction();
-        // Folding, compactions and checkpoints go on after the commit.
-        std::thread::sleep(pause);
-        has_ended.store(true, Ordering::Relaxed);
-        let latencies = committing.join().expect("a committing thread panicked")?;
-        measured.map(|(elapsed, reading)| (elapsed, reading, latencies))
+    let ((elapsed, reading), commits) = with_other_commits(turn, tables, PAUSE, || {
+        let mut session = engine.session()?;
+        let begun = Instant::now();
+        session.change_at_once(&mut InOrder::new(change, data.rows, data.value_bytes))?;
+        Ok((begun.elapsed(), read_some(&mut *session, change, data.rows, data.value_bytes)?))
     })?;
     let costs = meter.costs();
     engine.close()?;
@@ -114,11 +88,6 @@ pub(super) fn measure(turn: &Turn<'_>, change: Change) -> Result<Figures> {
     let outcome = Outcome { operations: 1, units: data.rows, elapsed, latencies, timeline, longest_gap };
     let mut figures = Figures::measured(&outcome, costs);
     figures.more.insert("us of a get right after the commit".to_owned(), reading.as_secs_f64() * 1e6 / READS as f64);
-    figures.more.insert("longest commit before, ms".to_owned(), before.max() as f64 / 1e6);
-    figures.more.insert("longest commit during and after, ms".to_owned(), beside.max() as f64 / 1e6);
-    figures.kinds = vec![
-        ("commit before".to_owned(), Latencies::of(&before)),
-        ("commit during and after".to_owned(), Latencies::of(&beside)),
-    ];
+    commits.report(&mut figures);
     Ok(figures)
 }

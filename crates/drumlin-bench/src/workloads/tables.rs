@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
+
 use super::{Figures, Turn};
 use crate::driver::Outcome;
 use crate::engine::{Engine, Result, Row, Tables};
@@ -34,51 +36,78 @@ fn one(elapsed: Duration, costs: crate::measure::Costs) -> Figures {
     Figures::measured(&outcome, costs)
 }
 
-/// Measures the call that drops the table of rows, and the commits of another thread before, during and after it.
-pub(super) fn measure_drop(turn: &Turn<'_>) -> Result<Figures> {
-    let data = turn.workload.data;
-    let engine = turn.open()?;
-    let tables = tables(&*engine)?;
-    tables.create(&[OTHER.to_owned()], &[])?;
-    engine.sync()?;
-    let pause = if turn.quick { Duration::from_millis(50) } else { turn.duration() };
+/// The latencies of the commits of another thread.
+pub(super) struct OtherCommits {
+    /// The commits that ended before the measured operation began.
+    before: Histogram<u64>,
+    during_and_after: Histogram<u64>,
+}
+
+impl OtherCommits {
+    /// Adds the longest and the usual latencies to the figures.
+    pub(super) fn report(&self, figures: &mut Figures) {
+        for (name, latencies) in [("before", &self.before), ("during and after", &self.during_and_after)] {
+            figures.more.insert(format!("longest commit {name}, ms"), latencies.max() as f64 / 1e6);
+            figures.kinds.push((format!("commit {name}"), Latencies::of(latencies)));
+        }
+    }
+}
+
+/// Runs `measured` while another thread commits rows to another table, with this pause after each commit. The other
+/// thread begins `turn.duration()` earlier and ends as much later, because what the operation has left to do in the
+/// background may hold up commits too.
+pub(super) fn with_other_commits<T>(
+    turn: &Turn<'_>,
+    tables: &dyn Tables,
+    pause: Duration,
+    measured: impl FnOnce() -> Result<T>,
+) -> Result<(T, OtherCommits)> {
+    let value_bytes = turn.workload.data.value_bytes;
+    let margin = if turn.quick { Duration::from_millis(50) } else { turn.duration() };
     let (has_begun, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
-    let meter = Meter::start(turn.folder);
-    let (elapsed, [before, after]) = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let committing = scope.spawn(|| -> Result<_> {
             let mut latencies = [histogram(), histogram()];
             for number in 0.. {
                 if has_ended.load(Ordering::Relaxed) {
                     break;
                 }
-                let written = row(number % 1000, number, data.value_bytes);
+                let written = row(number % 1000, number, value_bytes);
                 let begun = Instant::now();
                 tables.write(OTHER, &[written])?;
-                // A commit that ends after the drop has begun counts as concurrent with it.
+                // A commit that ends after the operation has begun counts as concurrent with it.
                 let part = usize::from(has_begun.load(Ordering::Relaxed));
                 record(&mut latencies[part], begun.elapsed());
+                std::thread::sleep(pause);
             }
             Ok(latencies)
         });
-        std::thread::sleep(pause);
+        std::thread::sleep(margin);
         has_begun.store(true, Ordering::Relaxed);
-        let begun = Instant::now();
-        let dropped = tables.drop_rows();
-        let elapsed = begun.elapsed();
-        std::thread::sleep(pause);
+        let result = measured();
+        std::thread::sleep(margin);
         has_ended.store(true, Ordering::Relaxed);
-        let latencies = committing.join().expect("a committing thread panicked")?;
-        dropped.map(|()| (elapsed, latencies))
+        let [before, during_and_after] = committing.join().expect("a committing thread panicked")?;
+        result.map(|result| (result, OtherCommits { before, during_and_after }))
+    })
+}
+
+/// Measures the call that drops the table of rows, and the commits of another thread before, during and after it.
+pub(super) fn measure_drop(turn: &Turn<'_>) -> Result<Figures> {
+    let engine = turn.open()?;
+    let tables = tables(&*engine)?;
+    tables.create(&[OTHER.to_owned()], &[])?;
+    engine.sync()?;
+    let meter = Meter::start(turn.folder);
+    let (elapsed, commits) = with_other_commits(turn, tables, Duration::ZERO, || {
+        let begun = Instant::now();
+        tables.drop_rows()?;
+        Ok(begun.elapsed())
     })?;
     let costs = meter.costs();
     engine.close()?;
     let mut figures = one(elapsed, costs);
-    figures.more.insert("longest commit before, ms".to_owned(), before.max() as f64 / 1e6);
-    figures.more.insert("longest commit during and after, ms".to_owned(), after.max() as f64 / 1e6);
-    figures.kinds = vec![
-        ("commit before".to_owned(), Latencies::of(&before)),
-        ("commit during and after".to_owned(), Latencies::of(&after)),
-    ];
+    commits.report(&mut figures);
     Ok(figures)
 }
 
