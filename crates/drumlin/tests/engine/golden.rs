@@ -36,7 +36,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use drumlin::{Config, Database, Keyspace};
+use drumlin::{Config, Database, Keyspace, Snapshot};
 use drumlin_io::Backend;
 use drumlin_io::testing::fault::{EIO, Event, FaultyBackend, Operation};
 use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
@@ -112,6 +112,8 @@ struct Machine {
     disk: Disk,
     faulty: FaultyBackend,
     db: Option<Database>,
+    /// Keeps runs from being folded in the background, at moments that no trace could tell.
+    held: Option<Snapshot>,
 }
 
 impl Machine {
@@ -120,12 +122,13 @@ impl Machine {
         let faulty = FaultyBackend::new(disk.backend());
         faulty.refuse_threads("drumlin-log");
         faulty.start_trace();
-        Machine { disk, faulty, db: None }
+        Machine { disk, faulty, db: None, held: None }
     }
 
     /// Ends the process, and continues with the disk that `after` returns.
     fn end(&mut self, after: impl FnOnce(Medium) -> Medium) {
         self.disk.turn_off();
+        self.held = None;
         self.db = None;
         *self = Machine::new(after(self.disk.medium()));
     }
@@ -178,6 +181,7 @@ impl Machine {
                 self.db = Some(db);
                 return Ok(Some(answer));
             }
+            ["hold"] => self.held = Some(self.db().snapshot()),
             ["close"] => self.db.take().expect("an open database").close()?,
             ["kill"] => self.end(|medium| medium),
             ["cut"] => self.end(|medium| medium.cut(Loss::All, &mut sim::Random(0))),
@@ -255,7 +259,7 @@ fn check(path: &Path) {
     for step in steps.iter_mut().filter(|step| !step.operation.is_empty()) {
         step.outcome = machine.run(&step.operation);
     }
-    drop(machine.db.take());
+    drop((machine.held.take(), machine.db.take()));
     let seen = render(&steps);
     if std::env::var_os("DRUMLIN_TEST_BLESS").is_some() {
         return std::fs::write(path, seen).unwrap();
