@@ -1,6 +1,7 @@
 //! Locks rows: waits for a lock and for its memory, and changes a locked row outside of transactions.
 
 use std::future::{Future, poll_fn};
+use std::mem::ManuallyDrop;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -256,17 +257,13 @@ impl Store {
             *memory = Some(reserved.ok_or(NotFree::Memory)?);
         }
         let lock = RowLock::try_new(&engine.locks, self.next_transaction(), tree.pages.id, key);
-        let lock = lock.map_err(|HeldBy(_)| NotFree::Row)?;
-        if engine.spilled_locks.has_any() {
-            let lock = std::mem::ManuallyDrop::new(lock);
-            let request = LockRequest { owner: lock.owner, keyspace: lock.keyspace, key, mode: LockMode::Exclusive };
-            if !self.keeps_lock(mode, &request).await.map_err(NotFree::Failed)? {
-                return Err(NotFree::Row);
-            }
-            let lock = std::mem::ManuallyDrop::into_inner(lock);
-            let since = engine.clock.published();
-            return Ok(LockedRow { store: self, tree, lock, since, _memory: memory.take().expect("it was reserved") });
+        // While the call looks for spilled changes, `keeps_lock` owns the lock.
+        let lock = ManuallyDrop::new(lock.map_err(|HeldBy(_)| NotFree::Row)?);
+        let request = LockRequest { owner: lock.owner, keyspace: lock.keyspace, key, mode: LockMode::Exclusive };
+        if !self.keeps_lock(mode, &request).await.map_err(NotFree::Failed)? {
+            return Err(NotFree::Row);
         }
+        let lock = ManuallyDrop::into_inner(lock);
         let since = engine.clock.published();
         Ok(LockedRow { store: self, tree, lock, since, _memory: memory.take().expect("it was reserved") })
     }

@@ -76,12 +76,22 @@ impl Run {
         self.blocks.get(block).is_some_and(|block| block.sort_key() <= (keyspace, key))
     }
 
-    /// Returns the keys in a keyspace at which blocks begin.
-    pub(super) fn block_keys(&self, keyspace: KeyspaceId) -> impl DoubleEndedIterator<Item = &[u8]> {
-        let start = self.blocks.partition_point(|block| block.keyspace < keyspace);
-        let end = self.blocks.partition_point(|block| block.keyspace <= keyspace);
-        assert!(start <= end, "blocks are out of order");
-        self.blocks[start..end].iter().map(|block| &block.key[..])
+    /// Returns the first key above `key` in the same keyspace at which a block begins. O(log blocks).
+    pub(super) fn block_after(&self, keyspace: KeyspaceId, key: &[u8]) -> Option<&[u8]> {
+        let next = self.blocks.partition_point(|block| block.sort_key() <= (keyspace, key));
+        self.blocks.get(next).filter(|block| block.keyspace == keyspace).map(|block| &block.key[..])
+    }
+
+    /// Returns the last key below `key` in the same keyspace at which a block begins, or the last one of the keyspace
+    /// if `key` is `None`. O(log blocks).
+    pub(super) fn block_before(&self, keyspace: KeyspaceId, key: Option<&[u8]>) -> Option<&[u8]> {
+        let is_before = |block: &BlockKey| match key {
+            Some(key) => block.sort_key() < (keyspace, key),
+            None => block.keyspace <= keyspace,
+        };
+        let previous = self.blocks.partition_point(is_before).checked_sub(1)?;
+        assert!(previous < self.len(), "block {previous} of {}", self.len());
+        Some(&self.blocks[previous]).filter(|block| block.keyspace == keyspace).map(|block| &block.key[..])
     }
 
     /// Reads a block through the cache.

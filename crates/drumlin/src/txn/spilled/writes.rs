@@ -44,7 +44,7 @@ const LOCK: Timestamp = Timestamp(1);
 /// The number of the change at position 0. Higher than that of a lock.
 const NUMBER_OFFSET: u64 = 2;
 
-/// The maximum number of tiers of similar size. One more tier makes them merge.
+/// The maximum number of tiers of similar size. If there is one more, they are merged.
 const TIERS_MERGED_MAX: u64 = if cfg!(feature = "sim") { 3 } else { 6 };
 
 /// The memory of a row of a window, without its key and value.
@@ -289,24 +289,20 @@ impl Tier {
 
     /// Returns the key at which a window near `key` must end so that it has about one block of this tier.
     fn window_edge(&self, keyspace: KeyspaceId, key: Option<&[u8]>, direction: Direction) -> Option<&[u8]> {
-        match (direction, key) {
-            (Direction::Forward, None) => self.block_keys(keyspace, None).nth(1),
-            (Direction::Forward, Some(key)) => self.block_keys(keyspace, Some(key)).find(|block| key < *block),
-            (Direction::Backward, None) => self.block_keys(keyspace, None).next_back(),
-            (Direction::Backward, Some(key)) => {
-                let start = self.parts.partition_point(|part| part.last.0 < keyspace);
-                let end = self.parts.partition_point(|part| as_slice(&part.first) < (keyspace, key));
-                let parts = self.parts[start..end.max(start)].iter().rev();
-                parts.flat_map(|part| part.run.block_keys(keyspace).rev()).find(|block| *block < key)
+        match direction {
+            Direction::Forward => {
+                let key = key.unwrap_or_default();
+                self.parts[self.part_at(keyspace, key)..].iter().find_map(|part| part.run.block_after(keyspace, key))
+            }
+            Direction::Backward => {
+                let is_before = |part: &Arc<Part>| match key {
+                    Some(key) => as_slice(&part.first) < (keyspace, key),
+                    None => part.first.0 <= keyspace,
+                };
+                let parts = &self.parts[..self.parts.partition_point(is_before)];
+                parts.iter().rev().find_map(|part| part.run.block_before(keyspace, key))
             }
         }
-    }
-
-    /// Returns the keys at which the blocks of a keyspace begin, in order, from the part on that may have a key.
-    fn block_keys(&self, keyspace: KeyspaceId, key: Option<&[u8]>) -> impl DoubleEndedIterator<Item = &[u8]> {
-        let start = self.part_at(keyspace, key.unwrap_or_default());
-        let end = self.parts.partition_point(|part| part.first.0 <= keyspace);
-        self.parts[start..end.max(start)].iter().flat_map(move |part| part.run.block_keys(keyspace))
     }
 }
 
@@ -589,7 +585,7 @@ impl<'t> TierCursor<'t> {
     }
 }
 
-/// A change of the current row of [`ChangedRows`].
+/// One of the changes that the transaction has made to the row at which [`ChangedRows`] stands.
 #[derive(Clone, Copy)]
 struct GroupedChange {
     position: u64,
