@@ -530,8 +530,8 @@ impl Script {
         self.commit(Operation::Load(rows), true, move || tx.commit());
     }
 
-    /// Puts and removes so many rows of two keyspaces in one transaction that they are spilled, and undoes some of
-    /// them.
+    /// Changes rows of two keyspaces in one transaction that is large enough to spill its changes. Undoes some of the
+    /// changes before the commit.
     fn large_transaction(&mut self, db: &Database, name: &str, other: &str) {
         let spaces = [name, other].map(|name| self.model.space(name).expect("created"));
         let keyspaces = [name, other].map(|name| db.existing_keyspace(name).expect("created"));

@@ -227,8 +227,8 @@ impl Plan {
     #[must_use]
     pub fn config(&self, disk: &Disk) -> Config {
         Config::new()
-            // A spill takes buffers that the smallest of these budgets, half of the smallest that users can set, do not
-            // have.
+            // The smallest of these budgets are half of the smallest one that users can set. They have no room for the
+            // buffers of a spill.
             .memory(self.memory_bytes + if self.spills { 1 << 20 } else { 0 })
             .page_bytes(self.page_bytes)
             .segment_bytes(256 << 10)

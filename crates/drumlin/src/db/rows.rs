@@ -446,8 +446,8 @@ impl Rows<'_> {
         (has_rows() || self.has_unlisted(bounds)).then_some(own)
     }
 
-    /// Returns `true` if the transaction has changes between these bounds that it can't list from memory: it has
-    /// removed a range that has keys there, or has spilled changes of the keyspace.
+    /// Returns `true` if the write set in memory does not list all changes that the transaction has made between these
+    /// bounds, because the transaction has removed a range with keys there, or has spilled changes of the keyspace.
     pub(super) fn has_unlisted(&self, (lower, upper): (Bound<&[u8]>, Bound<&[u8]>)) -> bool {
         let Some(own) = self.view.and_then(|view| view.own.as_ref()) else { return false };
         if own.set.spilled().may_have(self.tree.pages.id) {

@@ -397,7 +397,7 @@ impl Scan {
         }
     }
 
-    /// Returns the bound at which the scan goes on after all rows between these fences have been copied.
+    /// Returns the bound at which the scan continues after all rows between these fences have been copied.
     fn fence(&self, direction: Direction, lower: Option<&[u8]>, upper: Option<&[u8]>) -> Option<Bound<Vec<u8>>> {
         let window = self.window.as_ref();
         match direction {

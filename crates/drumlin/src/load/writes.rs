@@ -27,7 +27,8 @@ use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::spilled::writes::{SpilledChange, SpilledWrites};
 use crate::txn::write_set::{Change, WriteSet};
 
-/// The number of rows that are compared with runs at a time.
+/// The number of rows of a commit that are compared in one call with the runs that were attached since the transaction
+/// read them.
 const ROWS_COMPARED: usize = 256;
 
 /// The packed changes of one keyspace.

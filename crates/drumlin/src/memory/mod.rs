@@ -109,7 +109,7 @@ const BUDGET_BYTES_MIN: u64 = if cfg!(feature = "sim") { 4 << 20 } else { 8 << 2
 /// The amount that each additional log stream adds to the minimum budget.
 const STREAM_BYTES_MIN: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 0 };
 
-/// The maximum memory of a transaction is this many times the memory above which it spills its changes.
+/// A transaction spills its changes once it has taken one in this many of the bytes that it may take.
 const SPILL_SHARE: u64 = if cfg!(feature = "sim") { 3 } else { 1 };
 
 /// The number of write buffers: one for the appender of each of the two epochs, one for the mover, and as many again

@@ -358,7 +358,7 @@ impl Space {
         // Take the lock first: a caller that finds nothing left to sync must not return before the sync that covers
         // its bytes has ended.
         let _guard = self.syncing.lock();
-        // A sync that failed meanwhile may have dropped the bytes.
+        // If another thread's sync failed while this one waited for the lock, the device may have dropped the bytes.
         self.check_failure()?;
         if !self.unsynced.swap(false, Ordering::AcqRel) {
             return self.check_failure();

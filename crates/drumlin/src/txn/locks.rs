@@ -634,7 +634,7 @@ impl LockTable {
             return;
         }
         for (keyspace, key) in keys {
-            // Nobody else acquires or releases locks for this transaction meanwhile.
+            // Until this call returns, no other thread acquires or releases locks for this transaction.
             if self.is_held_by(owner, keyspace, key) {
                 self.unlock(owner, keyspace, key);
             }

@@ -231,7 +231,8 @@ impl Drop for RowLocks {
     }
 }
 
-/// The row locks of a commit, which releases them once it is applied.
+/// The row locks that a transaction or a call hands to its commit. The commit releases them once its changes are
+/// published.
 pub(crate) trait CommitLocks {
     fn release(self);
 }

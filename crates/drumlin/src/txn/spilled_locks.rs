@@ -1,12 +1,12 @@
 //! Row locks of transactions whose changes are spilled.
 //!
-//! A lock in the lock table takes about a hundred bytes. So when a transaction spills its changes
-//! (`txn/spilled/writes.rs`), it releases the locks of the spilled rows, and its parts on disk say which rows are
-//! locked. A writer that has acquired the lock of a row looks for the row in the parts of the other transactions. If it
-//! finds the row, it *restores* the lock: it puts the lock of the other transaction into the table in place of its own,
-//! and then waits for that like for any other lock. So queues, deadlocks, timeouts and interrupts need nothing else.
-//! Those in the queue of the lock request it again. If its own lock is shared with others, the writer releases it and
-//! requests the exclusive lock, so that it comes after them.
+//! Each lock in the lock table takes about a hundred bytes of memory. A transaction that spills its changes
+//! (`txn/spilled/writes.rs`) therefore removes the locks of these rows from the table. The rows stay locked, because
+//! every writer also looks for its row in the spilled changes of the other transactions, once it has acquired the lock.
+//! If it finds the row there, it *restores* the lock: it puts the lock of the other transaction into the table in place
+//! of its own, and waits for it in the usual way. So queues, deadlocks, timeouts and interrupts are those of the lock
+//! table. Waiters in the queue of the replaced lock request it again. A writer that shares its lock with others
+//! releases it instead, and requests the exclusive lock, which it gets after the others have ended.
 //!
 //! # Why this is correct
 //! - A transaction publishes its parts before it releases the locks of their rows, and a writer looks for parts after

@@ -156,7 +156,7 @@ fn row_key(row: u64) -> Vec<u8> {
     format!("row {row:06}").into_bytes()
 }
 
-/// Puts so many rows that the transaction spills them: the even ones below twice `MANY`.
+/// Puts the even rows below twice `MANY`, which are enough to be spilled.
 fn put_many(tx: &mut Transaction, keyspace: &Keyspace) -> drumlin::Result<()> {
     (0..MANY).try_for_each(|row| tx.insert(keyspace, row_key(2 * row), [7; 100]))
 }
@@ -166,7 +166,8 @@ fn impatient(db: &Database) -> Transaction {
     db.begin_with(TxOptions { lock_timeout: Duration::ZERO, ..db.tx_options() }).unwrap()
 }
 
-/// A spilled row is locked like any other: for transactions, calls outside of them, batches, pops and range deletes.
+/// A row whose change has been spilled stays locked. Transactions, calls outside of transactions, batches and range
+/// deletes wait for it, and pops skip it.
 #[test]
 fn spilled_rows_are_locked() {
     let (db, k) = opened();
@@ -326,8 +327,8 @@ fn large_transactions_conflict_like_small_ones() {
     }
 }
 
-/// A transaction of tasks spills on another thread. A call that is dropped while it does so changes nothing, and the
-/// next call goes on.
+/// A transaction of tasks spills on another thread. If a call is dropped while its changes are being written, it
+/// changes nothing, and the next call takes over what was written.
 #[test]
 fn a_call_that_spills_can_be_dropped() {
     let (db, k) = opened();
@@ -393,7 +394,8 @@ fn a_full_disk_refuses_a_large_transaction() {
     assert!(committed);
 }
 
-/// Several keyspaces are changed by one commit, at one timestamp. One that is dropped meanwhile makes the commit fail.
+/// Several keyspaces are changed by one commit, at one timestamp. If one of them is dropped before the commit, the
+/// commit fails.
 #[test]
 fn one_commit_changes_many_keyspaces() {
     let (db, _) = opened();
@@ -517,7 +519,7 @@ fn snapshots_outlive_a_large_transaction() {
 }
 
 /// Scans and value readers of a large transaction can still be read when it has committed. If the commit failed, a
-/// large value may be gone, and the reader is told so.
+/// large value may be gone, and the read fails with an error that says so.
 #[test]
 fn readers_outlive_their_large_transaction() {
     let big: Vec<u8> = (0..300_000u32).map(|byte| byte as u8).collect();
@@ -850,7 +852,8 @@ fn many_large_commits_are_replayed() {
     }
 }
 
-/// Many large transactions at once spill early, so that each finds memory, and so does a small one.
+/// When many large transactions are open, they spill their changes earlier, so that memory is left for each of them and
+/// for plain writes.
 #[test]
 fn large_transactions_leave_memory_for_others() {
     let (db, k) = opened();

@@ -344,8 +344,8 @@ impl Spilled {
                  {limit_bytes}"
             ));
         }
-        // Do not count the block cache, because it has its own limit, or the spilled changes of transactions, which
-        // share the account: no snapshot is ended for a large transaction.
+        // Count only the indexes of these runs. The account also has the block cache, which has its own limit, and the
+        // spilled changes of transactions, for which no snapshot may be ended.
         let taken: u64 = self.runs().iter().map(|run| run.memory_bytes()).sum();
         let limit = self.budget.limit_bytes(Account::Spilled) / 3 * 2;
         (taken > limit).then(|| {
