@@ -241,7 +241,7 @@ impl From<Error> for Failure {
                 Failure::new(Exit::Corrupted, format!("damaged: {what} in {}: {reason}", path.display()))
                     .hint("`drumlin check DATABASE` lists all damage and what is lost")
             }
-            Error::DiskFull { path, needed_bytes } => Failure::new(
+            Error::DiskFull { path, needed_bytes, .. } => Failure::new(
                 Exit::DiskFull,
                 format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
             )

@@ -520,6 +520,13 @@ fn sample_catalogue() -> Catalogue {
         summaries: vec![address],
         segments: vec![extent, ExtentRef::NONE],
         orphans: vec![catalogue::Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
+        kept: vec![catalogue::KeptEntry {
+            name: "kept".into(),
+            timestamp: Timestamp(54),
+            taken_at_ms: 1_700_000_000_000,
+            catalogue: extent,
+            catalogue_bytes: 300,
+        }],
     }
 }
 

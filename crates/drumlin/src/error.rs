@@ -120,6 +120,9 @@ pub enum Error {
         path: PathBuf,
         /// The bytes requested from the file system.
         needed_bytes: u64,
+        /// The names of the [kept snapshots](crate::Database::keep_snapshot) that hold space in the file that could not
+        /// grow.
+        kept_snapshots: Vec<String>,
     },
     /// Another transaction changed the same row first, or two transactions waited for each other's rows (a deadlock).
     /// Retry the transaction, as [`Database::transact`](crate::Database::transact) does.
@@ -263,6 +266,16 @@ pub enum Error {
         /// The name of the keyspace.
         name: String,
     },
+    /// There is no kept snapshot with this name.
+    NoSuchSnapshot {
+        /// The requested name.
+        name: String,
+    },
+    /// There is a kept snapshot with this name already, or another call is taking one.
+    SnapshotExists {
+        /// The name.
+        name: String,
+    },
     /// A transaction is prepared under this id already, or is being prepared.
     AlreadyPrepared {
         /// The id.
@@ -346,10 +359,11 @@ impl std::fmt::Display for Error {
                 "corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost",
                 path.display()
             ),
-            Error::DiskFull { path, needed_bytes } => write!(
+            Error::DiskFull { path, needed_bytes, kept_snapshots } => write!(
                 f,
-                "the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or remove rows and call compact",
-                path.display()
+                "the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or {}",
+                path.display(),
+                room(kept_snapshots)
             ),
             Error::Conflict { reason } => write!(f, "conflict: {reason}. Run the transaction again"),
             Error::LockTimeout { keyspace, key, waited, holder } => {
@@ -398,6 +412,14 @@ impl std::fmt::Display for Error {
             Error::KeyspaceExists { name } => write!(
                 f,
                 "there is a keyspace {} already, and nothing was changed. Choose another name, or drop or rename that keyspace in the same step",
+                quoted(name)
+            ),
+            Error::NoSuchSnapshot { name } => {
+                write!(f, "there is no kept snapshot {}. Database::kept_snapshots lists them", quoted(name))
+            }
+            Error::SnapshotExists { name } => write!(
+                f,
+                "there is a kept snapshot {} already. Choose another name, or drop that snapshot first",
                 quoted(name)
             ),
             Error::KeyspaceDropped { name } => {
@@ -592,6 +614,16 @@ fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, holder: LockHolder
     }
 }
 
+/// Describes how to make room in a database.
+fn room(kept_snapshots: &[String]) -> String {
+    let names: Vec<String> = kept_snapshots.iter().map(|name| quoted(name)).collect();
+    match &names[..] {
+        [] => "remove rows and call compact".to_owned(),
+        [name] => format!("drop the kept snapshot {name}, or remove rows and call compact"),
+        names => format!("drop some of the kept snapshots {}, or remove rows and call compact", names.join(", ")),
+    }
+}
+
 /// Describes the number of rows that exceeded a limit, if they were counted.
 fn rows(row_count: u64) -> String {
     if row_count == 0 { String::new() } else { format!(" for {row_count} rows") }
@@ -628,12 +660,16 @@ impl From<Error> for std::io::Error {
         use std::io::ErrorKind;
         let kind = match &error {
             Error::Io { source, .. } | Error::Source { source } => source.kind(),
-            Error::NotFound { .. } | Error::NoSuchKeyspace { .. } | Error::NotPrepared { .. } => ErrorKind::NotFound,
-            Error::AlreadyPrepared { .. } => ErrorKind::AlreadyExists,
+            Error::NotFound { .. }
+            | Error::NoSuchKeyspace { .. }
+            | Error::NoSuchSnapshot { .. }
+            | Error::NotPrepared { .. } => ErrorKind::NotFound,
+            Error::AlreadyPrepared { .. } | Error::KeyspaceExists { .. } | Error::SnapshotExists { .. } => {
+                ErrorKind::AlreadyExists
+            }
             Error::DiskFull { .. } => ErrorKind::StorageFull,
             Error::Corrupted { .. } => ErrorKind::InvalidData,
             Error::Locked { .. } => ErrorKind::ResourceBusy,
-            Error::KeyspaceExists { .. } => ErrorKind::AlreadyExists,
             Error::ReadOnly { .. } => ErrorKind::ReadOnlyFilesystem,
             Error::LockTimeout { .. } => ErrorKind::TimedOut,
             Error::Interrupted { .. } => ErrorKind::Interrupted,

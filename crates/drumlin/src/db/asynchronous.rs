@@ -29,8 +29,8 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    Alteration, AsyncValueReader, Batch, BulkLoad, Config, Database, Keyspace, KeyspaceOptions, LockMode, Range,
-    ReadyTransaction, Transaction, Value,
+    Alteration, AsyncValueReader, Batch, BulkLoad, Config, Database, KeptSnapshot, Keyspace, KeyspaceOptions, LockMode,
+    Range, ReadyTransaction, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -186,6 +186,33 @@ impl Database {
     /// Same as [`compact`](Database::compact).
     pub async fn compact_async(&self) -> Result<CompactReport> {
         self.on_worker(Database::compact).await
+    }
+
+    /// Like [`keep_snapshot`](Database::keep_snapshot).
+    ///
+    /// # Errors
+    /// Same as [`keep_snapshot`](Database::keep_snapshot).
+    pub async fn keep_snapshot_async(&self, name: &str) -> Result<Timestamp> {
+        let name = name.to_owned();
+        self.on_worker(move |database| database.keep_snapshot(&name)).await
+    }
+
+    /// Like [`open_snapshot`](Database::open_snapshot).
+    ///
+    /// # Errors
+    /// Same as [`open_snapshot`](Database::open_snapshot).
+    pub async fn open_snapshot_async(&self, name: &str) -> Result<KeptSnapshot> {
+        let name = name.to_owned();
+        self.on_worker(move |database| database.open_snapshot(&name)).await
+    }
+
+    /// Like [`drop_snapshot`](Database::drop_snapshot).
+    ///
+    /// # Errors
+    /// Same as [`drop_snapshot`](Database::drop_snapshot).
+    pub async fn drop_snapshot_async(&self, name: &str) -> Result<()> {
+        let name = name.to_owned();
+        self.on_worker(move |database| database.drop_snapshot(&name)).await
     }
 
     /// Like [`check`](Database::check).

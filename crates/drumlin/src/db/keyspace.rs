@@ -123,6 +123,16 @@ impl Keyspace {
     /// Returns the open keyspace, for callers that work on the database of `handle`. Fails with `Invalid` if the
     /// keyspace belongs to a different database. The error calls the caller `user`.
     pub(crate) fn named_in(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
+        let open = self.opened_by(handle, user)?;
+        if open.tree.pages.id.is_of_kept() {
+            let name = open.tree.pages.quoted_name();
+            return Err(Error::Invalid(format!("keyspace {name} belongs to a kept snapshot, and not to the {user}")));
+        }
+        Ok(open)
+    }
+
+    /// Like [`named_in`](Self::named_in), but also returns a keyspace of a kept snapshot.
+    pub(super) fn opened_by(&self, handle: &Arc<Handle>, user: &str) -> Result<&OpenKeyspace> {
         handle.store()?;
         if Arc::ptr_eq(&self.handle, handle) {
             return Ok(&self.open);

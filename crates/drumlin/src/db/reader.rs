@@ -9,14 +9,14 @@ use super::reducer::Reducer;
 use super::rows::{ReadView, Rows};
 use super::value_reader::ValueReader;
 use super::{Keyspace, Value};
-use crate::error::Result;
-use crate::store::Store;
+use crate::error::{Error, Result};
+use crate::store::{OpenedSnapshot, Store};
 use crate::task::{WaitMode, ready};
 use crate::tree::Direction;
 
 /// A view of all keyspaces: the reading methods that [`Snapshot`](crate::Snapshot) and
 /// [`Transaction`](crate::Transaction) share by dereferencing to it. The methods correspond to those of [`Keyspace`],
-/// and take the keyspace as their first argument.
+/// and take the keyspace as their first argument. A [`KeptSnapshot`](crate::KeptSnapshot) has them too.
 ///
 /// A snapshot shows the database as of one commit. A transaction shows the commits that its
 /// [`Isolation`](crate::Isolation) lets it see, plus its own changes.
@@ -49,6 +49,8 @@ use crate::tree::Direction;
 pub struct Reader {
     pub(super) handle: Arc<Handle>,
     pub(super) view: ReadView,
+    /// The kept snapshot from which the reader reads; `None` for other readers.
+    pub(super) kept: Option<Arc<OpenedSnapshot>>,
     /// The kind of reader, for error messages.
     pub(super) kind: &'static str,
 }
@@ -66,8 +68,14 @@ impl Reader {
 
     /// Returns the rows of a keyspace as this reader sees them. Fails if the keyspace belongs to a different database.
     pub(super) fn rows<'r>(&'r self, keyspace: &'r Keyspace) -> Result<Rows<'r>> {
-        let tree = &keyspace.named_in(&self.handle, self.kind)?.tree;
-        Ok(Rows { handle: &self.handle, tree, view: Some(&self.view) })
+        let open = match &self.kept {
+            None => keyspace.named_in(&self.handle, self.kind)?,
+            Some(kept) => {
+                let open = keyspace.opened_by(&self.handle, self.kind)?;
+                kept.form_of(open).ok_or_else(|| Error::NoSuchKeyspace { name: open.name().to_string() })?
+            }
+        };
+        Ok(Rows { handle: &self.handle, tree: &open.tree, view: Some(&self.view) })
     }
 
     /// Returns the row's value. O(log n).

@@ -37,7 +37,7 @@ impl Snapshot {
     pub(super) fn new(handle: &Arc<Handle>, snapshot: Arc<SnapshotHandle>) -> Snapshot {
         let view =
             ReadView { horizon: Horizon::Fixed(snapshot), own: None, reads: None, shortage: Shortage::default() };
-        Snapshot { reader: Reader { handle: Arc::clone(handle), view, kind: "snapshot" } }
+        Snapshot { reader: Reader { handle: Arc::clone(handle), view, kept: None, kind: "snapshot" } }
     }
 
     /// Returns the timestamp of the newest commit that is visible in the snapshot.

@@ -263,7 +263,7 @@ impl Transaction {
         let own = Some(SharedWrites::new(budget.grant(Account::Transactions)));
         let memory = budget.grant(Account::Transactions);
         let view = ReadView { horizon, own, reads, shortage: Shortage::watched() };
-        let reader = Reader { handle: Arc::clone(handle), view, kind: "transaction" };
+        let reader = Reader { handle: Arc::clone(handle), view, kept: None, kind: "transaction" };
         Ok(Transaction {
             reader,
             id,

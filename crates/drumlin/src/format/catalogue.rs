@@ -13,15 +13,23 @@
 //! list of summaries:  address (8)
 //! list of chunks of the table of segments:  address (8)   use (8)
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots could still see; freed at the next opening
+//! list of kept snapshots:  length of the name (2)   name   timestamp (8)   time of the call in milliseconds since 1970 (8)   last part of its catalogue (16)   length of its catalogue (8)
+//! ```
+//!
+//! A kept snapshot has a catalogue of its own, divided into parts of kind `Kept` in the same way:
+//!
+//! ```text
+//! list of keyspaces:  as above
+//! list of segments:   number (4): the segments that contain its page tables and pages
 //! ```
 
-use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, Timestamp, ValueId};
+use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, Timestamp, ValueId};
 
 /// The number of catalogue bytes in each part except the last.
 pub(crate) const PART_BYTES: usize = 48 << 10;
 
 /// The size of an empty catalogue, and of an orphan, in bytes.
-pub(crate) const HEAD_BYTES: u64 = 28;
+pub(crate) const HEAD_BYTES: u64 = 32;
 pub(crate) const ORPHAN_BYTES: u64 = 12;
 
 /// The size of a run's entry without its key, in bytes.
@@ -36,6 +44,11 @@ pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
     42 + name_bytes as u64
 }
 
+/// Returns the size of a kept snapshot's entry, in bytes.
+pub(crate) fn kept_bytes(name_bytes: usize) -> u64 {
+    (2 + 8 + 8 + ExtentRef::BYTES + 8) as u64 + name_bytes as u64
+}
+
 /// A checkpoint's catalogue. See the module.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Catalogue {
@@ -46,6 +59,27 @@ pub(crate) struct Catalogue {
     /// The chunks of the table of segments.
     pub(crate) segments: Vec<ExtentRef>,
     pub(crate) orphans: Vec<Orphan>,
+    pub(crate) kept: Vec<KeptEntry>,
+}
+
+/// A kept snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KeptEntry {
+    pub(crate) name: String,
+    pub(crate) timestamp: Timestamp,
+    /// The time at which it was taken, in milliseconds since 1970.
+    pub(crate) taken_at_ms: u64,
+    /// The last part of its catalogue.
+    pub(crate) catalogue: ExtentRef,
+    pub(crate) catalogue_bytes: u64,
+}
+
+/// The catalogue of a kept snapshot. See the module.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct KeptCatalogue {
+    pub(crate) keyspaces: Vec<KeyspaceEntry>,
+    /// The segments that contain the snapshot's page tables and pages, in ascending order.
+    pub(crate) segments: Vec<SegmentId>,
 }
 
 /// A keyspace and the base image of its table.
@@ -88,35 +122,7 @@ impl Catalogue {
         let mut out = Vec::new();
         out.extend(self.next_keyspace.to_le_bytes());
         out.extend(self.next_value.0.to_le_bytes());
-        out.extend((self.keyspaces.len() as u32).to_le_bytes());
-        for keyspace in &self.keyspaces {
-            out.extend(keyspace.id.0.to_le_bytes());
-            out.extend(keyspace.page_bytes.to_le_bytes());
-            out.extend(keyspace.page_end.to_le_bytes());
-            out.extend(keyspace.leaf_count.to_le_bytes());
-            out.extend(keyspace.leaf_rows.to_le_bytes());
-            let name_bytes = u16::try_from(keyspace.name.len()).expect("names are limited");
-            out.extend(name_bytes.to_le_bytes());
-            out.extend(keyspace.name.as_bytes());
-            out.extend((keyspace.chunks.len() as u32).to_le_bytes());
-            for address in &keyspace.chunks {
-                out.extend(address.to_bits().to_le_bytes());
-            }
-            out.extend((keyspace.runs.len() as u32).to_le_bytes());
-            for RunEntry { root, timestamp, freed_to, removed } in &keyspace.runs {
-                out.extend(root.0.to_le_bytes());
-                out.extend(timestamp.0.to_le_bytes());
-                out.extend((freed_to.len() as u16).to_le_bytes());
-                out.extend(freed_to);
-                out.extend((removed.len() as u32).to_le_bytes());
-                for (lower, upper) in removed {
-                    out.extend((lower.len() as u16).to_le_bytes());
-                    out.extend(upper.as_ref().map_or(NO_UPPER, |upper| upper.len() as u16).to_le_bytes());
-                    out.extend(lower);
-                    out.extend(upper.iter().flatten());
-                }
-            }
-        }
+        encode_keyspaces(&self.keyspaces, &mut out);
         out.extend((self.summaries.len() as u32).to_le_bytes());
         for address in &self.summaries {
             out.extend(address.to_bits().to_le_bytes());
@@ -131,6 +137,16 @@ impl Catalogue {
             out.extend(orphan.first_page.0.to_le_bytes());
             out.extend(orphan.page_count.to_le_bytes());
         }
+        out.extend((self.kept.len() as u32).to_le_bytes());
+        for kept in &self.kept {
+            let name_bytes = u16::try_from(kept.name.len()).expect("names are limited");
+            out.extend(name_bytes.to_le_bytes());
+            out.extend(kept.name.as_bytes());
+            out.extend(kept.timestamp.0.to_le_bytes());
+            out.extend(kept.taken_at_ms.to_le_bytes());
+            out.extend(kept.catalogue.to_bytes());
+            out.extend(kept.catalogue_bytes.to_le_bytes());
+        }
         out
     }
 
@@ -139,34 +155,7 @@ impl Catalogue {
         let mut reader = Reader { bytes };
         let next_keyspace = reader.u32()?;
         let next_value = ValueId(reader.u64()?);
-        let keyspaces = reader.list(|reader| {
-            let id = KeyspaceId(reader.u32()?);
-            let page_bytes = reader.u32()?;
-            let (page_end, leaf_count, leaf_rows) = (reader.u64()?, reader.u64()?, reader.u64()?);
-            let name_bytes = usize::from(reader.u16()?);
-            let name = std::str::from_utf8(reader.take(name_bytes)?).ok()?.to_owned();
-            let chunks = reader.list(|reader| {
-                let bits = reader.u64()?;
-                if bits == 0 { Some(ExtentAddress::NONE) } else { ExtentAddress::from_bits(bits) }
-            })?;
-            let runs = reader.list(|reader| {
-                let (root, timestamp) = (PageId(reader.u32()?), Timestamp(reader.u64()?));
-                let key_bytes = usize::from(reader.u16()?);
-                let freed_to = reader.take(key_bytes)?.to_vec();
-                let removed = reader.list(|reader| {
-                    let (lower_bytes, upper_bytes) = (usize::from(reader.u16()?), reader.u16()?);
-                    let lower = reader.take(lower_bytes)?.to_vec();
-                    let upper = match upper_bytes {
-                        NO_UPPER => None,
-                        bytes => Some(reader.take(usize::from(bytes))?.to_vec()),
-                    };
-                    Some((lower, upper))
-                })?;
-                let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
-                is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
-            })?;
-            Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, name, chunks, runs })
-        })?;
+        let keyspaces = reader.list(Reader::keyspace)?;
         let summaries = reader.list(|reader| ExtentAddress::from_bits(reader.u64()?))?;
         let segments = reader.list(|reader| ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?))?;
         let orphans = reader.list(|reader| {
@@ -176,8 +165,70 @@ impl Catalogue {
                 page_count: reader.u32()?,
             })
         })?;
-        let catalogue = Catalogue { next_keyspace, next_value, keyspaces, summaries, segments, orphans };
+        let kept = reader.list(|reader| {
+            Some(KeptEntry {
+                name: reader.name()?,
+                timestamp: Timestamp(reader.u64()?),
+                taken_at_ms: reader.u64()?,
+                catalogue: ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?)?,
+                catalogue_bytes: reader.u64()?,
+            })
+        })?;
+        let catalogue = Catalogue { next_keyspace, next_value, keyspaces, summaries, segments, orphans, kept };
         reader.bytes.is_empty().then_some(catalogue)
+    }
+}
+
+impl KeptCatalogue {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        encode_keyspaces(&self.keyspaces, &mut out);
+        out.extend((self.segments.len() as u32).to_le_bytes());
+        for segment in &self.segments {
+            out.extend(segment.0.to_le_bytes());
+        }
+        out
+    }
+
+    /// Decodes a catalogue. Returns `None` if the bytes are malformed.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<KeptCatalogue> {
+        let mut reader = Reader { bytes };
+        let keyspaces = reader.list(Reader::keyspace)?;
+        let segments = reader.list(|reader| Some(SegmentId(reader.u32()?)))?;
+        let is_sorted = segments.is_sorted_by(|one, next| one < next);
+        (reader.bytes.is_empty() && is_sorted).then_some(KeptCatalogue { keyspaces, segments })
+    }
+}
+
+fn encode_keyspaces(keyspaces: &[KeyspaceEntry], out: &mut Vec<u8>) {
+    out.extend((keyspaces.len() as u32).to_le_bytes());
+    for keyspace in keyspaces {
+        out.extend(keyspace.id.0.to_le_bytes());
+        out.extend(keyspace.page_bytes.to_le_bytes());
+        out.extend(keyspace.page_end.to_le_bytes());
+        out.extend(keyspace.leaf_count.to_le_bytes());
+        out.extend(keyspace.leaf_rows.to_le_bytes());
+        let name_bytes = u16::try_from(keyspace.name.len()).expect("names are limited");
+        out.extend(name_bytes.to_le_bytes());
+        out.extend(keyspace.name.as_bytes());
+        out.extend((keyspace.chunks.len() as u32).to_le_bytes());
+        for address in &keyspace.chunks {
+            out.extend(address.to_bits().to_le_bytes());
+        }
+        out.extend((keyspace.runs.len() as u32).to_le_bytes());
+        for RunEntry { root, timestamp, freed_to, removed } in &keyspace.runs {
+            out.extend(root.0.to_le_bytes());
+            out.extend(timestamp.0.to_le_bytes());
+            out.extend((freed_to.len() as u16).to_le_bytes());
+            out.extend(freed_to);
+            out.extend((removed.len() as u32).to_le_bytes());
+            for (lower, upper) in removed {
+                out.extend((lower.len() as u16).to_le_bytes());
+                out.extend(upper.as_ref().map_or(NO_UPPER, |upper| upper.len() as u16).to_le_bytes());
+                out.extend(lower);
+                out.extend(upper.iter().flatten());
+            }
+        }
     }
 }
 
@@ -202,6 +253,39 @@ impl<'a> Reader<'a> {
 
     fn u64(&mut self) -> Option<u64> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn name(&mut self) -> Option<String> {
+        let name_bytes = usize::from(self.u16()?);
+        Some(std::str::from_utf8(self.take(name_bytes)?).ok()?.to_owned())
+    }
+
+    fn keyspace(&mut self) -> Option<KeyspaceEntry> {
+        let id = KeyspaceId(self.u32()?);
+        let page_bytes = self.u32()?;
+        let (page_end, leaf_count, leaf_rows) = (self.u64()?, self.u64()?, self.u64()?);
+        let name = self.name()?;
+        let chunks = self.list(|reader| {
+            let bits = reader.u64()?;
+            if bits == 0 { Some(ExtentAddress::NONE) } else { ExtentAddress::from_bits(bits) }
+        })?;
+        let runs = self.list(|reader| {
+            let (root, timestamp) = (PageId(reader.u32()?), Timestamp(reader.u64()?));
+            let key_bytes = usize::from(reader.u16()?);
+            let freed_to = reader.take(key_bytes)?.to_vec();
+            let removed = reader.list(|reader| {
+                let (lower_bytes, upper_bytes) = (usize::from(reader.u16()?), reader.u16()?);
+                let lower = reader.take(lower_bytes)?.to_vec();
+                let upper = match upper_bytes {
+                    NO_UPPER => None,
+                    bytes => Some(reader.take(usize::from(bytes))?.to_vec()),
+                };
+                Some((lower, upper))
+            })?;
+            let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
+            is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
+        })?;
+        Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, name, chunks, runs })
     }
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
@@ -242,11 +326,30 @@ mod tests {
             summaries: vec![ExtentAddress::new(8192, 640, SegmentUse(1))],
             segments: vec![ExtentRef { address, segment_use: SegmentUse(1) }, ExtentRef::NONE],
             orphans: vec![Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
+            kept: vec![KeptEntry {
+                name: "märz".into(),
+                timestamp: Timestamp(5),
+                taken_at_ms: 1_700_000_000_000,
+                catalogue: ExtentRef { address, segment_use: SegmentUse(1) },
+                catalogue_bytes: 900,
+            }],
         };
+        let kept = KeptCatalogue { keyspaces: catalogue.keyspaces.clone(), segments: vec![SegmentId(4), SegmentId(9)] };
+        let kept_bytes_all = kept.encode();
+        assert_eq!(KeptCatalogue::decode(&kept_bytes_all), Some(kept));
+        for end in 0..kept_bytes_all.len() {
+            assert_eq!(KeptCatalogue::decode(&kept_bytes_all[..end]), None);
+        }
         let bytes = catalogue.encode();
         let (addresses, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
-        let known_bytes =
-            HEAD_BYTES + keyspace_bytes("käse".len()) + RUN_BYTES + 3 + 2 * REMOVED_RANGE_BYTES + 4 + ORPHAN_BYTES;
+        let known_bytes = HEAD_BYTES
+            + keyspace_bytes("käse".len())
+            + RUN_BYTES
+            + 3
+            + 2 * REMOVED_RANGE_BYTES
+            + 4
+            + ORPHAN_BYTES
+            + kept_bytes("märz".len());
         assert_eq!(bytes.len() as u64, known_bytes + (addresses + extents) as u64);
         assert_eq!(Catalogue::decode(&bytes), Some(catalogue));
         for end in 0..bytes.len() {

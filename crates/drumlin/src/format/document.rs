@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::catalogue::{Catalogue, KeyspaceEntry, Orphan, RunEntry};
+use super::catalogue::{Catalogue, KeptEntry, KeyspaceEntry, Orphan, RunEntry};
 use super::extent::Kind;
 use super::record::{AttachedRoot, Attachment, Operation, SegmentRun};
 use super::{
@@ -293,6 +293,13 @@ fn the_catalogue_is_as_documented() {
         summaries: vec![other],
         segments: vec![chunk],
         orphans: vec![orphan],
+        kept: vec![KeptEntry {
+            name: "kept".into(),
+            timestamp: Timestamp(54),
+            taken_at_ms: 1_700_000_000_000,
+            catalogue: chunk,
+            catalogue_bytes: 900,
+        }],
     };
     let bytes = catalogue.encode();
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
@@ -310,7 +317,12 @@ fn the_catalogue_is_as_documented() {
     assert_eq!(bytes[102..110], other.to_bits().to_le_bytes());
     compare_sample("Reference to an extent", &bytes[114..], &[other.to_bits(), 2]);
     compare_sample("An orphan", &bytes[134..], &[7, 5, 6]);
-    assert_eq!(bytes.len(), 146);
+    assert_eq!(bytes[146..150], 1u32.to_le_bytes());
+    compare_sample("A kept snapshot", &bytes[150..], &[4]);
+    let [timestamp, taken_at_ms, catalogue_bytes] = [54u64, 1_700_000_000_000, 900].map(u64::to_le_bytes);
+    let kept = [b"kept", &timestamp[..], &taken_at_ms, &chunk.to_bytes(), &catalogue_bytes].concat();
+    assert_eq!(bytes[152..], kept);
+    assert_eq!(bytes.len(), 196);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

@@ -71,6 +71,8 @@ pub(crate) enum Kind {
     Summary = 6,
     /// Part of the table of segments.
     Segments = 7,
+    /// Part of the catalogue of a kept snapshot.
+    Kept = 8,
 }
 
 impl Kind {
@@ -83,6 +85,7 @@ impl Kind {
             5 => Kind::Catalogue,
             6 => Kind::Summary,
             7 => Kind::Segments,
+            8 => Kind::Kept,
             _ => return None,
         })
     }

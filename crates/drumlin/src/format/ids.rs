@@ -269,6 +269,14 @@ impl ChunkNumber {
 impl KeyspaceId {
     /// The keyspace of prepared transactions, which programs do not see. It exists from the first prepare on.
     pub(crate) const PREPARED: KeyspaceId = KeyspaceId(u32::MAX);
+
+    /// Ids from here on identify the keyspaces of opened kept snapshots in memory. No file contains them.
+    pub(crate) const KEPT_FIRST: KeyspaceId = KeyspaceId(1 << 31);
+
+    /// Returns `true` if the id identifies a keyspace of a kept snapshot.
+    pub(crate) fn is_of_kept(self) -> bool {
+        self >= KeyspaceId::KEPT_FIRST && self != KeyspaceId::PREPARED
+    }
 }
 
 impl PageId {

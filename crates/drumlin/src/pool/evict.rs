@@ -6,6 +6,7 @@ use super::Pool;
 use super::frame_header::{INNER_CHANCES, Residency};
 use super::frames::NewFrame;
 use crate::error::{Error, Result};
+use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::node::is_page_bytes;
 use crate::space::{FrameIndex, PageEntry};
 
@@ -176,7 +177,9 @@ impl Pool {
     /// Evicts one page if it is clean and not pinned.
     pub(super) fn try_evict(&self, frame: FrameIndex) -> bool {
         let Some(page_key) = self.frames.header(frame).page_key() else { return false };
-        let Some(pages) = self.space.page_space(page_key.keyspace) else { return false };
+        let Some(pages) = self.space.page_space(page_key.keyspace) else {
+            return page_key.keyspace.is_of_kept() && self.evict_closed(frame, page_key);
+        };
         let Some(write) = self.frames.try_write(frame, page_key) else { return false };
         let address = write.header().address();
         if !write.header().is_idle() || write.header().dirty().is_some() || address.is_none() {
@@ -192,5 +195,14 @@ impl Pool {
             }
         }
         false
+    }
+
+    /// Evicts a page of a kept snapshot that has been closed. No entry refers to the page anymore.
+    fn evict_closed(&self, frame: FrameIndex, page_key: PageKey) -> bool {
+        let Some(write) = self.frames.try_write(frame, page_key) else { return false };
+        assert!(write.header().dirty().is_none(), "a page of a kept snapshot was changed");
+        let is_leaf = write[KIND_OFFSET] == Kind::Leaf as u8;
+        write.unlink(if is_leaf { Residency::Leaf } else { Residency::Immutable });
+        true
     }
 }

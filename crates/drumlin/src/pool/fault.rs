@@ -124,11 +124,11 @@ impl Pool {
         let bytes = &bytes[..address.length() as usize];
         let header = self.space.verify(address, bytes).map_err(corrupted)?;
         // The extents of a value are numbered within the value, so they are identified by the value id instead.
-        let numbered = match wanted {
-            WantedContent::Node => page_key,
-            WantedContent::Value(_) => PageKey { page: header.page_key.page, ..page_key },
+        let page = match wanted {
+            WantedContent::Node => page_key.page,
+            WantedContent::Value(_) => header.page_key.page,
         };
-        if header.page_key != numbered {
+        if header.page_key != (PageKey { keyspace: self.space.stored_as(page_key.keyspace), page }) {
             return Err(corrupted(ExtentError::PageKey(header.page_key)));
         }
         if header.raw_bytes > frame.len() {

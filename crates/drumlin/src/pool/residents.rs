@@ -52,7 +52,7 @@ impl Pool {
     }
 
     fn resident(&self, frame: FrameIndex) -> Option<(ResidentPage, Kind)> {
-        let page_key = self.frames.header(frame).page_key()?;
+        let page_key = self.frames.header(frame).page_key().filter(|page_key| !page_key.keyspace.is_of_kept())?;
         let pages = self.space.page_space(page_key.keyspace)?;
         let (value, kind) = match pages.table.load(page_key.page) {
             PageEntry::Leaf(shown) if shown == frame => (None, Kind::Leaf),

@@ -67,7 +67,11 @@ impl SharedLog {
     }
 
     pub(super) fn disk_full(&self) -> Error {
-        Error::DiskFull { path: self.folder.path().to_path_buf(), needed_bytes: self.options.segment_bytes }
+        Error::DiskFull {
+            path: self.folder.path().to_path_buf(),
+            needed_bytes: self.options.segment_bytes,
+            kept_snapshots: Vec::new(),
+        }
     }
 
     /// Returns the log ranges that must exist when the log is reopened.

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::extents::{append_payload, chunk_entries, read_extent};
+use super::kept_list::KeptList;
+use super::parts::append_parts;
 use super::segments::SegmentTableChunk;
 use super::superblocks::Superblocks;
 use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::table_log::EpochChanges;
 use super::{ChunkImage, Space};
 use crate::error::Result;
-use crate::format::catalogue::{self, Catalogue};
+use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
 use crate::format::extent::{Kind, SEGMENT_TABLE_ENTRIES};
 use crate::format::summary::{self, TableChange};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
@@ -52,7 +54,9 @@ pub(crate) struct PageTableStore {
     /// The addresses of the segment table's chunks, and of the catalogue's parts.
     pub(super) segment_table: Vec<ExtentAddress>,
     pub(super) catalogue: Vec<ExtentAddress>,
-    /// The segments to be emptied. The next checkpoint moves the chunks and summaries out of them.
+    pub(crate) kept: KeptList,
+    /// The segments to be emptied. The next checkpoint moves the chunks, the summaries and the catalogues of kept
+    /// snapshots out of them.
     evacuate: HashSet<SegmentId>,
     /// The structures that are corrupted on disk. The next checkpoint rewrites them.
     pub(super) corrupted: Corrupted,
@@ -82,6 +86,7 @@ impl PageTableStore {
             summaries: Vec::new(),
             segment_table: Vec::new(),
             catalogue: Vec::new(),
+            kept: KeptList::default(),
             evacuate: HashSet::default(),
             corrupted: Corrupted::default(),
             change_count_max,
@@ -92,7 +97,8 @@ impl PageTableStore {
     pub(crate) fn memory_bytes(&self) -> u64 {
         let chunks: usize = self.chunks.values().map(|addresses| addresses.capacity() * 8).sum();
         let others = self.summaries.capacity() + self.segment_table.capacity() + self.catalogue.capacity();
-        (self.table_changes.capacity() * size_of::<TableChange>() + others * size_of::<ExtentAddress>() + chunks) as u64
+        let changes = self.table_changes.capacity() * size_of::<TableChange>();
+        (changes + others * size_of::<ExtentAddress>() + chunks) as u64 + self.kept.memory_bytes()
     }
 
     /// Makes the next checkpoint move all page-table structures out of these segments.
@@ -211,6 +217,7 @@ impl PageTableStore {
             || supersedes
             || self.table_changes.len() >= self.change_count_max
             || self.must_evacuate(space)
+            || self.kept.is_wanted()
         {
             crate::coverage::mark!("a checkpoint wrote a new base image");
             drop(fresh);
@@ -264,6 +271,7 @@ impl PageTableStore {
         self.evacuate.clear();
         self.corrupted = Corrupted::default();
         self.record_summaries(space);
+        self.kept.settle(space);
         space.segments.settle(epoch);
     }
 
@@ -279,10 +287,8 @@ impl PageTableStore {
             release(space, address, epoch);
         }
         self.segment_table.resize(chunk_count, ExtentAddress::NONE);
-        let must_move =
-            |address: &ExtentAddress| !address.is_none() && self.evacuate.contains(&segments.segment_of(*address));
         let numbered = (0..).map(SegmentTableChunk).zip(&self.segment_table);
-        changed.extend(numbered.filter(|(_, address)| must_move(address)).map(|(chunk, _)| chunk));
+        changed.extend(numbered.filter(|(_, address)| self.is_evacuated(space, **address)).map(|(chunk, _)| chunk));
         for chunk in changed {
             let Some(address) = self.segment_table.get_mut(chunk.index()) else { break };
             let payload: Vec<u8> =
@@ -294,16 +300,51 @@ impl PageTableStore {
         Ok(())
     }
 
-    /// Writes the catalogue as it was when the checkpoint began, with the addresses of all tables. Each part names the
-    /// previous part. Returns the catalogue's length in bytes.
-    pub(crate) fn write_catalogue(&mut self, space: &Space, epoch: Epoch, mut catalogue: Catalogue) -> Result<u64> {
-        for entry in &mut catalogue.keyspaces {
+    /// Returns the maximum number of bytes that the next checkpoint writes for the catalogues of kept snapshots.
+    pub(crate) fn kept_bytes_max(&self, space: &Space) -> u64 {
+        self.kept.bytes_max(space, |address| self.is_evacuated(space, address))
+    }
+
+    /// Keeps the snapshots that are wanted of this checkpoint, and lists all kept snapshots in the catalogue. Called
+    /// once the page tables have been written.
+    pub(crate) fn keep_snapshots(
+        &mut self,
+        space: &Space,
+        epoch: Epoch,
+        timestamp: Timestamp,
+        catalogue: &mut Catalogue,
+    ) -> Result<()> {
+        let mut kept = std::mem::take(&mut self.kept);
+        let kept_all = kept.move_catalogues(space, epoch, |address| self.is_evacuated(space, address)).and_then(|()| {
+            if !kept.is_wanted() {
+                return Ok(());
+            }
+            assert!(self.table_changes.is_empty(), "a snapshot is kept without a new base image");
+            let mut keyspaces = catalogue.keyspaces.clone();
+            self.complete_entries(space, &mut keyspaces);
+            kept.keep_wanted(space, epoch, timestamp, keyspaces)
+        });
+        self.kept = kept;
+        kept_all?;
+        catalogue.kept = self.kept.entries();
+        Ok(())
+    }
+
+    /// Completes the entries of keyspaces, made when the checkpoint began, once its page tables are written.
+    fn complete_entries(&self, space: &Space, keyspaces: &mut [KeyspaceEntry]) {
+        for entry in keyspaces {
             entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
             // As of now, since the checkpoint has counted the leaves that it wrote.
             if let Some(pages) = space.page_space(entry.id) {
                 (entry.leaf_count, entry.leaf_rows) = pages.leaves_on_disk.get();
             }
         }
+    }
+
+    /// Writes the catalogue as it was when the checkpoint began, with the addresses of all tables. Returns its length
+    /// in bytes.
+    pub(crate) fn write_catalogue(&mut self, space: &Space, epoch: Epoch, mut catalogue: Catalogue) -> Result<u64> {
+        self.complete_entries(space, &mut catalogue.keyspaces);
         catalogue.summaries = self.summaries.clone();
         catalogue.segments = self.segment_table.iter().map(|address| space.segments.name(*address)).collect();
         let bytes = catalogue.encode();
@@ -312,15 +353,7 @@ impl PageTableStore {
             "a catalogue can't be read as it was written"
         );
         self.catalogue.drain(..).for_each(|address| release(space, address, epoch));
-        let mut last = ExtentRef::NONE;
-        for (index, part) in bytes.chunks(catalogue::PART_BYTES).enumerate() {
-            let payload = [&last.to_bytes()[..], part].concat();
-            let address = append_payload(space, epoch, Kind::Catalogue, KeyspaceId(0), index, &payload)?;
-            self.catalogue.push(address);
-            last = space.segments.name(address);
-        }
-        assert!(self.catalogue.len() == bytes.len().div_ceil(catalogue::PART_BYTES), "a part is missing");
-        self.superblock.catalogue = last;
+        (self.catalogue, self.superblock.catalogue) = append_parts(space, epoch, Kind::Catalogue, &bytes)?;
         Ok(bytes.len() as u64)
     }
 
@@ -350,11 +383,14 @@ impl PageTableStore {
         }
     }
 
+    /// Returns `true` if the extent lies in a segment that is being emptied.
+    fn is_evacuated(&self, space: &Space, address: ExtentAddress) -> bool {
+        !address.is_none() && self.evacuate.contains(&space.segments.segment_of(address))
+    }
+
     /// Returns `true` if parts of the page tables lie in segments that are being emptied.
     pub(crate) fn must_evacuate(&self, space: &Space) -> bool {
-        let inside = |address: &ExtentAddress| {
-            !address.is_none() && self.evacuate.contains(&space.segments.segment_of(*address))
-        };
+        let inside = |address: &ExtentAddress| self.is_evacuated(space, *address);
         !self.evacuate.is_empty() && (self.summaries.iter().any(inside) || self.chunks.values().flatten().any(inside))
     }
 
@@ -375,9 +411,7 @@ impl PageTableStore {
         let mut unchanged = BTreeSet::new();
         for (&keyspace, addresses) in &self.chunks {
             for (chunk, address) in addresses.iter().enumerate().filter(|(_, address)| !address.is_none()) {
-                if self.evacuate.contains(&space.segments.segment_of(*address))
-                    || corrupted_chunks.contains_key(&(keyspace, chunk))
-                {
+                if self.is_evacuated(space, *address) || corrupted_chunks.contains_key(&(keyspace, chunk)) {
                     unchanged.insert((keyspace, chunk));
                 }
             }
@@ -628,6 +662,7 @@ mod tests {
             summaries: Vec::new(),
             segments: Vec::new(),
             orphans: (0..orphan_count).map(orphan).collect(),
+            kept: Vec::new(),
         }
     }
 

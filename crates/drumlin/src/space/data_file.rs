@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use super::appender::{Appender, WriteBuffers};
 use super::debt::CheckpointDebt;
 use super::epoch::EpochLatch;
+use super::kept::KeptSnapshots;
 use super::page_space::PageSpace;
 use super::reservation_sums::Reservations;
 use super::segments::Segments;
@@ -70,8 +71,9 @@ pub(crate) struct Space {
     pub(super) unsynced: AtomicBool,
     pub(super) syncing: Mutex<()>,
     pub(super) page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
-    /// The catalogue's size in bytes: its entries for keyspaces, excluding the lists of their tables' chunks, and its
-    /// list of summaries.
+    pub(crate) kept: KeptSnapshots,
+    /// The catalogue's size in bytes: its entries for keyspaces, excluding the lists of their tables' chunks, and for
+    /// kept snapshots; and its list of summaries.
     pub(super) keyspace_bytes: AtomicU64,
     pub(super) summary_list_bytes: AtomicU64,
     pub(super) failure: Failure,
@@ -117,6 +119,7 @@ impl Space {
             unsynced: AtomicBool::new(false),
             syncing: Mutex::default(),
             page_spaces: RwLock::default(),
+            kept: KeptSnapshots::default(),
             keyspace_bytes: AtomicU64::new(0),
             summary_list_bytes: AtomicU64::new(0),
             failure: Failure::default(),

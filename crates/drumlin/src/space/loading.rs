@@ -7,12 +7,13 @@ use std::sync::Arc;
 use super::checkpoint::{PageTableStore, append_changes};
 use super::extents::{chunk_entries, numbers, open_extent, read_extent, read_payload};
 use super::neighbours::NeighbourReader;
-use super::runs::{RemovedKeys, RemovedRange, Run};
+use super::parts::read_parts;
+use super::runs::Run;
 use super::segments::SegmentTableChunk;
 use super::table::CHUNK_PAGES;
 use super::{ChunkImage, PageSpace, PageTable, Space};
 use crate::error::{Error, OnCorruption, Result, sound};
-use crate::format::catalogue::{self, Catalogue, KeyspaceEntry, RunEntry};
+use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
 use crate::format::extent::{HEADER_BYTES, Kind, SEGMENT_TABLE_ENTRIES};
 use crate::format::summary::{self, TableChange};
 use crate::format::{Epoch, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, ValueId, extent};
@@ -46,6 +47,7 @@ impl PageTableStore {
         let none = || Catalogue { next_keyspace: 1, next_value: ValueId(1), ..Catalogue::default() };
         let catalogue = catalogue.unwrap_or_else(none);
         self.read_segment_table(space, &catalogue.segments, on_corruption)?;
+        self.kept.load(space, &catalogue.kept, |what, part| restore_named(space, what, part), on_corruption)?;
         self.summaries = catalogue.summaries.clone();
         self.record_summaries(space);
         for &address in &self.summaries {
@@ -82,12 +84,7 @@ impl PageTableStore {
             unread
                 .extend((0..chunk_count(keyspace)).map(|chunk| (address(chunk), keyspace, chunk, Arc::clone(&pages))));
             self.chunks.insert(*id, chunks.clone());
-            let run = |RunEntry { root, timestamp, freed_to, removed }: RunEntry| {
-                let mut keys = RemovedKeys::default();
-                removed.into_iter().for_each(|(lower, upper)| keys.add(RemovedRange { lower, upper }));
-                Run { root, timestamp, freed_to, removed: keys }
-            };
-            space.restore_runs(&pages, runs.iter().cloned().map(run).collect());
+            space.restore_runs(&pages, runs.iter().cloned().map(Run::from).collect());
             space.add_page_space(pages);
         }
         // In disk order: the chunks of many small keyspaces lie next to each other.
@@ -173,37 +170,21 @@ impl PageTableStore {
         Ok(entries)
     }
 
-    /// Reads the catalogue, from its last part to its first. Allocates memory only for parts that exist.
+    /// Reads the catalogue. Marks its parts as in use.
     fn read_catalogue(&mut self, space: &Space, memory_bytes: u64) -> Result<Catalogue> {
-        let malformed = || Error::corrupted(space.path(), "the catalogue", "it is malformed");
+        const WHAT: &str = "the catalogue";
         let catalogue_bytes = self.superblock.catalogue_bytes;
-        let part_bytes = catalogue::PART_BYTES as u64;
-        let part_count = u32::try_from(catalogue_bytes.div_ceil(part_bytes)).map_err(|_| malformed())?;
-        let budget_bytes = CATALOGUE_BUDGET_FACTOR * catalogue_bytes;
-        if budget_bytes > memory_bytes {
+        let budget_bytes = CATALOGUE_BUDGET_FACTOR.saturating_mul(catalogue_bytes);
+        let part_count = catalogue_bytes.div_ceil(catalogue::PART_BYTES as u64);
+        if budget_bytes > memory_bytes && u32::try_from(part_count).is_ok() {
             return Err(Error::BudgetTooSmall { given_bytes: memory_bytes, minimum_bytes: budget_bytes });
         }
-        let mut parts = Vec::new();
-        let mut next = self.superblock.catalogue;
-        let mut rest_bytes = catalogue_bytes;
-        for index in (0..part_count).rev() {
-            if next == ExtentRef::NONE {
-                return Err(malformed());
-            }
-            restore_named(space, "the catalogue", next)?;
-            let payload = read_payload(space, Kind::Catalogue, KeyspaceId(0), index as usize, next.address)?;
-            let expected_bytes = rest_bytes - u64::from(index) * part_bytes;
-            if payload.len() as u64 != ExtentRef::BYTES as u64 + expected_bytes {
-                return Err(malformed());
-            }
-            self.catalogue.push(next.address);
-            next = ExtentRef::from_bytes(&payload[..ExtentRef::BYTES]).ok_or_else(malformed)?;
-            parts.push(payload);
-            rest_bytes -= expected_bytes;
-        }
-        self.catalogue.reverse();
-        let bytes: Vec<u8> = parts.iter().rev().flat_map(|part| &part[ExtentRef::BYTES..]).copied().collect();
-        Catalogue::decode(&bytes).filter(|_| next == ExtentRef::NONE).ok_or_else(malformed)
+        let restore = |part: ExtentRef| restore_named(space, WHAT, part);
+        let last = self.superblock.catalogue;
+        let (parts, bytes) = read_parts(space, Kind::Catalogue, last, catalogue_bytes, WHAT, restore)?;
+        self.catalogue = parts;
+        let malformed = || Error::corrupted(space.path(), WHAT, "it is malformed");
+        Catalogue::decode(&bytes).ok_or_else(malformed)
     }
 
     /// Restores the segment table, which is needed to verify all other extents.

@@ -24,10 +24,14 @@ mod debt;
 mod epoch;
 pub(crate) mod extents;
 mod failure;
+pub(crate) mod kept;
+pub(crate) mod kept_list;
+mod kept_tables;
 mod load_gate;
 pub(crate) mod loading;
 mod neighbours;
 mod page_space;
+mod parts;
 mod policy;
 pub(crate) mod reservation;
 mod reservation_sums;
@@ -87,8 +91,26 @@ impl Space {
 
     // ── keyspaces ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    /// Returns the pages of a keyspace, which may be one of an opened kept snapshot.
     pub(crate) fn page_space(&self, id: KeyspaceId) -> Option<Arc<PageSpace>> {
-        self.page_spaces.read().get(&id).cloned()
+        if id.is_of_kept() { self.kept.pages(id) } else { self.page_spaces.read().get(&id).cloned() }
+    }
+
+    /// Returns the id of a keyspace that its extents contain.
+    #[inline]
+    pub(crate) fn stored_as(&self, id: KeyspaceId) -> KeyspaceId {
+        if id.is_of_kept() { self.kept.stored_as(id) } else { id }
+    }
+
+    /// Counts more bytes that the next catalogue will have.
+    pub(super) fn add_catalogue_bytes(&self, bytes: u64) {
+        self.keyspace_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts fewer bytes that the next catalogue will have.
+    pub(super) fn subtract_catalogue_bytes(&self, bytes: u64) {
+        let before = self.keyspace_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(before >= bytes, "the catalogue has {before} bytes, and {bytes} are subtracted");
     }
 
     /// Describes a page for an error message. A dropped keyspace is identified by its id.
@@ -102,6 +124,7 @@ impl Space {
         }
     }
 
+    /// Returns the pages of all keyspaces, except those of kept snapshots.
     pub(crate) fn page_spaces(&self) -> Vec<Arc<PageSpace>> {
         self.page_spaces.read().values().cloned().collect()
     }
@@ -242,7 +265,11 @@ impl Space {
     #[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
     fn growth_error(&self, error: io::Error) -> Error {
         if error.kind() == io::ErrorKind::StorageFull {
-            Error::DiskFull { path: self.path.clone(), needed_bytes: self.segments.segment_bytes() }
+            Error::DiskFull {
+                path: self.path.clone(),
+                needed_bytes: self.segments.segment_bytes(),
+                kept_snapshots: self.kept.all().iter().map(|kept| kept.name.to_string()).collect(),
+            }
         } else {
             self.fail(&format!("growing {} failed: {error}", self.path.display()))
         }

@@ -24,6 +24,7 @@ use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::format::catalogue::RunEntry;
 use crate::format::{PageId, Timestamp};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
@@ -52,6 +53,15 @@ pub(crate) struct Run {
     pub(crate) freed_to: Vec<u8>,
     /// The keys of which the run removes all older rows. Empty for a bulk load.
     pub(crate) removed: RemovedKeys,
+}
+
+impl From<RunEntry> for Run {
+    /// Returns the run that a catalogue describes.
+    fn from(RunEntry { root, timestamp, freed_to, removed: ranges }: RunEntry) -> Run {
+        let mut removed = RemovedKeys::default();
+        ranges.into_iter().for_each(|(lower, upper)| removed.add(RemovedRange { lower, upper }));
+        Run { root, timestamp, freed_to, removed }
+    }
 }
 
 /// Ranges of keys whose rows are removed: sorted and disjoint.

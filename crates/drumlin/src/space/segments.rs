@@ -10,6 +10,8 @@
 //! 4. Each time a segment is taken, a new *use* of it begins, with a number that was never used before. Every extent in
 //!    the segment carries that number. So if a write is lost, the old extent at its address is not mistaken for the new
 //!    one.
+//! 5. A segment that a kept snapshot *pins* is not free, whatever its live bytes. The live bytes count only what the
+//!    newest tables refer to, so no extent of a pinned segment is ever released on behalf of a snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -63,6 +65,14 @@ struct Segment {
     live_bytes: u64,
     /// Set while extents are still being appended to the segment. It is then not free even if it holds no live bytes.
     open: bool,
+    /// The number of kept snapshots that have extents in the segment.
+    pin_count: u32,
+}
+
+impl Segment {
+    fn is_free(self) -> bool {
+        self.live_bytes == 0 && !self.open && self.pin_count == 0
+    }
 }
 
 /// The current or last use of each segment, readable without a lock. Zero if the segment was never used.
@@ -124,6 +134,8 @@ pub(crate) struct Usage {
     pub(crate) segment_count: u64,
     pub(crate) free_count: u64,
     pub(crate) live_bytes: u64,
+    /// The bytes of pinned segments that are not live: extents that only kept snapshots refer to, and waste.
+    pub(crate) pinned_bytes: u64,
 }
 
 impl Segments {
@@ -138,7 +150,7 @@ impl Segments {
     ) -> Segments {
         let count = count.max(1);
         let mut segments = vec![Segment::default(); count as usize];
-        segments[0] = Segment { live_bytes: segment_bytes, open: true };
+        segments[0] = Segment { live_bytes: segment_bytes, open: true, pin_count: 0 };
         let state = SegmentState {
             segments,
             free: (1..count).map(SegmentId).collect(),
@@ -264,7 +276,7 @@ impl Segments {
         state.free_count_min = state.free_count_min.min(state.free.len() as u64);
         let taken = state.segment(segment);
         assert!(taken.live_bytes == 0, "a free segment holds {} bytes: {segment}", taken.live_bytes);
-        assert!(!taken.open, "a free segment is open: {segment}");
+        assert!(!taken.open && taken.pin_count == 0, "a free segment is open or pinned: {segment}");
         taken.open = true;
         let segment_use = state.next_use;
         state.next_use = SegmentUse(segment_use.0 + 1);
@@ -289,7 +301,7 @@ impl Segments {
         let closed = state.segment(segment);
         assert!(closed.open, "{segment} is closed twice");
         closed.open = false;
-        if closed.live_bytes == 0 {
+        if closed.is_free() {
             let is_new = state.free.insert(segment);
             assert!(is_new, "{segment} was free while it was written to");
         }
@@ -365,6 +377,72 @@ impl Segments {
         self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
     }
 
+    // ── kept snapshots ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Returns the segments that contain extents of the checkpoint of `epoch`, which must have written all of them.
+    /// They may include some that contain only later extents.
+    pub(super) fn of_checkpoint(&self, epoch: Epoch) -> Vec<SegmentId> {
+        let state = self.state.lock();
+        let released = |segment: SegmentId| -> u64 {
+            state.released.range(..=epoch).filter_map(|(_, released)| released.get(&segment)).sum()
+        };
+        let has_extents = |&index: &usize| state.segments[index].live_bytes > released(SegmentId(index as u32));
+        (1..state.segments.len()).filter(has_extents).map(|index| SegmentId(index as u32)).collect()
+    }
+
+    /// Pins segments for a kept snapshot. Returns `false` if a segment is outside of the file.
+    #[must_use]
+    pub(super) fn pin(&self, segments: &[SegmentId]) -> bool {
+        debug_assert!(segments.is_sorted_by(|one, next| one < next), "a segment is pinned twice by one snapshot");
+        let mut state = self.state.lock();
+        let end = state.segments.len();
+        if segments.iter().any(|segment| segment.0 == 0 || segment.0 as usize >= end) {
+            return false;
+        }
+        for &segment in segments {
+            state.segment(segment).pin_count += 1;
+            state.free.remove(&segment);
+        }
+        true
+    }
+
+    /// Unpins the segments of a kept snapshot that no longer exists. Frees those that hold nothing else.
+    pub(super) fn unpin(&self, segments: &[SegmentId]) {
+        let mut state = self.state.lock();
+        for &segment in segments {
+            let pinned = state.segment(segment);
+            assert!(pinned.pin_count > 0, "{segment} is unpinned twice");
+            pinned.pin_count -= 1;
+            if pinned.is_free() {
+                state.free.insert(segment);
+            }
+        }
+        state.assert_sums();
+    }
+
+    /// Returns the bytes of these segments, which a kept snapshot pins, that no other snapshot pins and that are not
+    /// live.
+    pub(super) fn bytes_pinned_once(&self, segments: &[SegmentId]) -> u64 {
+        let mut state = self.state.lock();
+        let unpinnable = |segment: &SegmentId| {
+            let pinned = *state.segment(*segment);
+            if pinned.pin_count == 1 && !pinned.open { self.segment_bytes - pinned.live_bytes } else { 0 }
+        };
+        segments.iter().map(unpinnable).sum()
+    }
+
+    /// Returns up to `count_max` pinned segments of which at most `live_share_max` is live, emptiest first.
+    pub(crate) fn sparse_pinned(&self, live_share_max: f64, count_max: usize) -> Vec<SegmentId> {
+        debug_assert!(live_share_max < 1.0, "a full segment is not sparse");
+        let mut found = self.state.lock().sparse(self.limit_bytes(live_share_max), |segment| segment.pin_count > 0);
+        found.truncate(count_max);
+        found.into_iter().map(|(segment, _)| segment).collect()
+    }
+
+    fn limit_bytes(&self, live_share_max: f64) -> u64 {
+        (self.segment_bytes as f64 * live_share_max) as u64
+    }
+
     // ── the segment table ──────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns the number of chunks in the segment table.
@@ -435,7 +513,7 @@ impl Segments {
             while state.free.len() as u32 > keep && count > 1 && state.free.contains(&SegmentId(count - 1)) {
                 count -= 1;
                 let last = state.segments[count as usize];
-                assert!(!last.open && last.live_bytes == 0, "the file's end is given back with something in it");
+                assert!(last.is_free(), "the file's end is given back with something in it");
                 state.free.remove(&SegmentId(count));
             }
             if count as usize == state.segments.len() {
@@ -449,18 +527,10 @@ impl Segments {
         self.file.set_len(u64::from(count) * self.segment_bytes)
     }
 
-    /// Returns up to `count_max` segments worth emptying, emptiest first. They are closed, and at most `live_share_max`
-    /// of each is live. Bytes released in an epoch that is not settled yet do not count as live.
+    /// Returns up to `count_max` segments worth emptying, emptiest first. They are closed and not pinned, and at most
+    /// `live_share_max` of each is live. Bytes released in an epoch that is not settled yet do not count as live.
     pub(crate) fn sparse(&self, live_share_max: f64, count_max: usize) -> Vec<(SegmentId, u64)> {
-        let state = self.state.lock();
-        let limit = (self.segment_bytes as f64 * live_share_max) as u64;
-        let mut found: Vec<(SegmentId, u64)> = (state.segments.iter().enumerate().skip(1))
-            .filter(|(_, segment)| !segment.open && segment.live_bytes > 0)
-            .map(|(index, segment)| (SegmentId(index as u32), segment))
-            .map(|(index, segment)| (index, segment.live_bytes - state.released_in(index)))
-            .filter(|&(_, live)| live > 0 && live <= limit)
-            .collect();
-        found.sort_unstable_by_key(|&(segment, live)| (live, segment));
+        let mut found = self.state.lock().sparse(self.limit_bytes(live_share_max), |segment| segment.pin_count == 0);
         found.truncate(count_max);
         found
     }
@@ -469,15 +539,16 @@ impl Segments {
     pub(crate) fn has_released(&self) -> bool {
         let state = self.state.lock();
         let is_released = |(index, segment): (usize, &Segment)| {
-            !segment.open && segment.live_bytes > 0 && segment.live_bytes == state.released_in(SegmentId(index as u32))
+            let is_closed = !segment.open && segment.pin_count == 0;
+            is_closed && segment.live_bytes > 0 && segment.live_bytes == state.released_in(SegmentId(index as u32))
         };
         state.segments.iter().enumerate().skip(1).any(is_released)
     }
 
-    /// Returns the closed segments in use whose number is at least `first`.
+    /// Returns the closed segments in use whose number is at least `first`, except pinned ones.
     pub(crate) fn from(&self, first: SegmentId) -> Vec<SegmentId> {
         let state = self.state.lock();
-        let used = |segment: &Segment| !segment.open && segment.live_bytes > 0;
+        let used = |segment: &Segment| !segment.open && segment.live_bytes > 0 && segment.pin_count == 0;
         (first.0.max(1)..state.segments.len() as u32)
             .filter(|&index| used(&state.segments[index as usize]))
             .map(SegmentId)
@@ -488,10 +559,13 @@ impl Segments {
         let state = self.state.lock();
         let released = |index: usize| state.released_in(SegmentId(index as u32));
         let live = |(index, segment): (usize, &Segment)| segment.live_bytes - released(index);
+        let pinned = |(_, segment): &(usize, &Segment)| segment.pin_count > 0 && !segment.open;
+        let numbered = || state.segments.iter().enumerate().skip(1);
         Usage {
             segment_count: state.segments.len() as u64,
             free_count: state.free.len() as u64,
-            live_bytes: state.segments.iter().enumerate().skip(1).map(live).sum(),
+            live_bytes: numbered().map(live).sum(),
+            pinned_bytes: numbered().filter(pinned).map(|numbered| self.segment_bytes - live(numbered)).sum(),
         }
     }
 }
@@ -503,10 +577,23 @@ impl SegmentState {
         &mut self.segments[segment.0 as usize]
     }
 
-    /// Asserts that every segment except the first is either free or in use. A segment in use is open or holds live
-    /// bytes.
+    /// Returns the closed segments for which `is_of` holds and of which at most `limit_bytes` are live, emptiest first,
+    /// with their live bytes.
+    fn sparse(&self, limit_bytes: u64, is_of: impl Fn(&Segment) -> bool) -> Vec<(SegmentId, u64)> {
+        let mut found: Vec<(SegmentId, u64)> = (self.segments.iter().enumerate().skip(1))
+            .filter(|(_, segment)| !segment.open && segment.live_bytes > 0 && is_of(segment))
+            .map(|(index, segment)| (SegmentId(index as u32), segment))
+            .map(|(index, segment)| (index, segment.live_bytes - self.released_in(index)))
+            .filter(|&(_, live)| live > 0 && live <= limit_bytes)
+            .collect();
+        found.sort_unstable_by_key(|&(segment, live)| (live, segment));
+        found
+    }
+
+    /// Asserts that every segment except the first is either free or in use. A segment in use is open or pinned, or
+    /// holds live bytes.
     fn assert_sums(&self) {
-        let used = self.segments.iter().skip(1).filter(|segment| segment.open || segment.live_bytes > 0).count();
+        let used = self.segments.iter().skip(1).filter(|segment| !segment.is_free()).count();
         let (free, all) = (self.free.len(), self.segments.len() - 1);
         assert!(free + used == all, "{free} segments are free, {used} in use, of {all}");
         assert!(
@@ -519,7 +606,7 @@ impl SegmentState {
         let state = self.segment(segment);
         assert!(state.live_bytes >= bytes, "segment {segment}: {bytes} bytes released of {}", state.live_bytes);
         state.live_bytes -= bytes;
-        let (live_bytes, is_free) = (state.live_bytes, state.live_bytes == 0 && !state.open);
+        let (live_bytes, is_free) = (state.live_bytes, state.is_free());
         debug_assert!(self.released_in(segment) <= live_bytes, "{segment}: more is released than lives");
         if is_free {
             self.free.insert(segment);

@@ -43,7 +43,7 @@ impl Store {
 
     /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `page_tables`.
     pub(crate) fn checkpoint_of(&self, page_tables: &mut PageTableStore, frees: Reclaims) -> Result<CheckpointReport> {
-        self.prepare_checkpoint(frees)?;
+        self.prepare_checkpoint(page_tables, frees)?;
         let began = self.now();
         let result = self.make_checkpoint(page_tables, began);
         if let Err(error) = &result {
@@ -59,7 +59,7 @@ impl Store {
     }
 
     /// Performs the steps that can fail without harm, because the checkpoint has not begun.
-    fn prepare_checkpoint(&self, frees: Reclaims) -> Result<()> {
+    fn prepare_checkpoint(&self, page_tables: &PageTableStore, frees: Reclaims) -> Result<()> {
         let engine = &self.engine;
         engine.check_failure()?;
         // The pages of dropped keyspaces need not be written.
@@ -68,7 +68,8 @@ impl Store {
         // allows.
         engine.collect_all_garbage();
         let frees = if engine.space.segments.has_released() { Reclaims::Segments } else { frees };
-        let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), 0).map(drop);
+        let kept_bytes = page_tables.kept_bytes_max(&engine.space);
+        let reserve = || engine.space.reserve(Purpose::Checkpoint(frees), kept_bytes).map(drop);
         match reserve() {
             Err(Error::DiskFull { .. }) => {
                 // The reservation assumes that dirty pages have their full size. Once compressed and written, they may
@@ -93,7 +94,7 @@ impl Store {
         space.seal_values();
         let corrupted_chunks = page_tables.corrupted_chunks();
         let id = self.draw_checkpoint_id();
-        let (epoch, (timestamp, catalogue, corrupted_chunks, counts)) = space.begin_checkpoint(|_| {
+        let (epoch, (timestamp, mut catalogue, corrupted_chunks, counts)) = space.begin_checkpoint(|_| {
             let corrupted_chunks = engine.pool.addresses_in(&corrupted_chunks);
             (engine.log().last(), self.catalogue(), corrupted_chunks, self.capture_counts())
         });
@@ -103,6 +104,7 @@ impl Store {
         self.write_counts(counts, CountedCheckpoint { number, id, timestamp });
         let pages_written = engine.pool.write_epoch(epoch)?;
         page_tables.append_summaries(space, epoch, corrupted_chunks)?;
+        page_tables.keep_snapshots(space, epoch, timestamp, &mut catalogue)?;
         page_tables.write_segment_table(space, epoch)?;
         let catalogue_bytes = page_tables.write_catalogue(space, epoch, catalogue)?;
         space.seal(epoch);
@@ -142,7 +144,7 @@ mod tests {
         db.checkpoint().unwrap();
         let store = db.store().unwrap();
         assert_eq!(store.engine.space.open_segment_bytes(), 0, "the one before left its segment open");
-        store.prepare_checkpoint(Reclaims::Nothing).unwrap();
+        store.prepare_checkpoint(&store.page_tables.lock(), Reclaims::Nothing).unwrap();
         assert!(store.engine.space.open_segment_bytes() > 0);
     }
 
@@ -183,7 +185,7 @@ mod tests {
         db.checkpoint().unwrap();
         (0..2000u32).step_by(3).for_each(|row| k.insert(row.to_be_bytes(), [8; 50]).unwrap());
         let store = db.store().unwrap();
-        store.prepare_checkpoint(Reclaims::Nothing).unwrap();
+        store.prepare_checkpoint(&store.page_tables.lock(), Reclaims::Nothing).unwrap();
         let freeing = store.keyspaces.hold_freeing();
         db.drop_keyspace("k").unwrap();
         let mut page_tables = store.page_tables.lock();

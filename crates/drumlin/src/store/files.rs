@@ -412,7 +412,11 @@ impl Opener<'_> {
         let segment_bytes = self.settings.segment_bytes;
         file.set_len(0).and_then(|()| file.allocate(0, segment_bytes)).map_err(|error| {
             if error.kind() == std::io::ErrorKind::StorageFull {
-                Error::DiskFull { path: self.path().to_path_buf(), needed_bytes: segment_bytes }
+                Error::DiskFull {
+                    path: self.path().to_path_buf(),
+                    needed_bytes: segment_bytes,
+                    kept_snapshots: Vec::new(),
+                }
             } else {
                 self.io("allocating", NEW_DATA_NAME, error)
             }

@@ -11,6 +11,7 @@ use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::hash::HashSet;
 use crate::pool::NewFrame;
+use crate::space::kept::KeptSnapshot;
 use crate::space::runs::{RemovedRange, Run};
 use crate::space::{EpochGuard, PageSpace};
 #[cfg(test)]
@@ -99,7 +100,8 @@ impl Keyspaces {
     /// Returns the ids of the next `count` new keyspaces, or `None` if fewer are left.
     pub(super) fn next(&self, count: u32) -> Option<impl Iterator<Item = KeyspaceId>> {
         let next = self.next.load(Ordering::Relaxed);
-        next.checked_add(count).map(|end| (next..end).map(KeyspaceId))
+        let end = next.checked_add(count).filter(|end| *end <= KeyspaceId::KEPT_FIRST.0);
+        end.map(|end| (next..end).map(KeyspaceId))
     }
 
     /// Pretends that all ids are used up.
@@ -304,6 +306,34 @@ fn open_keyspace<L>(engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestam
     let observer = KeyspaceObserver { versions: Arc::clone(&engine.versions), counts: Arc::clone(&counts) };
     let tree = Tree::new(pages, Arc::clone(&engine.pool), Arc::new(observer));
     OpenKeyspace { tree: CountedTree::new(tree, counts), created, named: AtomicU64::new(created.0) }
+}
+
+/// Keeps a kept snapshot's segments pinned for as long as one of its trees exists. No structure of these trees changes.
+struct KeptObserver {
+    _kept: Arc<KeptSnapshot>,
+}
+
+impl RowObserver for KeptObserver {
+    fn page_created(&self, page: PageId) {
+        unreachable!("page {page} is created in a kept snapshot");
+    }
+
+    fn begin_change(&self, pages: &[PageId]) {
+        unreachable!("pages {pages:?} of a kept snapshot change");
+    }
+
+    fn end_change(&self, _pages: &[PageId]) {}
+
+    fn rows_moved(&self, _pages: &PageSpace, from: PageId, _to: PageId, _separator: Option<&[u8]>) {
+        unreachable!("rows of page {from} of a kept snapshot move");
+    }
+}
+
+/// Returns a keyspace of a kept snapshot, whose pages are in `pages`.
+pub(super) fn open_kept_keyspace(engine: &Engine, pages: Arc<PageSpace>, kept: Arc<KeptSnapshot>) -> OpenKeyspace {
+    let tree = Tree::new(pages, Arc::clone(&engine.pool), Arc::new(KeptObserver { _kept: kept }));
+    let tree = CountedTree::new(tree, Arc::default());
+    OpenKeyspace { tree, created: Timestamp(0), named: AtomicU64::new(0) }
 }
 
 #[cfg(test)]

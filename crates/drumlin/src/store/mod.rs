@@ -7,6 +7,7 @@ pub(crate) mod check;
 mod checkpoint;
 mod files;
 mod kept_counts;
+mod kept_snapshots;
 pub(crate) mod keyspaces;
 mod large_values;
 mod lock_wait;
@@ -31,6 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(crate) use alterations::Change;
+pub(crate) use kept_snapshots::OpenedSnapshot;
+
 pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};
 pub use checkpoint::CheckpointReport;
 pub use reclaim::CompactReport;
@@ -204,6 +207,7 @@ impl Store {
             summaries: Vec::new(),
             segments: Vec::new(),
             orphans: self.engine.versions.orphans(),
+            kept: Vec::new(),
         }
     }
 
@@ -214,10 +218,15 @@ impl Store {
         if self.is_read_only { Err(Error::ReadOnly { path: self.path.clone() }) } else { Ok(()) }
     }
 
-    /// Returns an error if the database is read-only or the key is too long.
+    /// Returns an error if the database is read-only, the keyspace belongs to a kept snapshot, or the key is too long.
     pub(crate) fn check_write(&self, open: &OpenKeyspace, key: &[u8]) -> Result<()> {
         self.check_writable()?;
-        open.check_key(key)
+        open.check_key(key)?;
+        if open.tree.pages.id.is_of_kept() {
+            let name = open.tree.pages.quoted_name();
+            return Err(Error::Invalid(format!("keyspace {name} belongs to a kept snapshot and can't be changed")));
+        }
+        Ok(())
     }
 
     /// Begins a bulk load of a keyspace.

@@ -100,6 +100,10 @@ pub struct Stats {
     pub oldest_snapshot_age: Option<Duration>,
     /// Snapshots, transactions and scans that were ended because their old versions outgrew their limits.
     pub snapshots_ended: u64,
+    /// Snapshots that are kept on disk.
+    pub kept_snapshots: u64,
+    /// The bytes of the data file that no live page needs, and that can't be reused because of kept snapshots.
+    pub kept_snapshot_bytes: u64,
     /// The reason why the database accepts no more commits, if it has failed.
     pub failed: Option<String>,
 }
@@ -242,6 +246,8 @@ impl Store {
             oldest_snapshot: oldest.map(|(timestamp, _)| timestamp),
             oldest_snapshot_age: oldest.map(|(_, since)| self.now().saturating_sub(since)),
             snapshots_ended: engine.snapshots.ended_count(),
+            kept_snapshots: space.kept.all().len() as u64,
+            kept_snapshot_bytes: usage.pinned_bytes,
             failed: match space.failure() {
                 Some(stopped) => Some(stopped.reason().to_owned()),
                 None => engine.log().failure().map(|reason| reason.to_string()),

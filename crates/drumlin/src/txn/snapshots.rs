@@ -39,23 +39,22 @@ struct Registered {
 /// ended.
 #[derive(Debug)]
 pub(crate) struct SnapshotHandle {
-    snapshots: Arc<Snapshots>,
+    /// `None` for a kept snapshot, whose pages need no versions.
+    snapshots: Option<Arc<Snapshots>>,
     pub(crate) timestamp: Timestamp,
 }
 
 impl Drop for SnapshotHandle {
     fn drop(&mut self) {
-        if !self.snapshots.process.is_here() {
-            return;
-        }
-        let mut registered = self.snapshots.registered.lock();
+        let Some(snapshots) = self.snapshots.as_ref().filter(|snapshots| snapshots.process.is_here()) else { return };
+        let mut registered = snapshots.registered.lock();
         let entry = registered.get_mut(&self.timestamp.0).expect("registered until dropped");
         assert!(entry.count > 0, "a snapshot is registered no times");
         entry.count -= 1;
         if entry.count == 0 {
             registered.remove(&self.timestamp.0);
         }
-        let open_count = self.snapshots.open_count.fetch_sub(1, Ordering::Release);
+        let open_count = snapshots.open_count.fetch_sub(1, Ordering::Release);
         assert!(open_count > 0, "a snapshot that is not counted is registered");
     }
 }
@@ -64,10 +63,17 @@ impl SnapshotHandle {
     /// Returns an error if the snapshot has been ended to free the space of its versions.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {
-        if self.timestamp.0 < self.snapshots.ended_below.load(Ordering::Acquire) {
-            return Err(self.snapshots.too_old(self.timestamp));
+        match &self.snapshots {
+            Some(snapshots) if self.timestamp.0 < snapshots.ended_below.load(Ordering::Acquire) => {
+                Err(snapshots.too_old(self.timestamp))
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Returns the snapshot at which the pages of a kept snapshot are read.
+    pub(crate) fn of_kept(timestamp: Timestamp) -> SnapshotHandle {
+        SnapshotHandle { snapshots: None, timestamp }
     }
 }
 
@@ -76,7 +82,7 @@ impl Snapshots {
     /// that the snapshot needs could be dropped before the snapshot is registered.
     pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> SnapshotHandle {
         if !self.process.is_here() {
-            return SnapshotHandle { snapshots: Arc::clone(self), timestamp: Timestamp(0) };
+            return SnapshotHandle { snapshots: Some(Arc::clone(self)), timestamp: Timestamp(0) };
         }
         let mut registered = self.registered.lock();
         self.open_count.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +94,7 @@ impl Snapshots {
             "a snapshot at {timestamp} is opened that has been ended"
         );
         registered.entry(timestamp.0).or_insert(Registered { count: 0, since: now }).count += 1;
-        SnapshotHandle { snapshots: Arc::clone(self), timestamp }
+        SnapshotHandle { snapshots: Some(Arc::clone(self)), timestamp }
     }
 
     /// Returns `false` if no snapshot is or will be registered below the visible horizon. A snapshot that is opened

@@ -411,7 +411,7 @@ pub(crate) fn read_chunk<'a>(
                 continue;
             }
             let (header, value_id) = result?;
-            let name = PageKey { keyspace: pages.id, page: number.as_page() };
+            let name = PageKey { keyspace: pool.space.stored_as(pages.id), page: number.as_page() };
             if header.kind != Kind::Value || header.page_key != name {
                 return Err(pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key)));
             }

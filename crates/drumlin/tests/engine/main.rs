@@ -26,6 +26,7 @@ mod history;
 mod in_flight;
 mod isolation;
 mod kept_counts;
+mod kept_snapshots;
 mod kill;
 mod large_transactions;
 mod lifetime;

@@ -167,6 +167,7 @@ fn every_call_that_waits_has_both_forms() {
     // These differ from their other form in more ways than waiting.
     const ALONE: &[&str] = &[
         "Database::check_with",
+        "Database::kept_snapshots",
         "Database::locks",
         "Database::prepared",
         "Database::transact_local",

@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::kept::verify_kept_snapshots;
 use super::pages::Verifier;
 use super::report::{CheckProgress, CheckReport};
 use crate::error::{Error, Result};
@@ -152,6 +153,7 @@ impl Opener<'_> {
                 verify_keyspace(&mut verifier, &pages, &entry.name, page_tables.is_table_known())?;
             }
         }
+        verify_kept_snapshots(&mut verifier)?;
         let mut report = verifier.report;
         let log = LogCheck { opener: self, pool: &pool, report: &mut report };
         log.verify(&page_tables.superblock, &budget)?;

@@ -5,6 +5,7 @@
 //! a closed one reads them from disk.
 
 mod closed;
+mod kept;
 mod opened;
 mod pages;
 mod report;

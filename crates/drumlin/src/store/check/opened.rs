@@ -3,6 +3,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::kept::verify_kept_snapshots;
 use super::pages::{KeysOfPages, Verifier};
 use super::report::{CheckProgress, CheckReport};
 use crate::counts::KeptCounts;
@@ -58,6 +59,7 @@ impl Store {
             }
             self.check_tree(open, &mut verifier.report);
         }
+        verify_kept_snapshots(&mut verifier)?;
         (verifier.progress)(CheckProgress { pages_done: pages_total, pages_total });
         // The database may have been closed since the check began. If so, the files now belong to a different opening.
         space.check_open()?;

@@ -83,6 +83,9 @@ const WASTEFUL_SEGMENTS_MIN: u64 = 16;
 /// The share of live bytes above which a segment is not emptied, because extents of up to 256 KiB cannot be packed more
 /// tightly.
 const LIVE_SHARE_MAX: f64 = 0.80;
+/// The share of live bytes up to which the extents in a segment that kept snapshots pin are moved out of it. Until the
+/// last of these snapshots is dropped, the moved extents take space twice.
+const PINNED_SHARE_MAX: f64 = 0.25;
 /// When packing, chunks of page tables are moved out of a segment whose share of live bytes is below this, whatever
 /// else the segment contains.
 const TABLES_SHARE_MAX: f64 = 0.25;
@@ -277,10 +280,14 @@ impl<'s> Reclaimer<'s> {
         let segments = &self.store.engine.space.segments;
         let usage = segments.usage();
         let used_bytes = (usage.segment_count - usage.free_count).saturating_sub(1) * segments.segment_bytes();
-        let wasted_bytes = used_bytes.saturating_sub(usage.live_bytes);
+        // Nothing can be gained from a pinned segment.
+        let wasted_bytes = used_bytes.saturating_sub(usage.live_bytes + usage.pinned_bytes);
         let share_bytes = |share: f64| (used_bytes as f64 * share) as u64;
         let excess_bytes = wasted_bytes.saturating_sub(share_bytes(WASTE_SHARE_MAX));
         let is_bearable = used_bytes < WASTEFUL_SEGMENTS_MIN * segments.segment_bytes() || excess_bytes == 0;
+        if progress.passes == 0 && is_bearable && !self.must_stop() {
+            return self.sparse_pinned();
+        }
         if progress.is_reached || progress.passes == PASSES_MAX || is_bearable {
             return None;
         }
@@ -290,6 +297,19 @@ impl<'s> Reclaimer<'s> {
         }
         progress.is_reached = wasted_bytes < share_bytes(URGENT_SHARE_MIN);
         Some(if progress.is_reached { Pass::Move(victims) } else { Pass::MoveAndFree(victims) })
+    }
+
+    /// Returns a pass over segments that kept snapshots pin and of which little is live. The pass frees no segment. But
+    /// without it, later snapshots would pin the same segments for the sake of a few extents, and under a rotation of
+    /// snapshots their space might never be free again.
+    fn sparse_pinned(&self) -> Option<Pass> {
+        let segments = &self.store.engine.space.segments;
+        let victims = segments.sparse_pinned(PINNED_SHARE_MAX, BRIEF_VICTIM_SEGMENTS_MAX);
+        if victims.is_empty() {
+            return None;
+        }
+        crate::coverage::mark!("extents were moved out of segments that kept snapshots pin");
+        Some(Pass::Move(victims))
     }
 
     /// Gives back the free segments that recent checkpoint intervals did not need. Returns a pass over the used

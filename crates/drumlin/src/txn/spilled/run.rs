@@ -192,9 +192,11 @@ impl RunWriter {
         let Some(first) = self.first.take() else { return Ok(()) };
         let written = self.run.file.append(self.buffer.seal(self.run.number));
         let number = written.map_err(|error| match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-                Error::DiskFull { path: self.run.file.folder_path(), needed_bytes: self.run.block_bytes() as u64 }
-            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::DiskFull {
+                path: self.run.file.folder_path(),
+                needed_bytes: self.run.block_bytes() as u64,
+                kept_snapshots: Vec::new(),
+            },
             _ => Error::io("writing", &self.run.file.path(), error),
         })?;
         let sort_key = first.sort_key();
