@@ -9,8 +9,8 @@ use clap::{Parser, Subcommand};
 
 use crate::call::Call;
 use crate::commands::{
-    bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces, lab, load,
-    man, prepared, put, rename, rm, scan, stats, tour,
+    backup, bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces,
+    lab, load, man, prepared, put, rename, restore, rm, scan, snapshots, stats, tour, verify,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -47,6 +47,10 @@ pub(crate) enum Command {
     Keyspaces(keyspaces::Keyspaces),
     Prepared(prepared::Prepared),
     Rename(rename::Rename),
+    Snapshots(snapshots::Snapshots),
+    Backup(backup::Backup),
+    Verify(verify::Verify),
+    Restore(restore::Restore),
     Stats(stats::Stats),
     Check(check::Check),
     Checkpoint(checkpoint::Checkpoint),
@@ -72,12 +76,12 @@ const OTHER_NAMES: [(&[&str], &[&str]); 14] = [
     (&["len", "size", "df"], &["`drumlin count` counts rows", "`drumlin du` sums files", "`drumlin stats` has sizes"]),
     (&["import", "ingest"], &["`drumlin load` stores rows from files"]),
     (&["insert", "set", "add", "write", "store"], &["`drumlin put` stores one value, `load` many, `index` a folder"]),
-    (&["export", "backup", "save"], &["`drumlin dump` writes rows to a file"]),
-    (&["restore", "unpack"], &["`drumlin extract` restores what `index` stored, `load` what `dump` wrote"]),
+    (&["export", "save"], &["`drumlin dump` writes rows to a file", "`drumlin backup` writes a backup"]),
+    (&["unpack"], &["`drumlin extract` restores what `index` stored, `load` what `dump` wrote"]),
     (&["cat", "read", "fetch", "show"], &["`drumlin get` prints values by their keys"]),
     (&["find", "search", "grep", "query", "select", "range"], &["`drumlin scan` lists rows: --prefix, --from, --to"]),
     (
-        &["verify", "fsck", "repair", "recover", "validate"],
+        &["fsck", "repair", "recover", "validate"],
         &["`drumlin check` verifies everything", "`drumlin dump --skip-damage` writes all rows that can be read"],
     ),
     (&["vacuum", "gc", "shrink"], &["`drumlin compact` returns unused space"]),

@@ -31,6 +31,35 @@ pub(crate) struct KeyspaceArgs {
     pub(crate) name: String,
 }
 
+/// The options that name what a command reads: a keyspace, now or in a kept snapshot.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReadArgs {
+    #[command(flatten)]
+    pub(crate) keyspace: KeyspaceArgs,
+    /// Read the keyspace as it was in this kept snapshot
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<String>,
+}
+
+impl ReadArgs {
+    /// Opens the keyspace, which must exist.
+    pub(crate) fn existing(&self, database: &Database) -> Result<Keyspace> {
+        match &self.snapshot {
+            None => self.keyspace.existing(database),
+            Some(name) => {
+                let snapshot = database.open_snapshot(name)?;
+                snapshot.keyspace(&self.keyspace.name).map_err(|_| {
+                    let names = snapshot.keyspaces().join(", ");
+                    let keyspace = &self.keyspace.name;
+                    Failure::not_found(format!(
+                        "there is no keyspace {keyspace:?} in the snapshot {name:?}; it has: {names}"
+                    ))
+                })
+            }
+        }
+    }
+}
+
 impl DatabaseArgs {
     pub(crate) fn config(&self) -> Config {
         // A command needs few pages. Without a warm start, it also leaves alone the list of pages that the database's

@@ -241,11 +241,19 @@ impl From<Error> for Failure {
                 Failure::new(Exit::Corrupted, format!("damaged: {what} in {}: {reason}", path.display()))
                     .hint("`drumlin check DATABASE` lists all damage and what is lost")
             }
-            Error::DiskFull { path, needed_bytes, .. } => Failure::new(
-                Exit::DiskFull,
-                format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
-            )
-            .space_helps(),
+            Error::DiskFull { path, needed_bytes, kept_snapshots } => {
+                let failure = Failure::new(
+                    Exit::DiskFull,
+                    format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
+                )
+                .space_helps();
+                match kept_snapshots.is_empty() {
+                    true => failure,
+                    false => {
+                        failure.hint("drop a kept snapshot: `drumlin snapshots DATABASE` says what each one holds")
+                    }
+                }
+            }
             Error::TransactionTooLarge { what, row_count, bytes, limit_bytes, .. } => Failure::other(format!(
                 "transaction too large: {what} take {bytes} bytes for {row_count} rows, and may take {limit_bytes}"
             ))
@@ -280,6 +288,12 @@ impl From<Error> for Failure {
             Error::NoSuchKeyspace { .. } => {
                 Failure::not_found(without_remedy(&error)).hint("`drumlin keyspaces DATABASE` lists them")
             }
+            Error::NoSuchSnapshot { .. } => {
+                Failure::not_found(without_remedy(&error)).hint("`drumlin snapshots DATABASE` lists them")
+            }
+            Error::SnapshotExists { .. } => Failure::other(without_remedy(&error))
+                .hint("choose another name, or drop that one: drumlin snapshots DATABASE --drop NAME"),
+            Error::UnusableBackup { .. } => Failure::new(Exit::Corrupted, error.to_string()),
             Error::NotPrepared { .. } => Failure::not_found(without_remedy(&error))
                 .hint("`drumlin prepared DATABASE` lists prepared transactions"),
             Error::PreparedRows { .. } => Failure::other(without_remedy(&error))

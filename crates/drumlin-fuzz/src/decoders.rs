@@ -522,6 +522,7 @@ fn sample_catalogue() -> Catalogue {
         orphans: vec![catalogue::Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
         kept: vec![catalogue::KeptEntry {
             name: "kept".into(),
+            id: crate::format::backup::SnapshotId(8),
             timestamp: Timestamp(54),
             taken_at_ms: 1_700_000_000_000,
             catalogue: extent,

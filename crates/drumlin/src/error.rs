@@ -276,6 +276,13 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// A backup is cut short or damaged, or does not fit the backups before it. Nothing has been restored.
+    UnusableBackup {
+        /// The backup.
+        backup: String,
+        /// The reason.
+        reason: String,
+    },
     /// A transaction is prepared under this id already, or is being prepared.
     AlreadyPrepared {
         /// The id.
@@ -422,6 +429,7 @@ impl std::fmt::Display for Error {
                 "there is a kept snapshot {} already. Choose another name, or drop that snapshot first",
                 quoted(name)
             ),
+            Error::UnusableBackup { backup, reason } => write!(f, "the backup {backup} can't be used: {reason}"),
             Error::KeyspaceDropped { name } => {
                 write!(f, "keyspace {} was dropped. Get a new handle from the database", quoted(name))
             }
@@ -668,7 +676,7 @@ impl From<Error> for std::io::Error {
                 ErrorKind::AlreadyExists
             }
             Error::DiskFull { .. } => ErrorKind::StorageFull,
-            Error::Corrupted { .. } => ErrorKind::InvalidData,
+            Error::Corrupted { .. } | Error::UnusableBackup { .. } => ErrorKind::InvalidData,
             Error::Locked { .. } => ErrorKind::ResourceBusy,
             Error::ReadOnly { .. } => ErrorKind::ReadOnlyFilesystem,
             Error::LockTimeout { .. } => ErrorKind::TimedOut,

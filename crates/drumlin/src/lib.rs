@@ -194,11 +194,11 @@ mod tree;
 mod txn;
 
 pub use db::{
-    Alteration, AsyncValueReader, Attempt, Batch, BulkLoad, Config, Database, Field, Gap, Interrupter, Isolation,
-    KeptSnapshot, KeptSnapshotInfo, KeyRange, Keys, Keyspace, KeyspaceInfo, KeyspaceOptions, Limits, LoadReport,
-    LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number, PreparedTransaction, Range, Reader,
-    Readers, ReadyTransaction, ReduceError, Reducer, RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum,
-    Transaction, TxOptions, Value, ValueReader, Values,
+    Alteration, AsyncValueReader, Attempt, BackupInfo, BackupOptions, BackupReport, Batch, BulkLoad, Config, Database,
+    Field, Gap, Interrupter, Isolation, KeptSnapshot, KeptSnapshotInfo, KeyRange, Keys, Keyspace, KeyspaceInfo,
+    KeyspaceOptions, Limits, LoadReport, LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number,
+    PreparedTransaction, Range, Reader, Readers, ReadyTransaction, ReduceError, Reducer, RowStream, Salvage, Salvaged,
+    Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
 };
 pub use drumlin_io::IoBackend;
 pub use error::{Error, LockHolder, Recourse, Result};

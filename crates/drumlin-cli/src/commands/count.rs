@@ -5,7 +5,7 @@ use drumlin::Database;
 use serde::Serialize;
 
 use super::selection::Selection;
-use crate::database::{DatabaseArgs, KeyspaceArgs};
+use crate::database::{DatabaseArgs, ReadArgs};
 use crate::failure::Result;
 use crate::terminal::{Output, figures};
 
@@ -21,7 +21,7 @@ pub(crate) struct Count {
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
-    keyspace: KeyspaceArgs,
+    read: ReadArgs,
     /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
@@ -36,7 +36,7 @@ pub(super) struct Counted {
 impl Count {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let range = self.selection.range(self.hex)?;
-        let rows = counting(&self.database, output, |database| Ok(self.keyspace.existing(database)?.count(range)?))?;
+        let rows = counting(&self.database, output, |database| Ok(self.read.existing(database)?.count(range)?))?;
         output.print(&Counted { rows }, || rows.to_string())
     }
 }

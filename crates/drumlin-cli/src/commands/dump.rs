@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::load::parse_delimiter;
 use super::selection::Selection;
-use crate::database::{DatabaseArgs, KeyspaceArgs};
+use crate::database::{DatabaseArgs, ReadArgs};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
@@ -63,7 +63,7 @@ pub(crate) struct Dump {
     #[arg(long, value_name = "ROWS")]
     limit: Option<u64>,
     #[command(flatten)]
-    keyspace: KeyspaceArgs,
+    read: ReadArgs,
     /// Keys in the options are in hexadecimal
     #[arg(long)]
     hex: bool,
@@ -97,7 +97,7 @@ impl Dump {
             true => self.database.open_to_salvage(output)?,
             false => (self.database.open_to_read().map_err(skip_damage_helps)?, 0),
         };
-        let keyspace = self.keyspace.existing(&database)?;
+        let keyspace = self.read.existing(&database)?;
         let range = keyspace.range(range);
         let rows: Box<dyn Iterator<Item = drumlin::Result<Found>>> = match self.skip_damage {
             true => Box::new(range.salvage().map(|found| found.map(Found::from))),

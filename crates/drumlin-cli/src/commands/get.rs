@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgGroup, Args};
 use drumlin::{Keyspace, ValueReader};
 
-use crate::database::{DatabaseArgs, KeyspaceArgs};
+use crate::database::{DatabaseArgs, ReadArgs};
 use crate::failure::{Failure, Result};
 use crate::streamed::{self, ValueText};
 use crate::terminal::{Output, figures};
@@ -33,7 +33,7 @@ pub(crate) struct Get {
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(flatten)]
-    keyspace: KeyspaceArgs,
+    read: ReadArgs,
     /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
@@ -50,7 +50,7 @@ impl Get {
             }
         };
         let database = self.database.open_to_read()?;
-        let keyspace = self.keyspace.existing(&database)?;
+        let keyspace = self.read.existing(&database)?;
         match (&wanted[..], file) {
             ([key], None) => self.print_value(output, &keyspace, key),
             (_, file) => self.print_rows(output, &keyspace, &wanted, file),
@@ -128,7 +128,7 @@ impl Get {
 
     fn missing(&self, key: &[u8]) -> String {
         let key: &dyn std::fmt::Display = if self.hex { &Hex(key) } else { &Escaped::new(key) };
-        format!("there is no key '{key}' in keyspace {:?}", self.keyspace.name)
+        format!("there is no key '{key}' in keyspace {:?}", self.read.keyspace.name)
     }
 
     fn print_value(&self, output: Output, keyspace: &Keyspace, key: &[u8]) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The commands, one per module.
 
+pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
@@ -19,11 +20,14 @@ pub(crate) mod man;
 pub(crate) mod prepared;
 pub(crate) mod put;
 pub(crate) mod rename;
+pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod scan;
 pub(crate) mod selection;
+pub(crate) mod snapshots;
 pub(crate) mod stats;
 pub(crate) mod tour;
+pub(crate) mod verify;
 
 use clap::CommandFactory;
 
@@ -54,6 +58,10 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Keyspaces(command) => command.run(output),
         Command::Prepared(command) => command.run(output),
         Command::Rename(command) => command.run(output),
+        Command::Snapshots(command) => command.run(output),
+        Command::Backup(command) => command.run(output),
+        Command::Verify(command) => command.run(output),
+        Command::Restore(command) => command.run(output),
         Command::Stats(command) => command.run(output),
         Command::Check(command) => command.run(output),
         Command::Checkpoint(command) => command.run(output),

@@ -7,7 +7,7 @@ use drumlin::{Value, ValueReader};
 
 use super::count::{Counted, counting};
 use super::selection::Selection;
-use crate::database::{DatabaseArgs, KeyspaceArgs};
+use crate::database::{DatabaseArgs, ReadArgs};
 use crate::failure::{Failure, Result};
 use crate::streamed::{self, ValueText};
 use crate::terminal::{Output, figures, style};
@@ -36,7 +36,7 @@ pub(crate) struct Scan {
     #[arg(long)]
     count: bool,
     #[command(flatten)]
-    keyspace: KeyspaceArgs,
+    read: ReadArgs,
     /// Keys are in hexadecimal
     #[arg(long)]
     hex: bool,
@@ -46,12 +46,12 @@ impl Scan {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let range = self.selection.range(self.hex)?;
         if self.count {
-            let count = |database: &_| Ok(self.keyspace.existing(database)?.count(range)?);
+            let count = |database: &_| Ok(self.read.existing(database)?.count(range)?);
             let rows = counting(&self.database, output, count)?.min(self.limit.map_or(u64::MAX, |limit| limit as u64));
             return output.print(&Counted { rows }, || rows.to_string());
         }
         let database = self.database.open_to_read()?;
-        let keyspace = self.keyspace.existing(&database)?;
+        let keyspace = self.read.existing(&database)?;
         let range = keyspace.range(range);
         let limit = self.limit.unwrap_or(usize::MAX);
         match (self.keys_only, self.reverse) {

@@ -29,8 +29,8 @@ use super::range::{Keys, Readers, Steps, Values, step};
 use super::reader::Reader;
 use super::reducer::Reducer;
 use super::{
-    Alteration, AsyncValueReader, Batch, BulkLoad, Config, Database, KeptSnapshot, Keyspace, KeyspaceOptions, LockMode,
-    Range, ReadyTransaction, Transaction, Value,
+    Alteration, AsyncValueReader, BackupOptions, BackupReport, Batch, BulkLoad, Config, Database, KeptSnapshot,
+    Keyspace, KeyspaceOptions, LockMode, Range, ReadyTransaction, Transaction, Value,
 };
 use crate::error::Result;
 use crate::format::Timestamp;
@@ -186,6 +186,19 @@ impl Database {
     /// Same as [`compact`](Database::compact).
     pub async fn compact_async(&self) -> Result<CompactReport> {
         self.on_worker(Database::compact).await
+    }
+
+    /// Like [`backup_to`](Database::backup_to).
+    ///
+    /// # Errors
+    /// Same as [`backup_to`](Database::backup_to).
+    pub async fn backup_to_async(
+        &self,
+        folder: impl AsRef<std::path::Path>,
+        options: &BackupOptions,
+    ) -> Result<BackupReport> {
+        let (folder, options) = (folder.as_ref().to_owned(), options.clone());
+        self.on_worker(move |database| database.backup_to(folder, &options)).await
     }
 
     /// Like [`keep_snapshot`](Database::keep_snapshot).

@@ -13,16 +13,18 @@
 //! list of summaries:  address (8)
 //! list of chunks of the table of segments:  address (8)   use (8)
 //! list of orphans:    keyspace (4)   first page (4)   number of pages (4): values that only snapshots could still see; freed at the next opening
-//! list of kept snapshots:  length of the name (2)   name   timestamp (8)   time of the call in milliseconds since 1970 (8)   last part of its catalogue (16)   length of its catalogue (8)
+//! list of kept snapshots:  identity (8)   timestamp (8)   time of the call in milliseconds since 1970 (8)   length of its catalogue (8)   length of the name (2)   name   last part of its catalogue (16)
 //! ```
 //!
 //! A kept snapshot has a catalogue of its own, divided into parts of kind `Kept` in the same way:
 //!
 //! ```text
+//! next keyspace (4)   next value identity (8)
 //! list of keyspaces:  as above
 //! list of segments:   number (4): the segments that contain its page tables and pages
 //! ```
 
+use super::backup::SnapshotId;
 use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, Timestamp, ValueId};
 
 /// The number of catalogue bytes in each part except the last.
@@ -46,7 +48,7 @@ pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
 
 /// Returns the size of a kept snapshot's entry, in bytes.
 pub(crate) fn kept_bytes(name_bytes: usize) -> u64 {
-    (2 + 8 + 8 + ExtentRef::BYTES + 8) as u64 + name_bytes as u64
+    (8 + 8 + 8 + 8 + 2 + ExtentRef::BYTES) as u64 + name_bytes as u64
 }
 
 /// A checkpoint's catalogue. See the module.
@@ -66,6 +68,7 @@ pub(crate) struct Catalogue {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KeptEntry {
     pub(crate) name: String,
+    pub(crate) id: SnapshotId,
     pub(crate) timestamp: Timestamp,
     /// The time at which it was taken, in milliseconds since 1970.
     pub(crate) taken_at_ms: u64,
@@ -77,6 +80,8 @@ pub(crate) struct KeptEntry {
 /// The catalogue of a kept snapshot. See the module.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct KeptCatalogue {
+    pub(crate) next_keyspace: u32,
+    pub(crate) next_value: ValueId,
     pub(crate) keyspaces: Vec<KeyspaceEntry>,
     /// The segments that contain the snapshot's page tables and pages, in ascending order.
     pub(crate) segments: Vec<SegmentId>,
@@ -139,13 +144,14 @@ impl Catalogue {
         }
         out.extend((self.kept.len() as u32).to_le_bytes());
         for kept in &self.kept {
+            out.extend(kept.id.0.to_le_bytes());
+            out.extend(kept.timestamp.0.to_le_bytes());
+            out.extend(kept.taken_at_ms.to_le_bytes());
+            out.extend(kept.catalogue_bytes.to_le_bytes());
             let name_bytes = u16::try_from(kept.name.len()).expect("names are limited");
             out.extend(name_bytes.to_le_bytes());
             out.extend(kept.name.as_bytes());
-            out.extend(kept.timestamp.0.to_le_bytes());
-            out.extend(kept.taken_at_ms.to_le_bytes());
             out.extend(kept.catalogue.to_bytes());
-            out.extend(kept.catalogue_bytes.to_le_bytes());
         }
         out
     }
@@ -167,11 +173,12 @@ impl Catalogue {
         })?;
         let kept = reader.list(|reader| {
             Some(KeptEntry {
-                name: reader.name()?,
+                id: SnapshotId(reader.u64()?),
                 timestamp: Timestamp(reader.u64()?),
                 taken_at_ms: reader.u64()?,
-                catalogue: ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?)?,
                 catalogue_bytes: reader.u64()?,
+                name: reader.name()?,
+                catalogue: ExtentRef::from_bytes(reader.take(ExtentRef::BYTES)?)?,
             })
         })?;
         let catalogue = Catalogue { next_keyspace, next_value, keyspaces, summaries, segments, orphans, kept };
@@ -182,6 +189,8 @@ impl Catalogue {
 impl KeptCatalogue {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
+        out.extend(self.next_keyspace.to_le_bytes());
+        out.extend(self.next_value.0.to_le_bytes());
         encode_keyspaces(&self.keyspaces, &mut out);
         out.extend((self.segments.len() as u32).to_le_bytes());
         for segment in &self.segments {
@@ -193,10 +202,16 @@ impl KeptCatalogue {
     /// Decodes a catalogue. Returns `None` if the bytes are malformed.
     pub(crate) fn decode(bytes: &[u8]) -> Option<KeptCatalogue> {
         let mut reader = Reader { bytes };
+        let (next_keyspace, next_value) = (reader.u32()?, ValueId(reader.u64()?));
         let keyspaces = reader.list(Reader::keyspace)?;
         let segments = reader.list(|reader| Some(SegmentId(reader.u32()?)))?;
         let is_sorted = segments.is_sorted_by(|one, next| one < next);
-        (reader.bytes.is_empty() && is_sorted).then_some(KeptCatalogue { keyspaces, segments })
+        (reader.bytes.is_empty() && is_sorted).then_some(KeptCatalogue {
+            next_keyspace,
+            next_value,
+            keyspaces,
+            segments,
+        })
     }
 }
 
@@ -328,13 +343,19 @@ mod tests {
             orphans: vec![Orphan { keyspace: KeyspaceId(2), first_page: PageId(5), page_count: 6 }],
             kept: vec![KeptEntry {
                 name: "märz".into(),
+                id: SnapshotId(8),
                 timestamp: Timestamp(5),
                 taken_at_ms: 1_700_000_000_000,
                 catalogue: ExtentRef { address, segment_use: SegmentUse(1) },
                 catalogue_bytes: 900,
             }],
         };
-        let kept = KeptCatalogue { keyspaces: catalogue.keyspaces.clone(), segments: vec![SegmentId(4), SegmentId(9)] };
+        let kept = KeptCatalogue {
+            next_keyspace: 3,
+            next_value: ValueId(99),
+            keyspaces: catalogue.keyspaces.clone(),
+            segments: vec![SegmentId(4), SegmentId(9)],
+        };
         let kept_bytes_all = kept.encode();
         assert_eq!(KeptCatalogue::decode(&kept_bytes_all), Some(kept));
         for end in 0..kept_bytes_all.len() {

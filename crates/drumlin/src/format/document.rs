@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::backup::SnapshotId;
 use super::catalogue::{Catalogue, KeptEntry, KeyspaceEntry, Orphan, RunEntry};
 use super::extent::Kind;
 use super::record::{AttachedRoot, Attachment, Operation, SegmentRun};
@@ -295,6 +296,7 @@ fn the_catalogue_is_as_documented() {
         orphans: vec![orphan],
         kept: vec![KeptEntry {
             name: "kept".into(),
+            id: SnapshotId(8),
             timestamp: Timestamp(54),
             taken_at_ms: 1_700_000_000_000,
             catalogue: chunk,
@@ -318,11 +320,9 @@ fn the_catalogue_is_as_documented() {
     compare_sample("Reference to an extent", &bytes[114..], &[other.to_bits(), 2]);
     compare_sample("An orphan", &bytes[134..], &[7, 5, 6]);
     assert_eq!(bytes[146..150], 1u32.to_le_bytes());
-    compare_sample("A kept snapshot", &bytes[150..], &[4]);
-    let [timestamp, taken_at_ms, catalogue_bytes] = [54u64, 1_700_000_000_000, 900].map(u64::to_le_bytes);
-    let kept = [b"kept", &timestamp[..], &taken_at_ms, &chunk.to_bytes(), &catalogue_bytes].concat();
-    assert_eq!(bytes[152..], kept);
-    assert_eq!(bytes.len(), 196);
+    compare_sample("A kept snapshot", &bytes[150..], &[8, 54, 1_700_000_000_000, 900, 4]);
+    assert_eq!(bytes[184..], [b"kept", &chunk.to_bytes()[..]].concat());
+    assert_eq!(bytes.len(), 204);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

@@ -5,6 +5,7 @@
 
 pub(crate) mod address;
 pub(crate) mod advice;
+pub(crate) mod backup;
 pub(crate) mod catalogue;
 #[cfg(test)]
 mod document;

@@ -17,7 +17,7 @@ use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::table_log::EpochChanges;
 use super::{ChunkImage, Space};
 use crate::error::Result;
-use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
+use crate::format::catalogue::{self, Catalogue, KeptCatalogue, KeyspaceEntry};
 use crate::format::extent::{Kind, SEGMENT_TABLE_ENTRIES};
 use crate::format::summary::{self, TableChange};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
@@ -322,11 +322,31 @@ impl PageTableStore {
             assert!(self.table_changes.is_empty(), "a snapshot is kept without a new base image");
             let mut keyspaces = catalogue.keyspaces.clone();
             self.complete_entries(space, &mut keyspaces);
-            kept.keep_wanted(space, epoch, timestamp, keyspaces)
+            let Catalogue { next_keyspace, next_value, .. } = *catalogue;
+            let tables = KeptCatalogue { next_keyspace, next_value, keyspaces, segments: Vec::new() };
+            kept.keep_wanted(space, epoch, timestamp, tables)
         });
         self.kept = kept;
         kept_all?;
         catalogue.kept = self.kept.entries();
+        Ok(())
+    }
+
+    /// Writes the base image of a restored keyspace's page table, which has these entries.
+    pub(crate) fn write_restored(
+        &mut self,
+        space: &Space,
+        epoch: Epoch,
+        keyspace: KeyspaceId,
+        entries: &[u64],
+    ) -> Result<()> {
+        let mut addresses = Vec::with_capacity(entries.len() / CHUNK_PAGES);
+        for (chunk, entries) in entries.chunks(CHUNK_PAGES).enumerate() {
+            assert!(entries.len() == CHUNK_PAGES, "chunk {chunk} of {keyspace} has {} entries", entries.len());
+            addresses.push(append_entries(space, epoch, keyspace, chunk, entries)?);
+        }
+        let replaced = self.chunks.insert(keyspace, addresses);
+        assert!(replaced.is_none(), "keyspace {keyspace} is restored twice");
         Ok(())
     }
 
@@ -462,16 +482,26 @@ impl PageTableStore {
         for change in changes {
             entries[change.page.0 as usize % CHUNK_PAGES] = change.address.to_bits();
         }
-        let new = if entries.iter().all(|entry| *entry == 0) {
-            ExtentAddress::NONE
-        } else {
-            let payload: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
-            append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)?
-        };
+        let new = append_entries(space, epoch, keyspace, chunk, &entries)?;
         self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
         release(space, old, epoch);
         Ok(())
     }
+}
+
+/// Appends a chunk of a table's base image. A chunk without pages has no extent.
+fn append_entries(
+    space: &Space,
+    epoch: Epoch,
+    keyspace: KeyspaceId,
+    chunk: usize,
+    entries: &[u64],
+) -> Result<ExtentAddress> {
+    if entries.iter().all(|entry| *entry == 0) {
+        return Ok(ExtentAddress::NONE);
+    }
+    let payload: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)
 }
 
 /// Appends changes to the list of changes since the base image, continuing the sequence numbers of the list.

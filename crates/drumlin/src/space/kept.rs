@@ -30,6 +30,7 @@ use std::sync::{Arc, Weak};
 use super::page_space::PageSpace;
 use super::segments::Segments;
 use crate::error::{Error, Result};
+use crate::format::backup::{SnapshotId, SnapshotRef};
 use crate::format::{ExtentRef, KeyspaceId, SegmentId, Timestamp};
 use crate::hash::HashMap;
 use crate::sync::{Mutex, RwLock};
@@ -45,6 +46,7 @@ pub(super) struct CatalogueRef {
 #[derive(Debug)]
 pub(crate) struct KeptSnapshot {
     pub(crate) name: Arc<str>,
+    pub(crate) id: SnapshotId,
     pub(crate) timestamp: Timestamp,
     /// The time at which it was taken, in milliseconds since 1970.
     pub(crate) taken_at_ms: u64,
@@ -59,6 +61,11 @@ impl KeptSnapshot {
     /// nothing else needs. The live extents in these segments must be moved first, which happens in the background.
     pub(crate) fn exclusive_bytes(&self, segments: &Segments) -> u64 {
         segments.bytes_pinned_once(&self.segments)
+    }
+
+    /// Returns the snapshot as backups name it.
+    pub(crate) fn reference(&self) -> SnapshotRef {
+        SnapshotRef { id: self.id, timestamp: self.timestamp }
     }
 
     /// Returns the memory that the snapshot takes while it is not open, in bytes.

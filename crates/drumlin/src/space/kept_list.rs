@@ -7,7 +7,8 @@ use super::Space;
 use super::kept::{CatalogueRef, KeptSnapshot};
 use super::parts::{append_parts, read_parts};
 use crate::error::{Error, OnCorruption, Result, sound};
-use crate::format::catalogue::{self, KeptCatalogue, KeptEntry, KeyspaceEntry};
+use crate::format::backup::SnapshotId;
+use crate::format::catalogue::{self, KeptCatalogue, KeptEntry};
 use crate::format::extent::Kind;
 use crate::format::{Epoch, ExtentAddress, ExtentRef, SegmentId, Timestamp};
 use crate::memory::Account;
@@ -26,6 +27,7 @@ struct Listed {
 #[derive(Debug)]
 struct Wanted {
     name: Arc<str>,
+    id: SnapshotId,
     taken_at_ms: u64,
 }
 
@@ -45,13 +47,13 @@ impl KeptList {
     ///
     /// # Errors
     /// [`Error::SnapshotExists`].
-    pub(crate) fn want(&mut self, space: &Space, name: &str, taken_at_ms: u64) -> Result<()> {
+    pub(crate) fn want(&mut self, space: &Space, name: &str, id: SnapshotId, taken_at_ms: u64) -> Result<()> {
         let is_listed = self.listed.iter().any(|listed| &*listed.snapshot.name == name);
         if is_listed || self.wanted.iter().any(|wanted| &*wanted.name == name) {
             return Err(Error::SnapshotExists { name: name.to_owned() });
         }
         space.add_catalogue_bytes(catalogue::kept_bytes(name.len()));
-        self.wanted.push(Wanted { name: name.into(), taken_at_ms });
+        self.wanted.push(Wanted { name: name.into(), id, taken_at_ms });
         Ok(())
     }
 
@@ -131,19 +133,21 @@ impl KeptList {
         space: &Space,
         epoch: Epoch,
         timestamp: Timestamp,
-        keyspaces: Vec<KeyspaceEntry>,
+        tables: KeptCatalogue,
     ) -> Result<()> {
         assert!(self.is_wanted(), "a checkpoint keeps a snapshot that nobody wants");
         crate::coverage::mark!("a checkpoint kept a snapshot");
-        let kept = KeptCatalogue { keyspaces, segments: space.segments.of_checkpoint(epoch) };
+        let kept = KeptCatalogue { segments: space.segments.of_checkpoint(epoch), ..tables };
         let bytes = kept.encode();
         debug_assert!(KeptCatalogue::decode(&bytes).as_ref() == Some(&kept), "a catalogue can't be read as written");
-        for Wanted { name, taken_at_ms } in std::mem::take(&mut self.wanted) {
+        for Wanted { name, id, taken_at_ms } in std::mem::take(&mut self.wanted) {
             let (parts, last) = append_parts(space, epoch, Kind::Kept, &bytes)?;
             let catalogue = CatalogueRef { last, bytes: bytes.len() as u64 };
             assert!(space.segments.pin(&kept.segments), "a snapshot pins segments outside of the file");
             let segments = kept.segments.clone();
-            self.listed.push(listed(space, name, timestamp, taken_at_ms, segments, catalogue, parts));
+            let place = Mutex::new(catalogue);
+            let snapshot = KeptSnapshot { name, id, timestamp, taken_at_ms, segments, catalogue: place };
+            self.listed.push(listed(space, snapshot, catalogue, parts));
         }
         Ok(())
     }
@@ -153,6 +157,7 @@ impl KeptList {
         assert!(!self.is_wanted(), "a checkpoint leaves out a snapshot that it was to keep");
         let entry = |Listed { snapshot, catalogue, .. }: &Listed| KeptEntry {
             name: snapshot.name.to_string(),
+            id: snapshot.id,
             timestamp: snapshot.timestamp,
             taken_at_ms: snapshot.taken_at_ms,
             catalogue: catalogue.last,
@@ -210,7 +215,7 @@ impl KeptList {
 }
 
 fn load_entry(space: &Space, entry: &KeptEntry, restore: impl Fn(&str, ExtentRef) -> Result<()>) -> Result<Listed> {
-    let KeptEntry { name, timestamp, taken_at_ms, catalogue, catalogue_bytes } = entry;
+    let KeptEntry { name, id, timestamp, taken_at_ms, catalogue, catalogue_bytes } = entry;
     let what = KeptSnapshot::what(name);
     let malformed = || Error::corrupted(space.path(), what.as_str(), "it is malformed");
     let before = |part: ExtentRef| restore(&what, part);
@@ -220,21 +225,20 @@ fn load_entry(space: &Space, entry: &KeptEntry, restore: impl Fn(&str, ExtentRef
         return Err(malformed());
     }
     let catalogue = CatalogueRef { last: *catalogue, bytes: *catalogue_bytes };
-    Ok(listed(space, name.as_str().into(), *timestamp, *taken_at_ms, segments, catalogue, parts))
+    let snapshot = KeptSnapshot {
+        name: name.as_str().into(),
+        id: *id,
+        timestamp: *timestamp,
+        taken_at_ms: *taken_at_ms,
+        segments,
+        catalogue: Mutex::new(catalogue),
+    };
+    Ok(listed(space, snapshot, catalogue, parts))
 }
 
 /// Returns the entry of a snapshot whose segments are pinned. Takes the snapshot's memory from the budget.
-fn listed(
-    space: &Space,
-    name: Arc<str>,
-    timestamp: Timestamp,
-    taken_at_ms: u64,
-    segments: Vec<SegmentId>,
-    catalogue: CatalogueRef,
-    parts: Vec<ExtentAddress>,
-) -> Listed {
-    assert!(!name.is_empty() && !parts.is_empty(), "a kept snapshot has no name or no catalogue");
-    let snapshot = KeptSnapshot { name, timestamp, taken_at_ms, segments, catalogue: Mutex::new(catalogue) };
+fn listed(space: &Space, snapshot: KeptSnapshot, catalogue: CatalogueRef, parts: Vec<ExtentAddress>) -> Listed {
+    assert!(!snapshot.name.is_empty() && !parts.is_empty(), "a kept snapshot has no name or no catalogue");
     space.budget.take(Account::Tables, snapshot.memory_bytes());
     Listed { snapshot: Arc::new(snapshot), catalogue, parts }
 }

@@ -63,10 +63,11 @@ impl KeptSnapshot {
         // In disk order, as when the database is opened.
         unread.sort_unstable();
         let addresses: Vec<ExtentAddress> = unread.iter().map(|(address, ..)| *address).collect();
-        let mut reader = NeighbourReader::new(space);
+        let mut reader = ChunkReader::new(space);
         for (index, &(address, keyspace, chunk)) in unread.iter().enumerate() {
             let (stored_as, pages) = &opened[keyspace];
-            let entries = read_chunk(space, &mut reader, &addresses[index..], *stored_as, chunk)
+            let entries = reader
+                .read_next(&addresses[index..], *stored_as, chunk)
                 .map_err(|error| self.table_error(space, error, pages, address))?;
             pages.table.restore_chunk(chunk, &entries);
         }
@@ -87,26 +88,41 @@ fn page_end(keyspace: &KeyspaceEntry) -> u64 {
     keyspace.page_end.min((keyspace.chunks.len() * CHUNK_PAGES) as u64)
 }
 
-/// Reads a chunk of a page table. `addresses` begin with its address; those that follow will be read next.
-fn read_chunk(
-    space: &Space,
-    reader: &mut NeighbourReader<'_>,
-    addresses: &[ExtentAddress],
-    keyspace: KeyspaceId,
-    chunk: usize,
-) -> Result<Vec<u64>> {
-    let address = addresses[0];
-    if !space.segments.is_plausible(address) {
-        return Err(space.corrupted("a page table", address, "its place is outside of the file"));
+/// Reads chunks of page tables. Most of them lie next to each other.
+pub(crate) struct ChunkReader<'s> {
+    space: &'s Space,
+    reader: NeighbourReader<'s>,
+}
+
+impl ChunkReader<'_> {
+    pub(crate) fn new(space: &Space) -> ChunkReader<'_> {
+        ChunkReader { space, reader: NeighbourReader::new(space) }
     }
-    let bytes = reader.read(addresses).map_err(|error| Error::io("reading", space.path(), error))?;
-    let entries = chunk_entries(space, keyspace, chunk, address, open_extent(space, address, bytes)?)?;
-    debug_assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
-    for (offset, entry) in entries.iter().enumerate().filter(|(_, entry)| **entry != 0) {
-        let page_address = ExtentAddress::from_bits(*entry).filter(|_| chunk + offset > 0);
-        if !page_address.is_some_and(|page_address| space.segments.is_plausible(page_address)) {
-            return Err(space.corrupted("a page table", address, "an entry in it is malformed"));
+
+    /// Returns the entries of a chunk, which are all 0 if the chunk has no pages.
+    pub(crate) fn read(&mut self, keyspace: &KeyspaceEntry, chunk: usize) -> Result<Vec<u64>> {
+        let addresses = keyspace.chunks.get(chunk..).unwrap_or_default();
+        if addresses.first().is_none_or(|address| address.is_none()) {
+            return Ok(vec![0; CHUNK_PAGES]);
         }
+        self.read_next(addresses, keyspace.id, chunk)
     }
-    Ok(entries)
+
+    /// Returns the entries of a chunk. `addresses` begin with its address; those that follow will be read next.
+    fn read_next(&mut self, addresses: &[ExtentAddress], keyspace: KeyspaceId, chunk: usize) -> Result<Vec<u64>> {
+        let (space, address) = (self.space, addresses[0]);
+        if !space.segments.is_plausible(address) {
+            return Err(space.corrupted("a page table", address, "its place is outside of the file"));
+        }
+        let bytes = self.reader.read(addresses).map_err(|error| Error::io("reading", space.path(), error))?;
+        let entries = chunk_entries(space, keyspace, chunk, address, open_extent(space, address, bytes)?)?;
+        debug_assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
+        for (offset, entry) in entries.iter().enumerate().filter(|(_, entry)| **entry != 0) {
+            let page_address = ExtentAddress::from_bits(*entry).filter(|_| chunk + offset > 0);
+            if !page_address.is_some_and(|page_address| space.segments.is_plausible(page_address)) {
+                return Err(space.corrupted("a page table", address, "an entry in it is malformed"));
+            }
+        }
+        Ok(entries)
+    }
 }

@@ -26,7 +26,7 @@ pub(crate) mod extents;
 mod failure;
 pub(crate) mod kept;
 pub(crate) mod kept_list;
-mod kept_tables;
+pub(crate) mod kept_tables;
 mod load_gate;
 pub(crate) mod loading;
 mod neighbours;

@@ -13,6 +13,8 @@ use crate::space::superblocks;
 
 pub(super) const DATA_NAME: &str = "data";
 const NEW_DATA_NAME: &str = "data.new";
+/// The name of the data file while a database is being restored.
+const RESTORED_DATA_NAME: &str = "data.restored";
 pub(super) const LOG_NAME: &str = "log";
 const LOCK_NAME: &str = "lock";
 const PROBE_NAME: &str = "probe";
@@ -114,6 +116,30 @@ impl<'s> Opener<'s> {
             opener.sync_folder()?;
         }
         Ok((opener, DataFile { lock: data, sync, created: false }))
+    }
+
+    /// Opens the folder at `path`, creating it if necessary, to restore a database into it. The folder must be empty,
+    /// except for what an interrupted restore has left.
+    pub(super) fn open_to_restore(
+        settings: &'s Settings,
+        backend: &Arc<dyn Backend>,
+        path: &Path,
+    ) -> Result<Opener<'s>> {
+        let location = Location { backend, path };
+        if !location.exists(path)? {
+            location.make_folder()?;
+        }
+        let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Exclusive)?;
+        let names = opener.folder.list().map_err(|error| opener.io("listing", "", error))?;
+        let is_left = |name: &str| [RESTORED_DATA_NAME, LOCK_NAME, PROBE_NAME].contains(&name);
+        if let Some(name) = names.iter().find(|name| !is_left(name)) {
+            return Err(Error::Invalid(format!(
+                "{} is not empty: it holds {name:?}. Restore into an empty or new folder",
+                path.display()
+            )));
+        }
+        opener.write_process_id();
+        Ok(opener)
     }
 
     /// Opens the folder at `path` and the data file in it for reading only, with shared locks.
@@ -409,7 +435,13 @@ impl Opener<'_> {
     }
 
     fn finish_data(&self, file: &FileRef, sync: SyncMethod) -> Result<()> {
-        let segment_bytes = self.settings.segment_bytes;
+        self.write_first(file, NEW_DATA_NAME, self.settings.segment_bytes, sync)?;
+        self.folder.rename(NEW_DATA_NAME, DATA_NAME).map_err(|error| self.io("renaming", NEW_DATA_NAME, error))?;
+        self.sync_folder()
+    }
+
+    /// Empties the data file and writes its first superblock.
+    fn write_first(&self, file: &FileRef, name: &str, segment_bytes: u64, sync: SyncMethod) -> Result<Superblock> {
         file.set_len(0).and_then(|()| file.allocate(0, segment_bytes)).map_err(|error| {
             if error.kind() == std::io::ErrorKind::StorageFull {
                 Error::DiskFull {
@@ -418,7 +450,7 @@ impl Opener<'_> {
                     kept_snapshots: Vec::new(),
                 }
             } else {
-                self.io("allocating", NEW_DATA_NAME, error)
+                self.io("allocating", name, error)
             }
         })?;
         let superblock = Superblock {
@@ -436,7 +468,23 @@ impl Opener<'_> {
             checkpoint_id: CheckpointId::default(),
         };
         superblocks::write_first(file, &superblock, sync)?;
-        self.folder.rename(NEW_DATA_NAME, DATA_NAME).map_err(|error| self.io("renaming", NEW_DATA_NAME, error))?;
+        Ok(superblock)
+    }
+
+    /// Begins a data file with segments of this size under a temporary name. Returns it with its sync method and its
+    /// first superblock.
+    pub(super) fn begin_restoring(&self, segment_bytes: u64) -> Result<(FileRef, SyncMethod, Superblock)> {
+        let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
+        let file = self.lock_data(RESTORED_DATA_NAME, options, Lock::Exclusive)?;
+        let sync = self.sync_method_of_new()?;
+        let superblock = self.write_first(&file, RESTORED_DATA_NAME, segment_bytes, sync)?;
+        Ok((file, sync, superblock))
+    }
+
+    /// Gives a restored data file, which is complete and durable, its name.
+    pub(super) fn finish_restoring(&self) -> Result<()> {
+        let renamed = self.folder.rename(RESTORED_DATA_NAME, DATA_NAME);
+        renamed.map_err(|error| self.io("renaming", RESTORED_DATA_NAME, error))?;
         self.sync_folder()
     }
 

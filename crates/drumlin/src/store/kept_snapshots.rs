@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::keyspaces::open_kept_keyspace;
 use super::state::Store;
 use crate::error::{Error, Result};
+use crate::format::backup::SnapshotId;
 use crate::format::{KeyspaceId, Timestamp};
 use crate::space::Reclaims;
 use crate::space::kept::KeptSnapshot;
@@ -53,7 +54,8 @@ impl Store {
         }
         let space = &self.engine.space;
         let taken_at_ms = self.engine.backend.wall_clock().as_millis() as u64;
-        self.page_tables.lock().kept.want(space, name, taken_at_ms)?;
+        let id = SnapshotId(self.engine.backend.random().max(1));
+        self.page_tables.lock().kept.want(space, name, id, taken_at_ms)?;
         let made = self.checkpoint();
         // Another thread's checkpoint may have kept the snapshot, even if this one failed.
         if self.page_tables.lock().kept.withdraw(space, name) {

@@ -3,6 +3,8 @@
 
 mod advice;
 mod alterations;
+pub(crate) mod backup;
+pub(crate) mod backup_parts;
 pub(crate) mod check;
 mod checkpoint;
 mod files;
@@ -18,6 +20,7 @@ pub(crate) mod reclaim;
 mod recovery;
 mod replay;
 mod requests;
+pub(crate) mod restore;
 mod row_locks;
 mod settings;
 mod state;

@@ -9,6 +9,7 @@ use drumlin::{Config, Database, Durability, Error, KeptSnapshot, Keyspace, LockM
 use drumlin_io::testing::fault::FaultyBackend;
 use drumlin_io::testing::sim::{Disk, Medium};
 
+use crate::backups::Ends;
 use crate::runs::{compare, config, end_life, key, load, some_rows};
 use crate::support::{self, Folder, Model, Random, number, small};
 
@@ -325,7 +326,7 @@ fn snapshots_are_taken_while_others_write() {
     const ROWS: u64 = 3000;
     let folder = Folder::new();
     let (db, keyspace) = filled(&small(), folder.path(), ROWS);
-    let is_done = Arc::new(AtomicBool::new(false));
+    let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..2 {
             let (db, keyspace, is_done) = (&db, &keyspace, &is_done);
@@ -342,6 +343,7 @@ fn snapshots_are_taken_while_others_write() {
                 }
             });
         }
+        let _ends = Ends(&is_done);
         for round in 0..12u64 {
             let name = round.to_string();
             let timestamp = db.keep_snapshot(&name).unwrap();
@@ -357,7 +359,6 @@ fn snapshots_are_taken_while_others_write() {
                 db.drop_snapshot(&(round - 3).to_string()).unwrap();
             }
         }
-        is_done.store(true, Ordering::Relaxed);
     });
     assert!(db.check().unwrap().corruption.is_empty());
 }

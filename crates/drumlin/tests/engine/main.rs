@@ -7,6 +7,7 @@ mod aggregates;
 mod alterations;
 mod asynchronous;
 mod atomic;
+mod backups;
 mod bulk_load;
 mod closing;
 mod concurrency;

@@ -1,0 +1,93 @@
+//! Snapshots, backups and restoring from the command line, as docs/backup.md shows them.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use crate::support::Bench;
+
+fn shop() -> Bench {
+    let bench = Bench::new();
+    bench.ok(&["put", "shop", "order/7", "three apples"]);
+    bench
+}
+
+/// Every command in docs/backup.md works, in the order of the page. The restored database has the same keyspaces.
+#[test]
+fn the_commands_of_the_page_work() {
+    let page = include_str!("../../../../docs/backup.md");
+    let bench = shop();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_drumlin")).parent().unwrap().to_owned();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let mut count = 0;
+    for block in page.split("```console\n").skip(1) {
+        for line in block.split("```").next().unwrap().lines() {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", line]).current_dir(bench.path()).env("PATH", &path).stdin(Stdio::null());
+            let output = shell.output().unwrap();
+            assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+            let printed = String::from_utf8(output.stdout).unwrap();
+            match line {
+                "drumlin get shop order/7 --snapshot before-import" => assert_eq!(printed, "three apples"),
+                "drumlin get restored order/9" => assert_eq!(printed, "ten plums"),
+                _ => {}
+            }
+            count += 1;
+        }
+    }
+    assert!(count > 15, "the page has {count} commands");
+    let keyspaces = |database: &str| bench.ok(&["scan", database, "--json"]);
+    assert_eq!(keyspaces("restored"), keyspaces("shop"));
+}
+
+/// A snapshot is listed with the space that it holds, and read by `get`, `scan`, `count` and `dump`.
+#[test]
+fn snapshots_are_listed_and_read() {
+    let bench = shop();
+    assert_eq!(bench.ok(&["snapshots", "shop", "--keep", "a"]), "kept \"a\"\n");
+    bench.ok(&["put", "shop", "order/8", "a pear"]);
+    bench.ok(&["rm", "shop", "order/7"]);
+    assert!(bench.fails(1, &["snapshots", "shop", "--keep", "a"]).contains("--drop"));
+    assert!(bench.fails(3, &["snapshots", "shop", "--drop", "b"]).contains("drumlin snapshots"));
+    assert!(bench.fails(3, &["scan", "shop", "--snapshot", "b"]).contains("\"b\""));
+    assert!(bench.fails(3, &["scan", "shop", "--snapshot", "a", "-k", "x"]).contains("it has: default"));
+    let listed = bench.ok(&["snapshots", "shop"]);
+    assert!(
+        listed.contains("space freed") && listed.lines().nth(1).is_some_and(|line| line.ends_with("a")),
+        "{listed}"
+    );
+    let line: serde_json::Value = serde_json::from_str(&bench.ok(&["snapshots", "shop", "--json"])).unwrap();
+    assert!(line["name"] == "a" && line["exclusive_bytes"].as_u64().unwrap() > 0, "{line}");
+    assert_eq!(bench.ok(&["scan", "shop", "--snapshot", "a"]), "order/7\tthree apples\n");
+    assert_eq!(bench.ok(&["count", "shop", "--snapshot", "a"]).trim(), "1");
+    assert!(bench.ok(&["dump", "shop", "--snapshot", "a"]).contains("three apples"));
+    assert_eq!(bench.ok(&["scan", "shop"]), "order/8\ta pear\n");
+    assert_eq!(bench.ok(&["snapshots", "shop", "--drop", "a"]), "dropped \"a\"\n");
+    assert_eq!(bench.ok(&["snapshots", "shop", "--json"]), "");
+}
+
+/// A backup that is not whole, and a target that is not empty, are refused with the reason.
+#[test]
+fn unusable_backups_are_refused() {
+    let bench = shop();
+    bench.ok(&["backup", "shop", "full", "--keep", "a"]);
+    bench.ok(&["put", "shop", "order/8", "a pear"]);
+    let changes = bench.ok(&["backup", "shop", "changes", "--since", "a", "--json"]);
+    let changes: serde_json::Value = serde_json::from_str(&changes).unwrap();
+    assert!(changes["since"].is_u64() && changes["verified"] == false, "{changes}");
+    assert!(bench.fails(2, &["backup", "shop", "-", "--check"]).contains("drumlin verify -"));
+    assert!(bench.fails(3, &["backup", "shop", "x", "--since", "none"]).contains("none"));
+    assert!(bench.fails(1, &["backup", "shop", "full"]).contains("another backup"));
+    assert!(bench.fails(1, &["restore", "full", "shop"]).contains("not empty"));
+    let code = |args: &[&str]| bench.run(args).code;
+    let damaged = code(&["verify", "shop"]);
+    assert!(bench.fails(damaged.unwrap(), &["restore", "changes", "restored"]).contains("only the changes since"));
+    let part = bench.path().join("full/part-000001");
+    let mut bytes = fs::read(&part).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&part, bytes).unwrap();
+    assert!(bench.fails(damaged.unwrap(), &["verify", "full"]).contains("part 1"));
+    assert!(bench.fails(damaged.unwrap(), &["restore", "full", "changes", "restored"]).contains("part 1"));
+    bench.ok(&["backup", "shop", "full", "--keep", "a"]);
+    bench.ok(&["restore", "full", "changes", "restored"]);
+    assert_eq!(bench.ok(&["count", "restored"]).trim(), "2");
+}

@@ -1,0 +1,238 @@
+//! Making backups of kept snapshots.
+//!
+//! A backup has the extents of a snapshot's pages as they are on disk, in parts of about half a megabyte. Which extents
+//! are in which part follows from the snapshot's page tables alone, so a backup that was interrupted can be continued:
+//! parts that are there already are neither read nor written again.
+
+use std::sync::Arc;
+
+use super::backup_parts::PartSink;
+use super::state::Store;
+use crate::error::{Error, Result};
+use crate::format::backup::{
+    self, BackupId, CHUNK_BITS_BYTES, CHUNK_RECORD_BYTES, EXTENT_RECORD_BYTES, End, Head, PART_HEADER_BYTES,
+};
+use crate::format::catalogue::{KeptCatalogue, KeyspaceEntry};
+use crate::format::extent::{Kind, PageKey, TABLE_PAGES};
+use crate::format::{Checksum, ExtentAddress, KeyspaceId, PageId};
+use crate::hash::HashMap;
+use crate::memory::Account;
+use crate::space::kept::KeptSnapshot;
+use crate::space::kept_tables::ChunkReader;
+
+/// The length at which a part ends. Larger parts would take more memory, smaller ones more files.
+const PART_BYTES: usize = 512 << 10;
+
+/// The number of pages whose extents are sorted together, so that they are read in the order of the disk.
+const WINDOW_PAGES: usize = 16 << 10;
+
+/// The memory for making a backup, in bytes: the part, and the list of the window's pages.
+const BACKUP_MEMORY_BYTES: u64 = (PART_BYTES + WINDOW_PAGES * size_of::<Item>()) as u64;
+
+/// The result of making a backup.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BackupCounts {
+    pub(crate) part_count: u32,
+    /// The parts that an earlier attempt had written.
+    pub(crate) found_count: u32,
+    pub(crate) page_count: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A page whose extent goes into the backup.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Item {
+    address: ExtentAddress,
+    keyspace: KeyspaceId,
+    page: PageId,
+}
+
+impl Store {
+    /// Writes a backup of a kept snapshot: a full one, or the changes since another kept snapshot.
+    pub(crate) fn back_up(
+        &self,
+        kept: &Arc<KeptSnapshot>,
+        base: Option<&Arc<KeptSnapshot>>,
+        sink: &mut dyn PartSink,
+    ) -> Result<BackupCounts> {
+        let space = &self.engine.space;
+        let catalogue = kept.read_catalogue(space)?;
+        let base_catalogue = base.map(|base| base.read_catalogue(space)).transpose()?;
+        let mut described = catalogue.clone();
+        described.segments.clear();
+        described.keyspaces.iter_mut().for_each(|keyspace| keyspace.chunks.clear());
+        let head = Head {
+            database: self.page_tables.lock().superblock.database,
+            snapshot: kept.reference(),
+            taken_at_ms: kept.taken_at_ms,
+            base: base.map(|base| base.reference()),
+            segment_bytes: space.segments.segment_bytes(),
+            catalogue: described.encode(),
+        };
+        let mut memory = self.engine.budget.grant(Account::Loads);
+        if !memory.resize(BACKUP_MEMORY_BYTES) {
+            return Err(Error::loads_in_memory(memory.limit_bytes()));
+        }
+        self.engine.pool.fit_frames(0)?;
+        let mut writer = BackupWriter::new(self, head.backup(), sink);
+        writer.begin(&head)?;
+        writer.copy_keyspaces(&catalogue, base_catalogue.as_ref())?;
+        writer.finish()
+    }
+}
+
+/// Divides a backup into parts, and writes those that are not there yet.
+struct BackupWriter<'b> {
+    store: &'b Store,
+    backup: BackupId,
+    sink: &'b mut dyn PartSink,
+    part: Vec<u8>,
+    /// The pages of the part, and the places of their extents in it.
+    items: Vec<(Item, std::ops::Range<usize>)>,
+    digest: Checksum,
+    counts: BackupCounts,
+}
+
+impl<'b> BackupWriter<'b> {
+    fn new(store: &'b Store, backup: BackupId, sink: &'b mut dyn PartSink) -> BackupWriter<'b> {
+        let counts = BackupCounts::default();
+        BackupWriter {
+            store,
+            backup,
+            sink,
+            part: backup::new_part(),
+            items: Vec::new(),
+            digest: Checksum::new(),
+            counts,
+        }
+    }
+
+    fn begin(&mut self, head: &Head) -> Result<()> {
+        head.encode(&mut self.part);
+        self.end_part()
+    }
+
+    /// Copies the pages of all keyspaces: those that are in use, or only those that differ from the base.
+    fn copy_keyspaces(&mut self, catalogue: &KeptCatalogue, base: Option<&KeptCatalogue>) -> Result<()> {
+        let space = &self.store.engine.space;
+        let of_base: HashMap<KeyspaceId, &KeyspaceEntry> =
+            base.iter().flat_map(|base| &base.keyspaces).map(|keyspace| (keyspace.id, keyspace)).collect();
+        let (mut reader, mut base_reader) = (ChunkReader::new(space), ChunkReader::new(space));
+        let mut window: Vec<Item> = Vec::with_capacity(WINDOW_PAGES);
+        for keyspace in &catalogue.keyspaces {
+            let before = of_base.get(&keyspace.id).map_or(&[][..], |before| &before.chunks);
+            for chunk in 0..keyspace.chunks.len().max(before.len()) {
+                let address = |chunks: &[ExtentAddress]| chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
+                let (new, old) = (address(&keyspace.chunks), address(before));
+                if new == old {
+                    continue;
+                }
+                let entries = reader.read(keyspace, chunk)?;
+                let old_entries = match of_base.get(&keyspace.id) {
+                    Some(before) => base_reader.read(before, chunk)?,
+                    None => vec![0; TABLE_PAGES],
+                };
+                if window.len() + TABLE_PAGES > WINDOW_PAGES {
+                    self.copy_window(&mut window)?;
+                }
+                let mut in_use = [0; CHUNK_BITS_BYTES];
+                for (offset, (&entry, &old_entry)) in entries.iter().zip(&old_entries).enumerate() {
+                    let Some(address) = ExtentAddress::from_bits(entry) else { continue };
+                    in_use[offset / 8] |= 1 << (offset % 8);
+                    if entry != old_entry {
+                        let page = PageId((chunk * TABLE_PAGES + offset) as u32);
+                        window.push(Item { address, keyspace: keyspace.id, page });
+                    }
+                }
+                self.make_room(CHUNK_RECORD_BYTES)?;
+                backup::encode_chunk(keyspace.id, chunk as u32, &in_use, &mut self.part);
+            }
+        }
+        self.copy_window(&mut window)
+    }
+
+    /// Copies the extents of these pages, in the order of the disk.
+    fn copy_window(&mut self, window: &mut Vec<Item>) -> Result<()> {
+        window.sort_unstable();
+        for item in window.drain(..) {
+            let bytes = item.address.length() as usize;
+            self.make_room(EXTENT_RECORD_BYTES + bytes)?;
+            let place = backup::encode_extent(item.keyspace, item.page, bytes, &mut self.part);
+            self.items.push((item, place));
+        }
+        Ok(())
+    }
+
+    /// Ends the part if a record of this length does not fit into it.
+    fn make_room(&mut self, bytes: usize) -> Result<()> {
+        if self.part.len() > PART_HEADER_BYTES && self.part.len() + bytes > PART_BYTES {
+            self.end_part()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Reads the extents of the part and writes it, unless an earlier attempt has written it.
+    fn end_part(&mut self) -> Result<()> {
+        let number = self.counts.part_count;
+        let sum = match self.sink.find(number, self.backup)? {
+            Some(sum) => {
+                self.counts.found_count += 1;
+                sum
+            }
+            None => {
+                self.read_extents()?;
+                let sum = backup::seal_part(&mut self.part, number, self.backup);
+                self.sink.put(number, &self.part)?;
+                sum
+            }
+        };
+        self.digest.update(&sum.to_le_bytes());
+        self.counts.part_count += 1;
+        self.counts.page_count += self.items.len() as u64;
+        self.counts.bytes += self.part.len() as u64;
+        self.part.truncate(PART_HEADER_BYTES);
+        self.items.clear();
+        Ok(())
+    }
+
+    fn read_extents(&mut self) -> Result<()> {
+        let BackupWriter { store, part, items, .. } = self;
+        let (pool, space) = (&store.engine.pool, &store.engine.space);
+        let addresses: Vec<ExtentAddress> = items.iter().map(|(item, _)| item.address).collect();
+        let mut failed = None;
+        pool.read_past(&addresses, |index, bytes| {
+            let (Item { address, keyspace, page }, place) = &items[index];
+            let what = || format!("page {page} of keyspace {keyspace}");
+            let copied = bytes.and_then(|bytes| {
+                let corrupted = |reason: &dyn std::fmt::Display| space.corrupted(&what(), *address, reason);
+                let header = space.verify(*address, bytes).map_err(|reason| corrupted(&reason))?;
+                // The extents of a value are numbered within the value.
+                let expected = match header.kind {
+                    Kind::Value => PageKey { keyspace: *keyspace, page: header.page_key.page },
+                    _ => PageKey { keyspace: *keyspace, page: *page },
+                };
+                if header.page_key != expected {
+                    return Err(corrupted(&crate::format::extent::ExtentError::PageKey(header.page_key)));
+                }
+                part[place.clone()].copy_from_slice(bytes);
+                Ok(())
+            });
+            if let Err(error) = copied {
+                failed.get_or_insert(error);
+            }
+        })?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn finish(mut self) -> Result<BackupCounts> {
+        if self.part.len() > PART_HEADER_BYTES {
+            self.end_part()?;
+        }
+        let part_count = self.counts.part_count;
+        let end = End { part_count, extent_count: self.counts.page_count, digest: self.digest.digest() };
+        end.encode(&mut self.part);
+        self.end_part()?;
+        Ok(self.counts)
+    }
+}

@@ -1,0 +1,209 @@
+//! The places of a backup's parts: a folder with a file for each, or a stream with one after the other.
+
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::format::backup::{BackupId, PART_HEADER_BYTES, PartHeader};
+use crate::io::{self, AlignedBuffer, Backend, FileRef, FolderRef, OpenOptions, Persist};
+
+/// The place where a backup's parts are written.
+pub(crate) trait PartSink {
+    /// Returns the checksum of a part that an earlier attempt has written, or `None` if it is not there, is damaged or
+    /// belongs to another backup.
+    fn find(&mut self, number: u32, backup: BackupId) -> Result<Option<u64>>;
+
+    /// Writes a part.
+    fn put(&mut self, number: u32, part: &[u8]) -> Result<()>;
+}
+
+/// The source of a backup's parts.
+pub(crate) trait PartSource {
+    /// Returns the name of the backup, for error messages.
+    fn name(&self) -> String;
+
+    /// Reads the header of the part with this number, which comes after the last one, or returns `None` at the end.
+    fn next_header(&mut self, number: u32) -> Result<Option<[u8; PART_HEADER_BYTES]>>;
+
+    /// Reads the body after the last header. A body that is cut short is returned as far as it goes.
+    fn body(&mut self, bytes: u64) -> Result<Vec<u8>>;
+}
+
+/// A folder with a file for each part.
+pub(crate) struct PartFolder {
+    folder: FolderRef,
+    /// The part that is being read, and the position in it.
+    open: Option<(FileRef, u64)>,
+}
+
+fn file_name(number: u32) -> String {
+    format!("part-{number:06}")
+}
+
+impl PartFolder {
+    /// Opens a folder to read a backup.
+    pub(crate) fn open(backend: &Arc<dyn Backend>, path: &Path) -> Result<PartFolder> {
+        let exists = backend.exists(path).map_err(|error| Error::io("looking for", path, error))?;
+        if !exists {
+            let reason = "nothing is at this path".to_owned();
+            return Err(Error::UnusableBackup { backup: path.display().to_string(), reason });
+        }
+        let folder = io::open_folder(backend, path).map_err(|error| Error::io("opening", path, error))?;
+        Ok(PartFolder { folder, open: None })
+    }
+
+    /// Opens or creates a folder to write a backup. It must be empty, or have parts of the same backup.
+    pub(crate) fn create(backend: &Arc<dyn Backend>, path: &Path) -> Result<PartFolder> {
+        backend.create_dir_all(path).map_err(|error| Error::io("creating", path, error))?;
+        if let Some(parent) = path.parent() {
+            backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
+        }
+        let folder = PartFolder::open(backend, path)?;
+        let names = folder.folder.list().map_err(|error| Error::io("listing", path, error))?;
+        match names.iter().find(|name| !name.starts_with("part-")) {
+            Some(name) => Err(Error::Invalid(format!(
+                "{} is not empty: it holds {name:?}. Back up into an empty or new folder",
+                path.display()
+            ))),
+            None => Ok(folder),
+        }
+    }
+
+    fn path_of(&self, number: u32) -> PathBuf {
+        self.folder.path().join(file_name(number))
+    }
+
+    fn read(&mut self, number: u32, bytes: usize) -> Result<Vec<u8>> {
+        let path = self.path_of(number);
+        let Some((file, position)) = &mut self.open else { return Ok(Vec::new()) };
+        let mut read = vec![0; bytes];
+        let mut length = 0;
+        while length < bytes {
+            let more = file.read_up_to(&mut read[length..], *position + length as u64);
+            match more.map_err(|error| Error::io("reading", &path, error))? {
+                0 => break,
+                more => length += more,
+            }
+        }
+        read.truncate(length);
+        *position += length as u64;
+        Ok(read)
+    }
+}
+
+impl PartSink for PartFolder {
+    fn find(&mut self, number: u32, backup: BackupId) -> Result<Option<u64>> {
+        let Some(bytes) = self.next_header(number)? else { return Ok(None) };
+        let Ok(header) = PartHeader::decode(&bytes) else { return Ok(None) };
+        if header.backup != backup {
+            return Err(Error::Invalid(format!(
+                "{} holds another backup. Back up into an empty or new folder",
+                self.folder.path().display()
+            )));
+        }
+        let length = self.open.as_ref().map(|(file, _)| file.len()).transpose();
+        let length = length.map_err(|error| Error::io("measuring", &self.path_of(number), error))?.unwrap_or(0);
+        if header.number != number || length != header.body_bytes + PART_HEADER_BYTES as u64 {
+            return Ok(None);
+        }
+        let body = self.body(header.body_bytes)?;
+        Ok(header.verify(&bytes, &body).ok())
+    }
+
+    fn put(&mut self, number: u32, part: &[u8]) -> Result<()> {
+        let path = self.path_of(number);
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let written = self.folder.open(&file_name(number), options).and_then(|file| {
+            file.set_len(0)?;
+            let mut buffer = AlignedBuffer::zeroed(part.len());
+            buffer.copy_from_slice(part);
+            file.write_at(&buffer, 0, Persist::Later)?;
+            file.sync_all()?;
+            self.folder.sync()
+        });
+        written.map_err(|error| match error.kind() {
+            ErrorKind::StorageFull => {
+                Error::DiskFull { path, needed_bytes: part.len() as u64, kept_snapshots: Vec::new() }
+            }
+            _ => Error::io("writing", &path, error),
+        })
+    }
+}
+
+impl PartSource for PartFolder {
+    fn name(&self) -> String {
+        self.folder.path().display().to_string()
+    }
+
+    fn next_header(&mut self, number: u32) -> Result<Option<[u8; PART_HEADER_BYTES]>> {
+        let name = file_name(number);
+        let exists = self.folder.exists(&name);
+        if !exists.map_err(|error| Error::io("looking for", &self.path_of(number), error))? {
+            return Ok(None);
+        }
+        let file = self.folder.open(&name, OpenOptions::default());
+        self.open = Some((file.map_err(|error| Error::io("opening", &self.path_of(number), error))?, 0));
+        // A header that is cut short is no header.
+        let mut header = [0; PART_HEADER_BYTES];
+        let read = self.read(number, PART_HEADER_BYTES)?;
+        header[..read.len()].copy_from_slice(&read);
+        Ok(Some(header))
+    }
+
+    fn body(&mut self, bytes: u64) -> Result<Vec<u8>> {
+        let Some((file, position)) = &self.open else { return Ok(Vec::new()) };
+        let length = file.len().map_err(|error| Error::io("measuring", self.folder.path(), error))?;
+        // The length in the header may be damaged.
+        let bytes = bytes.min(length.saturating_sub(*position));
+        self.read(0, bytes as usize)
+    }
+}
+
+/// A stream to which the parts are written one after the other.
+pub(crate) struct WrittenParts<W>(pub(crate) W);
+
+impl<W: Write> PartSink for WrittenParts<W> {
+    fn find(&mut self, _number: u32, _backup: BackupId) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn put(&mut self, number: u32, part: &[u8]) -> Result<()> {
+        self.0.write_all(part).and_then(|()| self.0.flush()).map_err(|error| {
+            let path = PathBuf::from(format!("part {number} of the backup's stream"));
+            Error::io("writing", &path, error)
+        })
+    }
+}
+
+/// A stream from which the parts are read one after the other.
+pub(crate) struct ReadParts<R> {
+    pub(crate) reader: R,
+    pub(crate) name: String,
+}
+
+impl<R: Read> ReadParts<R> {
+    fn fill(&mut self, bytes: u64) -> Result<Vec<u8>> {
+        let mut read = Vec::new();
+        let result = self.reader.by_ref().take(bytes).read_to_end(&mut read);
+        result.map_err(|error| Error::io("reading", Path::new(&self.name), error))?;
+        Ok(read)
+    }
+}
+
+impl<R: Read> PartSource for ReadParts<R> {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn next_header(&mut self, _number: u32) -> Result<Option<[u8; PART_HEADER_BYTES]>> {
+        let read = self.fill(PART_HEADER_BYTES as u64)?;
+        let mut header = [0; PART_HEADER_BYTES];
+        header[..read.len()].copy_from_slice(&read);
+        Ok((!read.is_empty()).then_some(header))
+    }
+
+    fn body(&mut self, bytes: u64) -> Result<Vec<u8>> {
+        self.fill(bytes)
+    }
+}

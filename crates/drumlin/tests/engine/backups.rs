@@ -1,0 +1,424 @@
+//! Backups: what is restored is what was backed up, and a backup that is not whole is refused.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use drumlin::{BackupOptions, Config, Database, Durability, Error, Keyspace};
+use drumlin_io::testing::fault::{FaultyBackend, Operation};
+use drumlin_io::testing::sim::{Disk, Medium};
+
+use crate::runs::{compare, config, end_life, key, load, some_rows};
+use crate::support::{Folder, Model, Random, number, small};
+
+/// A backup that was written as a stream, and the rows that it has.
+struct Made {
+    bytes: Vec<u8>,
+    /// The number of the backup since which it has the changes.
+    base: Option<usize>,
+    rows: Model,
+}
+
+/// Restores a backup and those before it into a new database, and compares its rows.
+fn restore(made: &[Made], last: usize, random: &mut Random, place: &str) {
+    let mut chain = vec![last];
+    while let Some(base) = made[*chain.last().unwrap()].base {
+        chain.push(base);
+    }
+    chain.reverse();
+    let disk = Disk::new(Medium::default(), 1);
+    let target = config(&disk);
+    let streams = chain.iter().map(|backup| &made[*backup].bytes[..]);
+    let info = target.restore_from(streams, "/restored").unwrap_or_else(|error| panic!("{place}: {error}"));
+    assert_eq!(info.keyspaces, ["k"], "{place}");
+    let restored = target.open("/restored").unwrap_or_else(|error| panic!("{place}: {error}"));
+    assert_eq!(restored.opening().last, info.timestamp, "{place}");
+    let keyspace = restored.keyspace("k").unwrap();
+    compare(&restored.snapshot(), &keyspace, &made[last].rows, random, place);
+    let report = restored.check().unwrap();
+    assert!(report.corruption.is_empty(), "{place}: {report:#?}");
+    // It goes on like any other database.
+    keyspace.insert(key(5), "after the restore").unwrap();
+    restored.checkpoint().unwrap();
+    assert_eq!(restored.keyspace("k").unwrap().get(key(5)).unwrap().unwrap(), "after the restore");
+}
+
+/// Full and incremental backups among commits, loads, range deletes, compactions and power cuts. Each can be restored.
+#[test]
+fn what_is_restored_is_what_was_backed_up() {
+    let first = number("DRUMLIN_TEST_SEED", 0);
+    for seed in first..first + number("DRUMLIN_TEST_ROUNDS", 6) {
+        let mut random = Random(seed);
+        let mut disk = Disk::new(Medium::default(), seed);
+        let mut db = config(&disk).open("/db").unwrap();
+        let mut keyspace = db.keyspace("k").unwrap();
+        let mut rows = Model::new();
+        let mut made: Vec<Made> = Vec::new();
+        // The backups whose snapshots are kept.
+        let mut kept: BTreeMap<String, usize> = BTreeMap::new();
+        for step in 0..60 {
+            let place = format!("seed {seed}, step {step}");
+            match random.below(12) {
+                0 => {
+                    let loaded = some_rows(&mut random, 1000, 400);
+                    load(&db, "k", &loaded).unwrap();
+                    rows.extend(loaded);
+                }
+                1 => {
+                    let [lower, upper] = [0; 2].map(|_| key(random.below(1000)));
+                    if lower < upper {
+                        keyspace.remove_range(lower.clone()..upper.clone()).unwrap();
+                        rows.retain(|key, _| *key < lower || *key >= upper);
+                    }
+                }
+                2..6 => {
+                    for (key, value) in some_rows(&mut random, 1000, 150) {
+                        if random.one_in(4) {
+                            keyspace.remove(&key).unwrap();
+                            rows.remove(&key);
+                        } else {
+                            keyspace.insert_with(&key, &value, Durability::Relaxed).unwrap();
+                            rows.insert(key, value);
+                        }
+                    }
+                    db.sync().unwrap();
+                }
+                6..9 => {
+                    let mut options = BackupOptions::new();
+                    let base = kept.iter().nth(random.below(3) as usize).map(|(name, base)| (name.clone(), *base));
+                    if let Some((name, _)) = &base {
+                        options = options.since(name);
+                    }
+                    let name = format!("{step}");
+                    let is_kept = random.one_in(2);
+                    if is_kept {
+                        options = options.keep(&name);
+                    }
+                    let mut bytes = Vec::new();
+                    let report =
+                        db.backup_into(&mut bytes, &options).unwrap_or_else(|error| panic!("{place}: {error}"));
+                    assert_eq!(report.bytes, bytes.len() as u64, "{place}");
+                    made.push(Made { bytes, base: base.map(|(_, base)| base), rows: rows.clone() });
+                    if is_kept {
+                        kept.insert(name, made.len() - 1);
+                    }
+                    let names: Vec<String> = db.kept_snapshots().into_iter().map(|info| info.name).collect();
+                    assert!(names.iter().eq(kept.keys()), "{place}: {names:?} are kept");
+                }
+                9 if kept.len() > 2 => {
+                    let (name, _) = kept.pop_first().unwrap();
+                    db.drop_snapshot(&name).unwrap();
+                }
+                10 => drop(db.compact().unwrap()),
+                _ => {
+                    disk = end_life(&disk, (db, keyspace), random.one_in(2), &mut random, seed);
+                    db = config(&disk).open("/db").unwrap_or_else(|error| panic!("{place}: {error}"));
+                    keyspace = db.keyspace("k").unwrap();
+                }
+            }
+            if !made.is_empty() && random.one_in(6) {
+                let last = random.below(made.len() as u64) as usize;
+                restore(&made, last, &mut random, &format!("{place}, backup {last}"));
+            }
+        }
+    }
+}
+
+fn filled(config: &Config, path: impl AsRef<Path>, row_count: u64) -> (Database, Keyspace) {
+    let db = config.open(path).unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    write(&keyspace, 0..row_count, 1);
+    (db, keyspace)
+}
+
+fn write(keyspace: &Keyspace, rows: impl IntoIterator<Item = u64>, round: u64) {
+    for row in rows {
+        keyspace.insert_with(row.to_be_bytes(), value(row, round), Durability::Relaxed).unwrap();
+    }
+}
+
+/// Returns a value that does not compress.
+fn value(row: u64, round: u64) -> Vec<u8> {
+    Random(row << 8 | round).bytes(200)
+}
+
+fn backup(db: &Database, options: &BackupOptions) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    db.backup_into(&mut bytes, options).unwrap();
+    bytes
+}
+
+fn new() -> BackupOptions {
+    BackupOptions::new()
+}
+
+/// All kinds of keyspaces and rows are restored: page sizes, large values, runs that are not folded, and prepared
+/// transactions, which stay prepared.
+#[test]
+fn everything_is_restored() {
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), folder.path(), 2000);
+    let wide = db.keyspace_with("wide", drumlin::KeyspaceOptions::new().page_bytes(16 << 10)).unwrap();
+    let large = Random(3).bytes(900_000);
+    wide.insert("large", &large).unwrap();
+    wide.insert("medium", &large[..40_000]).unwrap();
+    db.keyspace("empty").unwrap();
+    db.keyspace("dropped").unwrap().insert("a", "b").unwrap();
+    db.drop_keyspace("dropped").unwrap();
+    db.alter().rename("k", "renamed").commit().unwrap();
+    let snapshot = db.snapshot();
+    load(&db, "renamed", &(5000u64..6000).map(|row| (row.to_be_bytes().to_vec(), value(row, 1))).collect()).unwrap();
+    let mut tx = db.begin().unwrap();
+    tx.insert(&keyspace, "prepared", "value").unwrap();
+    tx.prepare("an id").unwrap();
+    let bytes = backup(&db, &new());
+    drop(snapshot);
+    let target = folder.path().with_file_name("restored");
+    let info = small().restore_from([&bytes[..]], &target).unwrap();
+    assert_eq!(info.keyspaces, ["empty", "renamed", "wide"]);
+    let restored = small().open(&target).unwrap();
+    let keyspace = restored.existing_keyspace("renamed").unwrap();
+    assert_eq!(keyspace.len().unwrap(), 3000);
+    assert_eq!(keyspace.get(5500u64.to_be_bytes()).unwrap().unwrap(), value(5500, 1));
+    let wide = restored.existing_keyspace("wide").unwrap();
+    assert_eq!(wide.key_bytes_max(), 4 << 10);
+    assert_eq!(wide.get("large").unwrap().unwrap(), large);
+    assert_eq!(wide.get("medium").unwrap().unwrap(), &large[..40_000]);
+    assert!(restored.existing_keyspace("dropped").is_err());
+    assert_eq!(restored.prepared().unwrap().len(), 1);
+    assert!(keyspace.get("prepared").unwrap().is_none());
+    restored.commit_prepared("an id").unwrap();
+    assert_eq!(keyspace.get("prepared").unwrap().unwrap(), "value");
+    let report = restored.check().unwrap();
+    assert!(report.corruption.is_empty(), "{report:#?}");
+    restored.close().unwrap();
+    assert!(small().examine(&target).unwrap().corruption.is_empty());
+}
+
+/// An incremental backup has only what has changed.
+#[test]
+fn an_increment_is_as_long_as_its_changes() {
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), folder.path(), 20_000);
+    let full = backup(&db, &new().keep("sunday"));
+    write(&keyspace, 500..700, 2);
+    let changes = backup(&db, &new().since("sunday").keep("monday"));
+    assert!(changes.len() * 20 < full.len(), "{} bytes, the full one {}", changes.len(), full.len());
+    let nothing = backup(&db, &new().since("monday"));
+    assert!(nothing.len() < 4000, "{} bytes for no change", nothing.len());
+    let target = folder.path().with_file_name("restored");
+    small().restore_from([&full[..], &changes, &nothing], &target).unwrap();
+    let keyspace = small().open(&target).unwrap().keyspace("k").unwrap();
+    assert_eq!(keyspace.get(600u64.to_be_bytes()).unwrap().unwrap(), value(600, 2));
+    assert_eq!(keyspace.get(700u64.to_be_bytes()).unwrap().unwrap(), value(700, 1));
+}
+
+/// Backups that do not follow each other are refused, with the reason, and nothing is restored.
+#[test]
+fn a_broken_chain_is_refused() {
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), folder.path(), 500);
+    let full = backup(&db, &new().keep("a"));
+    write(&keyspace, 0..50, 2);
+    let first = backup(&db, &new().since("a").keep("b"));
+    write(&keyspace, 50..90, 3);
+    let second = backup(&db, &new().since("b"));
+    let other_folder = Folder::new();
+    let (other, _) = filled(&small(), other_folder.path(), 500);
+    let of_other = backup(&other, &new().keep("a"));
+    let target = folder.path().with_file_name("restored");
+    let refused = |chain: &[&[u8]], expected: &str| {
+        let result = small().restore_from(chain.iter().copied(), &target);
+        let is_expected = matches!(&result, Err(Error::UnusableBackup { reason, .. }) if reason.contains(expected));
+        assert!(is_expected, "{expected}: {result:?}");
+        assert!(small().create(false).open(&target).is_err(), "{expected}: something was restored");
+    };
+    refused(&[&first], "only the changes since");
+    refused(&[&full, &second], "the backup before it ends at");
+    refused(&[&full, &first, &full], "it is a full backup");
+    refused(&[&of_other, &first], "another database");
+    assert!(matches!(small().restore_from(Vec::<&[u8]>::new(), &target), Err(Error::Invalid(_))));
+    assert!(matches!(db.backup_into(Vec::new(), &new().since("none")), Err(Error::NoSuchSnapshot { .. })));
+    let same = db.backup_into(Vec::new(), &new().keep("a").since("a"));
+    assert!(matches!(&same, Err(Error::Invalid(why)) if why.contains("not older")), "{same:?}");
+    let older = db.backup_into(Vec::new(), &new().keep("a").since("b"));
+    assert!(matches!(&older, Err(Error::Invalid(why)) if why.contains("not older")), "{older:?}");
+    small().restore_from([&full[..], &first, &second], &target).unwrap();
+    let again = small().restore_from([&full[..]], &target);
+    assert!(matches!(&again, Err(Error::Invalid(why)) if why.contains("not empty")), "{again:?}");
+    assert_eq!(small().open(&target).unwrap().keyspace("k").unwrap().len().unwrap(), 500);
+}
+
+/// Any change of a backup is found, wherever it is, and wherever the backup ends: when it is verified, and when it is
+/// restored.
+#[test]
+fn damaged_backups_are_refused() {
+    let folder = Folder::new();
+    let (db, _) = filled(&small(), folder.path(), 8000);
+    let path = folder.path().with_file_name("backup");
+    let report = db.backup_to(&path, &new()).unwrap();
+    assert!(report.parts > 3, "{report:?}");
+    let whole = backup(&db, &new());
+    let info = small().verify_backup_from(&whole[..]).unwrap();
+    assert_eq!((info.timestamp, info.pages, info.since), (report.timestamp, report.pages, None));
+    let is_refused = |result: drumlin::Result<drumlin::BackupInfo>, place: &str| {
+        assert!(matches!(result, Err(Error::UnusableBackup { .. })), "{place}: {result:?}");
+    };
+    let mut random = Random(1);
+    for _ in 0..60 {
+        let mut damaged = whole.clone();
+        let at = random.below(whole.len() as u64) as usize;
+        damaged[at] ^= 1 << random.below(8);
+        is_refused(small().verify_backup_from(&damaged[..]), &format!("flipped at {at}"));
+        let end = random.below(whole.len() as u64) as usize;
+        is_refused(small().verify_backup_from(&whole[..end]), &format!("cut at {end}"));
+    }
+    let target = folder.path().with_file_name("restored");
+    is_refused(small().restore_from([&whole[..whole.len() / 2]], &target), "restoring half");
+    let part = |number: u32| path.join(format!("part-{number:06}"));
+    small().verify_backup(&path).unwrap();
+    for number in 0..report.parts {
+        let bytes = std::fs::read(part(number)).unwrap();
+        std::fs::remove_file(part(number)).unwrap();
+        is_refused(small().verify_backup(&path), &format!("without part {number}"));
+        std::fs::write(part(number), &bytes[..bytes.len() - 1]).unwrap();
+        is_refused(small().verify_backup(&path), &format!("part {number} cut"));
+        std::fs::write(part(number), &bytes).unwrap();
+    }
+    std::fs::copy(part(2), part(1)).unwrap();
+    is_refused(small().verify_backup(&path), "part 2 twice");
+    is_refused(small().verify_backup(folder.path().with_file_name("none")), "no folder");
+    is_refused(small().verify_backup(folder.path()), "a database");
+    // After all these attempts, the target can still be restored into.
+    small().restore_from([&whole[..]], &target).unwrap();
+    assert_eq!(small().open(&target).unwrap().keyspace("k").unwrap().len().unwrap(), 8000);
+}
+
+/// A backup of a kept snapshot that was interrupted is continued: parts that are there are not written again, and a
+/// damaged one is.
+#[test]
+fn an_interrupted_backup_is_continued() {
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), folder.path(), 20_000);
+    let path = folder.path().with_file_name("backup");
+    let options = new().keep("a");
+    let report = db.backup_to(&path, &options).unwrap();
+    assert_eq!(report.parts_found, 0);
+    let part = |number: u32| path.join(format!("part-{number:06}"));
+    let bytes: Vec<Vec<u8>> = (0..report.parts).map(|number| std::fs::read(part(number)).unwrap()).collect();
+    // As if the machine had stopped in the middle.
+    std::fs::write(part(2), &bytes[2][..1000]).unwrap();
+    (3..report.parts).for_each(|number| std::fs::remove_file(part(number)).unwrap());
+    write(&keyspace, 0..20_000, 2);
+    let again = db.backup_to(&path, &options).unwrap();
+    assert_eq!((again.parts_found, again.parts, again.bytes), (2, report.parts, report.bytes));
+    for (number, bytes) in (0..).zip(&bytes) {
+        assert!(std::fs::read(part(number)).unwrap() == *bytes, "part {number} differs");
+    }
+    let other = db.backup_to(&path, &new());
+    assert!(matches!(&other, Err(Error::Invalid(why)) if why.contains("another backup")), "{other:?}");
+    std::fs::write(path.join("notes"), "").unwrap();
+    let foreign = db.backup_to(&path, &options);
+    assert!(matches!(&foreign, Err(Error::Invalid(why)) if why.contains("notes")), "{foreign:?}");
+    assert_eq!(db.kept_snapshots().len(), 1, "the snapshots of failed backups are kept");
+}
+
+/// A writer that fails, like a pipe that breaks.
+struct Broken(usize);
+
+impl Write for Broken {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::BrokenPipe)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A target that fails ends the backup with an error and leaves the database as it was. So does a damaged page, which
+/// the error names.
+#[test]
+fn failing_backups_leave_nothing() {
+    let disk = FaultyBackend::new(drumlin_io::in_memory());
+    let config = small().backend(Arc::new(disk.clone()));
+    let (db, keyspace) = filled(&config, "/db", 20_000);
+    let broken = db.backup_into(Broken(3 << 20), &new());
+    let is_broken =
+        |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe);
+    assert!(broken.as_ref().is_err_and(is_broken), "{broken:?}");
+    disk.set_space_limit(Some(disk.space_used() + (1 << 20)));
+    let full = db.backup_to("/backup", &new().keep("a"));
+    assert!(matches!(full, Err(Error::DiskFull { .. })), "{full:?}");
+    disk.set_space_limit(None);
+    let report = db.backup_to("/backup", &new().keep("a")).unwrap();
+    assert!(report.parts_found > 0, "{report:?}");
+    db.drop_snapshot("a").unwrap();
+    disk.set_space_limit(Some(disk.space_used() + (1 << 20)));
+    let full = config.restore(["/backup"], "/restored");
+    assert!(matches!(full, Err(Error::DiskFull { .. })), "{full:?}");
+    disk.set_space_limit(None);
+    disk.fail_nth(Operation::Write, 20, 5);
+    assert!(matches!(config.restore(["/backup"], "/restored"), Err(Error::Io { .. } | Error::Failed { .. })));
+    config.restore(["/backup"], "/restored").unwrap();
+    assert_eq!(config.open("/restored").unwrap().keyspace("k").unwrap().len().unwrap(), 20_000);
+    assert_eq!(keyspace.len().unwrap(), 20_000);
+    assert!(db.kept_snapshots().is_empty());
+    assert!(db.check().unwrap().corruption.is_empty());
+}
+
+/// Ends the other threads of a test, even if an assertion fails.
+pub(crate) struct Ends<'e>(pub(crate) &'e AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Backups are made while other threads write. Each has a state between two commits.
+#[test]
+fn backups_are_made_while_others_write() {
+    const ROWS: u64 = 3000;
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), folder.path(), ROWS);
+    let is_done = AtomicBool::new(false);
+    let backups: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (db, keyspace, is_done) = (&db, &keyspace, &is_done);
+            scope.spawn(move || {
+                let mut random = Random(thread);
+                while !is_done.load(Ordering::Relaxed) {
+                    // Each transaction writes one number to two rows.
+                    let (row, number) = (random.below(ROWS / 2), random.next().to_be_bytes());
+                    let written = db.transact(|tx| {
+                        tx.insert(keyspace, row.to_be_bytes(), number)?;
+                        tx.insert(keyspace, (ROWS - 1 - row).to_be_bytes(), number)
+                    });
+                    written.unwrap();
+                }
+            });
+        }
+        let _ends = Ends(&is_done);
+        let mut backups = vec![backup(&db, &new().keep("0"))];
+        for round in 1..5u32 {
+            backups.push(backup(&db, &new().since(&(round - 1).to_string()).keep(&round.to_string())));
+            db.drop_snapshot(&(round - 1).to_string()).unwrap();
+        }
+        backups
+    });
+    for end in 1..=backups.len() {
+        let target = folder.path().with_file_name(format!("restored-{end}"));
+        small().restore_from(backups[..end].iter().map(|bytes| &bytes[..]), &target).unwrap();
+        let keyspace = small().open(&target).unwrap().keyspace("k").unwrap();
+        for row in 0..ROWS / 2 {
+            let get = |row: u64| keyspace.get(row.to_be_bytes()).unwrap().unwrap();
+            let (one, other) = (get(row), get(ROWS - 1 - row));
+            let is_as_filled = one == value(row, 1) && other == value(ROWS - 1 - row, 1);
+            assert!(is_as_filled || one == other, "half a commit is in backup {end}");
+        }
+    }
+}
