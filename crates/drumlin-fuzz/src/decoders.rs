@@ -484,6 +484,7 @@ fn sample_superblock() -> Superblock {
         }],
         is_closed: false,
         checkpoint_id: CheckpointId(3),
+        features: crate::format::features::Features::default(),
     }
 }
 

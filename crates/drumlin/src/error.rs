@@ -84,6 +84,16 @@ pub enum Error {
         /// The oldest format that this version reads.
         supported: u32,
     },
+    /// A newer Drumlin has written to the database and used an extension of the format that this version must know. The
+    /// database is unchanged.
+    UnknownFeatures {
+        /// The path of the database.
+        path: PathBuf,
+        /// The unknown feature bits (docs/format.md).
+        bits: u64,
+        /// `true` if this version can open the database for [reading only](crate::Config::read_only).
+        is_readable: bool,
+    },
     /// Another process, or this one, already has the database open. The database is closed by
     /// [`close`](crate::Database::close), or when the last of its handles is dropped.
     Locked {
@@ -352,6 +362,12 @@ impl std::fmt::Display for Error {
                 f,
                 "{} has format {found}; this version reads format {supported}. Dump it with the Drumlin that wrote it (drumlin dump), and load the dump with this one (drumlin load)",
                 path.display()
+            ),
+            Error::UnknownFeatures { path, bits, is_readable } => write!(
+                f,
+                "{} uses features of a newer Drumlin (bits {bits:#x}). Open it with that version{}",
+                path.display(),
+                if *is_readable { ", or with Config::read_only" } else { "" }
             ),
             Error::Locked { path, pid, by_this_process } => {
                 write!(f, "{} is in use by {}", path.display(), owner(*pid, *by_this_process))

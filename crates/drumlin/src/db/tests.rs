@@ -1137,6 +1137,55 @@ fn a_commit_does_not_reach_a_dropped_leaf() {
     assert_eq!(used_pages(&k.tree().pages), 0);
 }
 
+/// A database with feature bits that this version does not know is opened as far as their class allows. Bits that may
+/// be ignored are cleared by the first superblock that is written.
+#[test]
+fn unknown_features_restrict_openings() {
+    use crate::format::features::Features;
+    use crate::format::superblock::{SLOT_OFFSETS, Superblock};
+    use crate::io::{AlignedBuffer, OpenOptions, Persist};
+
+    let backend = crate::io::in_memory();
+    let config = || Config::new().backend(Arc::clone(&backend)).memory(16 << 20);
+    let db = config().open("/db").unwrap();
+    db.keyspace("k").unwrap().insert("a", "b").unwrap();
+    db.close().unwrap();
+    let file = backend.open(Path::new("/db/data"), OpenOptions { write: true, ..OpenOptions::default() }).unwrap();
+    let superblock = |offset| {
+        let mut block = AlignedBuffer::zeroed(crate::format::BLOCK_BYTES);
+        file.read_at(&mut block, offset).unwrap();
+        Superblock::decode(&block).unwrap()
+    };
+    let set = |features: Features| {
+        for offset in SLOT_OFFSETS {
+            let changed = Superblock { features, ..superblock(offset) };
+            let mut block = AlignedBuffer::zeroed(crate::format::BLOCK_BYTES);
+            block.copy_from_slice(&changed.encode());
+            file.write_at(&block, offset, Persist::Later).unwrap();
+        }
+    };
+    let is_refused = |opened: crate::Result<Database>, readable: bool| {
+        let is_expected = |error: &crate::Error| matches!(error, crate::Error::UnknownFeatures { bits: 32, is_readable, .. } if *is_readable == readable);
+        assert!(opened.as_ref().is_err_and(is_expected), "{opened:?}");
+    };
+    set(Features { to_read: 32, ..Features::default() });
+    is_refused(config().open("/db"), false);
+    is_refused(config().read_only(true).open("/db"), false);
+    assert!(matches!(config().examine("/db"), Err(crate::Error::UnknownFeatures { .. })));
+    set(Features { to_write: 32, ..Features::default() });
+    is_refused(config().open("/db"), true);
+    let db = config().read_only(true).open("/db").unwrap();
+    assert_eq!(db.keyspace("k").unwrap().get("a").unwrap().unwrap(), "b");
+    db.close().unwrap();
+    let ignorable = Features { ignorable: 32, ..Features::default() };
+    set(ignorable);
+    let db = config().open("/db").unwrap();
+    assert_eq!(superblock(SLOT_OFFSETS[0]).features, ignorable, "a bit was cleared without a write");
+    db.keyspace("k").unwrap().insert("a", "c").unwrap();
+    db.close().unwrap();
+    assert!(SLOT_OFFSETS.iter().all(|offset| superblock(*offset).features == Features::default()));
+}
+
 /// The old versions of a dropped keyspace outlive its pages. A reader that has passed the root before the drop, and
 /// then waits for a leaf, sees the row of its snapshot or an error, and not a newer row.
 #[test]

@@ -80,6 +80,9 @@ fn fixed_structures_are_as_documented() {
         (s::LOG_RANGES_OFFSET, "ranges"),
         (s::CLOSED_OFFSET, "1"),
         (s::CHECKPOINT_ID_OFFSET, "identity"),
+        (s::FEATURES_TO_READ_OFFSET, "to read"),
+        (s::FEATURES_TO_WRITE_OFFSET, "to write"),
+        (s::FEATURES_IGNORABLE_OFFSET, "may ignore"),
         (s::ZERO_2_OFFSET, "zero"),
     ];
     compare("Superblock", &fields, BLOCK_BYTES);

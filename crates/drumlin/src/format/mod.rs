@@ -10,6 +10,7 @@ pub(crate) mod catalogue;
 #[cfg(test)]
 mod document;
 pub(crate) mod extent;
+pub(crate) mod features;
 pub(crate) mod ids;
 pub(crate) mod log;
 pub(crate) mod node;

@@ -23,9 +23,13 @@
 //!    872  1536  ranges of the log that must exist, 24 bytes each: stream (8), its position from (8) and to (8)
 //!   2408     8  1: the database was closed, and the log holds nothing above the checkpoint; 0: it may
 //!   2416     8  identity of the checkpoint, random; 0: it has none
-//!   2424  1672  zero
+//!   2424     8  features that a version must know to read the database
+//!   2432     8  features that a version must know to write to it
+//!   2440     8  features that a version may ignore
+//!   2448  1648  zero
 //! ```
 
+use super::features::Features;
 use super::{
     BLOCK_BYTES, CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, FORMAT_VERSION, Incarnation,
     LOG_STREAM_COUNT_MAX, StreamId, StreamPosition, SuperblockNumber, Timestamp, checksum, get_u32, get_u64, put_u32,
@@ -59,7 +63,10 @@ pub(crate) const CATALOGUE_OFFSET: usize = 856;
 pub(crate) const LOG_RANGES_OFFSET: usize = 872;
 pub(crate) const CLOSED_OFFSET: usize = 2408;
 pub(crate) const CHECKPOINT_ID_OFFSET: usize = 2416;
-pub(crate) const ZERO_2_OFFSET: usize = 2424;
+pub(crate) const FEATURES_TO_READ_OFFSET: usize = 2424;
+pub(crate) const FEATURES_TO_WRITE_OFFSET: usize = 2432;
+pub(crate) const FEATURES_IGNORABLE_OFFSET: usize = 2440;
+pub(crate) const ZERO_2_OFFSET: usize = 2448;
 pub(super) const INCARNATION_BYTES: usize = 12;
 pub(super) const LOG_RANGE_BYTES: usize = 24;
 
@@ -81,8 +88,11 @@ const _: () = {
     assert!(LOG_RANGES_OFFSET == CATALOGUE_OFFSET + ExtentRef::BYTES);
     assert!(CLOSED_OFFSET == LOG_RANGES_OFFSET + LOG_RANGE_COUNT_MAX * LOG_RANGE_BYTES);
     assert!(CHECKPOINT_ID_OFFSET == CLOSED_OFFSET + 8);
-    assert!(ZERO_2_OFFSET == CHECKPOINT_ID_OFFSET + 8);
-    assert!(ZERO_2_OFFSET + 1672 == BLOCK_BYTES);
+    assert!(FEATURES_TO_READ_OFFSET == CHECKPOINT_ID_OFFSET + 8);
+    assert!(FEATURES_TO_WRITE_OFFSET == FEATURES_TO_READ_OFFSET + 8);
+    assert!(FEATURES_IGNORABLE_OFFSET == FEATURES_TO_WRITE_OFFSET + 8);
+    assert!(ZERO_2_OFFSET == FEATURES_IGNORABLE_OFFSET + 8);
+    assert!(ZERO_2_OFFSET + 1648 == BLOCK_BYTES);
 };
 
 /// A superblock. See the module.
@@ -106,6 +116,7 @@ pub(crate) struct Superblock {
     pub(crate) is_closed: bool,
     /// The id of the checkpoint. Files that belong to the checkpoint contain this id.
     pub(crate) checkpoint_id: CheckpointId,
+    pub(crate) features: Features,
 }
 
 /// A range of positions in a stream of the log. The windows of the stream's segments cover it without gaps.
@@ -175,6 +186,9 @@ impl Superblock {
         }
         put_u64(bytes, CLOSED_OFFSET, u64::from(self.is_closed));
         put_u64(bytes, CHECKPOINT_ID_OFFSET, self.checkpoint_id.0);
+        put_u64(bytes, FEATURES_TO_READ_OFFSET, self.features.to_read);
+        put_u64(bytes, FEATURES_TO_WRITE_OFFSET, self.features.to_write);
+        put_u64(bytes, FEATURES_IGNORABLE_OFFSET, self.features.ignorable);
         let sum = checksum(&bytes[SEQUENCE_OFFSET..], 0);
         put_u64(bytes, CHECKSUM_OFFSET, sum);
         block
@@ -243,6 +257,11 @@ impl Superblock {
             log,
             is_closed: get_u64(bytes, CLOSED_OFFSET) == 1,
             checkpoint_id: CheckpointId(get_u64(bytes, CHECKPOINT_ID_OFFSET)),
+            features: Features {
+                to_read: get_u64(bytes, FEATURES_TO_READ_OFFSET),
+                to_write: get_u64(bytes, FEATURES_TO_WRITE_OFFSET),
+                ignorable: get_u64(bytes, FEATURES_IGNORABLE_OFFSET),
+            },
         })
     }
 }
@@ -272,6 +291,7 @@ mod tests {
             ],
             is_closed: false,
             checkpoint_id: CheckpointId(3),
+            features: Features { to_read: 1, to_write: 2, ignorable: 4 },
         }
     }
 

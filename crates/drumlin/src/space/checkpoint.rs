@@ -639,6 +639,7 @@ mod tests {
             log: Vec::new(),
             is_closed: false,
             checkpoint_id: CheckpointId::default(),
+            features: crate::format::features::Features::default(),
         };
         let page_tables = page_tables(&file, superblock);
         (space(&file, 1), page_tables)

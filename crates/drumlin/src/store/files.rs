@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::advice::{self, COUNTS_NAMES, RESIDENT_NAME};
 use super::settings::Settings;
 use crate::error::{Error, Result};
+use crate::format::features::Features;
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, Gate, Lock, OpenOptions, Persist, Probe, SyncMethod};
@@ -466,6 +467,7 @@ impl Opener<'_> {
             log: Vec::new(),
             is_closed: false,
             checkpoint_id: CheckpointId::default(),
+            features: Features::default(),
         };
         superblocks::write_first(file, &superblock, sync)?;
         Ok(superblock)
@@ -533,8 +535,10 @@ impl Opener<'_> {
         Ok(exists)
     }
 
-    pub(super) fn read_superblocks(&self, file: &FileRef) -> Result<superblocks::FoundSuperblock> {
-        superblocks::read(file).map_err(|error| match error {
+    /// Reads the superblocks. Fails if the database has features that this version must know to open it, for reading or
+    /// for writing.
+    pub(super) fn read_superblocks(&self, file: &FileRef, to_write: bool) -> Result<superblocks::FoundSuperblock> {
+        let found = superblocks::read(file).map_err(|error| match error {
             Error::NotADatabase { .. } if self.read_probe().is_some() => {
                 let reason = "neither exists, but the other files in the folder belong to a database";
                 Error::corrupted(file.path(), "both superblocks", reason)
@@ -547,7 +551,16 @@ impl Opener<'_> {
                 Error::OlderFormat { path: self.path().to_path_buf(), found, supported }
             }
             other => other,
-        })
+        })?;
+        let features = found.newest.features;
+        match features.unknown(to_write) {
+            0 => Ok(found),
+            bits => Err(Error::UnknownFeatures {
+                path: self.path().to_path_buf(),
+                bits,
+                is_readable: features.unknown(false) == 0,
+            }),
+        }
     }
 }
 

@@ -163,7 +163,11 @@ impl Opener<'_> {
     fn read_checkpoint(&self, data: DataFile) -> Result<CheckpointRead<'_>> {
         let options = OpenOptions { write: !self.settings.read_only, direct: true, ..OpenOptions::default() };
         let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
-        let superblocks::FoundSuperblock { newest: superblock, reason } = self.read_superblocks(&file)?;
+        let to_write = !self.settings.read_only;
+        let superblocks::FoundSuperblock { newest: mut superblock, reason } = self.read_superblocks(&file, to_write)?;
+        if to_write {
+            superblock.features = superblock.features.when_written();
+        }
         if let Some(reason) = &reason {
             log::warn!("{reason}. Continuing with the other superblock, which is valid");
         }

@@ -20,6 +20,7 @@ mod figures;
 mod files;
 mod foreign_handles;
 mod fork;
+mod formats;
 mod full_disk;
 mod golden;
 mod handles;

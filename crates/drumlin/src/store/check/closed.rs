@@ -114,7 +114,7 @@ impl Opener<'_> {
         }
         let file = self.lock_data(DATA_NAME, READ_ONLY, Lock::Shared)?;
         let _locks = self.locks(Arc::clone(&file));
-        let superblock = match self.read_superblocks(&file) {
+        let superblock = match self.read_superblocks(&file, false) {
             Ok(FoundSuperblock { newest, reason }) => {
                 if let Some(reason) = reason {
                     report.report_corruption(
@@ -124,7 +124,9 @@ impl Opener<'_> {
                 }
                 newest
             }
-            Err(error @ (Error::NewerFormat { .. } | Error::OlderFormat { .. })) => return Err(error),
+            Err(error @ (Error::NewerFormat { .. } | Error::OlderFormat { .. } | Error::UnknownFeatures { .. })) => {
+                return Err(error);
+            }
             Err(error) => {
                 report_corruption(
                     &mut report,
@@ -422,7 +424,7 @@ mod tests {
         let config = config(&backend);
         let opener = Opener::enter(&config.settings, Arc::clone(&backend), Path::new(FOLDER), Lock::Shared).unwrap();
         let file = opener.lock_data(DATA_NAME, READ_ONLY, Lock::Shared).unwrap();
-        let superblock = opener.read_superblocks(&file).unwrap().newest;
+        let superblock = opener.read_superblocks(&file, false).unwrap().newest;
         let budget = Arc::new(Budget::new(config.settings.memory_bytes, 1));
         let space = opener.space(&file, &superblock, &budget).unwrap();
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
