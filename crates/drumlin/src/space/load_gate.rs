@@ -6,9 +6,9 @@
 //! - *When the newest load was attached.* At that time the keyspace had no row for any reader, so a reader at an
 //!   earlier timestamp treats every leaf as empty ([`is_loaded_since`](LoadGate::is_loaded_since)).
 //! - *Whether a load is being attached now.* A writer that has locked its row may skip the conflict check if no commit
-//!   was published since its snapshot, because other writers hold row locks until they publish. A load holds no row
-//!   lock, so it announces itself, and a writer that sees the announcement performs the check
-//!   ([`may_have_changed`](LoadGate::may_have_changed)).
+//!   to the keyspace was published since its snapshot, because other writers hold row locks until they publish. A load
+//!   holds no row lock, so it announces itself, and a writer that sees the announcement performs the check
+//!   ([`PageSpace::may_have_changed`](super::PageSpace::may_have_changed)).
 //!
 //! # Protocol
 //! The attaching thread holds the exclusive epoch latch and the latch of the root's frame. It proceeds as follows:
@@ -20,8 +20,8 @@
 //!
 //! A writer locks its row, then calls `may_have_changed`, which checks for the announcement before it reads the
 //! published timestamp. Either the load sees the lock in step 2, or the writer sees the announcement or, after step 5,
-//! the published timestamp. A reader latches a leaf, then calls `is_loaded_since`. It can reach a leaf of the load only
-//! through the new root, so it sees the effect of step 3.
+//! the published timestamp and the effect of step 3. A reader latches a leaf, then calls `is_loaded_since`. It can
+//! reach a leaf of the load only through the new root, so it sees the effect of step 3.
 //!
 //! The loom models of `load/attach.rs` explore steps 1 to 5 with a concurrent writer. The planted bugs `skip-attaching`
 //! and `show-load-early` remove one check each.
@@ -55,16 +55,15 @@ impl LoadGate {
         Announcement(self)
     }
 
-    /// Returns `false` if no commit was published since the snapshot and no load is being attached that might have
-    /// missed the caller's row lock. In that case, no row that the caller has locked has changed since the snapshot.
+    /// Returns `true` if a load is being attached that may have missed the caller's row lock.
     #[inline]
-    pub(crate) fn may_have_changed(&self, snapshot: Timestamp, published: impl FnOnce() -> Timestamp) -> bool {
-        // The order matters: a load is published before it withdraws its announcement.
-        self.is_attaching.load(Ordering::Acquire) || published() > snapshot
+    pub(super) fn is_attaching(&self) -> bool {
+        self.is_attaching.load(Ordering::Acquire)
     }
 
     /// Returns `true` if a load has been attached since this snapshot. If so, the keyspace was empty at the snapshot,
-    /// although the pages do not show when their rows were added. The caller must hold a leaf's latch.
+    /// although the pages do not show when their rows were added. The caller must hold a leaf's latch, or have read the
+    /// published timestamp after the snapshot.
     #[inline]
     pub(crate) fn is_loaded_since(&self, snapshot: Timestamp) -> bool {
         self.attached_at.load(Ordering::Acquire) > snapshot.0

@@ -9,9 +9,9 @@ use super::runs::Runs;
 use super::table::PageTable;
 use crate::error::quoted;
 use crate::format::node::is_page_bytes;
-use crate::format::{Epoch, KeyspaceId, PageId};
+use crate::format::{Epoch, KeyspaceId, PageId, Timestamp};
 use crate::memory::Budget;
-use crate::sync::RwLock;
+use crate::sync::{self, RwLock};
 
 /// The leaves that have an image on disk, and the rows in these images. Only estimates depend on these numbers, which
 /// are not exact after a salvage, or after a crash during a checkpoint.
@@ -71,6 +71,8 @@ pub(crate) struct PageSpace {
     has_lost_pages: AtomicBool,
     /// The bulk loads that are attached to the keyspace.
     pub(crate) load_gate: LoadGate,
+    /// A commit that changed rows of the keyspace, or 0. It need not be the newest one: see `txn/snapshots.rs`.
+    pub(crate) changed_at: sync::atomic::AtomicU64,
     pub(crate) leaves_on_disk: LeavesOnDisk,
     /// The runs above the keyspace's tree.
     pub(crate) runs: Runs,
@@ -89,6 +91,7 @@ impl PageSpace {
             dropped_in,
             has_lost_pages,
             load_gate,
+            changed_at: sync::atomic::AtomicU64::new(0),
             leaves_on_disk: LeavesOnDisk::default(),
             runs: Runs::default(),
         }
@@ -112,6 +115,20 @@ impl PageSpace {
         debug_assert!(epoch != Epoch(0), "no checkpoint ends epoch 0");
         let dropped_in = self.dropped_in.load(Ordering::Acquire);
         dropped_in != 0 && dropped_in <= epoch.0
+    }
+
+    /// Returns `false` if no row of the keyspace that the caller has locked has changed since the snapshot. That is
+    /// certain if no commit to the keyspace was published since then, because a transaction holds its row locks until
+    /// its changes are published and noted in `changed_at`. Bulk loads and runs acquire no row locks, so the caller's
+    /// commit compares its rows with runs that are attached from now on.
+    #[inline]
+    pub(crate) fn may_have_changed(&self, snapshot: Timestamp, published: impl FnOnce() -> Timestamp) -> bool {
+        // The order matters: a load is published before it withdraws its announcement.
+        self.load_gate.is_attaching()
+            || published() > snapshot
+                && (self.changed_at.load(Ordering::Acquire) > snapshot.0
+                    || self.load_gate.is_loaded_since(snapshot)
+                    || self.runs.are_attached_since(snapshot))
     }
 
     /// Records that entries of the page table may have been lost.

@@ -271,7 +271,7 @@ impl Store {
         }
     }
 
-    pub(crate) fn open_snapshot(&self, choose: impl FnOnce() -> Timestamp) -> Arc<SnapshotHandle> {
+    pub(crate) fn open_snapshot(&self, choose: impl Fn() -> Timestamp) -> Arc<SnapshotHandle> {
         Arc::new(self.engine.snapshots.open_snapshot(self.now(), choose))
     }
 

@@ -1,4 +1,18 @@
 //! Active snapshots: the timestamps at which readers still see the database.
+//!
+//! # Unchanged keyspaces
+//! A transaction that has locked a row need not read it to find out if it has changed, as long as no row of its
+//! keyspace has changed since the transaction's snapshot. So a keyspace records a commit that changed it
+//! ([`note_change`](Snapshots::note_change)). If every commit did so, all committers would write to one cache line. A
+//! commit therefore leaves the record alone if it is newer than all snapshots so far: whoever asks about one of these
+//! knows enough by then. So each snapshot causes at most one store for each keyspace that is changed afterwards.
+//!
+//! *Why no change is missed.* Let s be a snapshot, and t > s a commit to the keyspace. The commit is published, issues
+//! a `SeqCst` fence, and loads the newest snapshot. `open_snapshot` stores s as the newest snapshot, issues a `SeqCst`
+//! fence, and loads the published timestamp again, until it is still s. If the commit's fence came first, that load
+//! would return t or more. So the snapshot's fence comes first, and the commit finds a newest snapshot of at least s.
+//! It then leaves a record above s, or finds one. It does so before it releases its row locks, and the transaction
+//! looks after it has locked the row.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +32,8 @@ pub(crate) struct Snapshots {
     registered: Mutex<BTreeMap<u64, Registered>>,
     /// The number of snapshots that are registered or about to be registered, including those that have been ended.
     open_count: atomic::AtomicU64,
+    /// The newest timestamp at which a snapshot was opened. Changes under the lock of `registered`.
+    newest: atomic::AtomicU64,
     /// Snapshots below this timestamp have been ended.
     ended_below: AtomicU64,
     /// The number of snapshots that have been ended, for statistics.
@@ -79,16 +95,28 @@ impl SnapshotHandle {
 
 impl Snapshots {
     /// Registers a snapshot at the timestamp that `choose` returns. Calls `choose` under the lock. Otherwise, a version
-    /// that the snapshot needs could be dropped before the snapshot is registered.
-    pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl FnOnce() -> Timestamp) -> SnapshotHandle {
+    /// that the snapshot needs could be dropped before the snapshot is registered. Calls it again until it returns the
+    /// same timestamp twice.
+    pub(crate) fn open_snapshot(self: &Arc<Self>, now: Duration, choose: impl Fn() -> Timestamp) -> SnapshotHandle {
         if !self.process.is_here() {
             return SnapshotHandle { snapshots: Some(Arc::clone(self)), timestamp: Timestamp(0) };
         }
         let mut registered = self.registered.lock();
         self.open_count.fetch_add(1, Ordering::Relaxed);
-        // The snapshot is counted before its timestamp is chosen. Pairs with the fence in `are_open`.
-        atomic::fence(Ordering::SeqCst);
-        let timestamp = choose();
+        let mut timestamp = choose();
+        loop {
+            if self.newest.load(Ordering::Relaxed) < timestamp.0 {
+                self.newest.store(timestamp.0, Ordering::Relaxed);
+            }
+            // The snapshot is counted, and noted as the newest, before its timestamp is chosen. Pairs with the fences
+            // in `are_open` and `note_change`.
+            atomic::fence(Ordering::SeqCst);
+            let chosen = choose();
+            if chosen == timestamp {
+                break;
+            }
+            timestamp = chosen;
+        }
         debug_assert!(
             timestamp.0 >= self.ended_below.load(Ordering::Acquire),
             "a snapshot at {timestamp} is opened that has been ended"
@@ -103,6 +131,16 @@ impl Snapshots {
     pub(crate) fn are_open(&self) -> bool {
         atomic::fence(Ordering::SeqCst);
         self.open_count.load(Ordering::Acquire) > 0
+    }
+
+    /// Notes in a keyspace's record that this commit, which is published, has changed rows of the keyspace. The caller
+    /// still holds their locks. See the module.
+    #[inline]
+    pub(crate) fn note_change(&self, changed_at: &atomic::AtomicU64, timestamp: Timestamp) {
+        // Without a snapshot, nobody asks. One that is opened later sees this commit.
+        if self.are_open() && changed_at.load(Ordering::Acquire) <= self.newest.load(Ordering::Relaxed) {
+            changed_at.fetch_max(timestamp.0, Ordering::AcqRel);
+        }
     }
 
     /// Returns the timestamp up to which replaced versions are no longer needed.
@@ -201,6 +239,42 @@ mod models {
     fn loom_a_snapshot_that_is_counted_late_is_found() {
         explore(|snapshots, clock| {
             let early = clock.visible();
+            snapshots.open_snapshot(Duration::ZERO, || early)
+        });
+    }
+
+    /// Runs two threads: two commits to a keyspace, and a transaction that then locks a row of it. `open` opens the
+    /// snapshot of the transaction.
+    fn explore_changes(open: fn(&Arc<Snapshots>, &Clock) -> SnapshotHandle) {
+        loom::model(move || {
+            let (snapshots, clock) = (Arc::new(Snapshots::default()), Arc::new(Clock::new(Timestamp(0))));
+            // This snapshot makes the first commit leave a note.
+            let _earlier = snapshots.open_snapshot(Duration::ZERO, || Timestamp(0));
+            let changed_at = atomic::AtomicU64::new(0);
+            let shared = (Arc::clone(&snapshots), Arc::clone(&clock));
+            let opener = thread::spawn(move || open(&shared.0, &shared.1));
+            for timestamp in [Timestamp(1), Timestamp(2)] {
+                clock.mark_applied(timestamp);
+                snapshots.note_change(&changed_at, timestamp);
+            }
+            let snapshot = opener.join().unwrap();
+            let may_have_changed = changed_at.load(Ordering::Acquire) > snapshot.timestamp.0;
+            assert!(may_have_changed || snapshot.timestamp >= Timestamp(2), "a change is missed");
+        });
+    }
+
+    /// A commit after a snapshot leaves a note, or finds one that is newer than the snapshot.
+    #[test]
+    fn loom_a_change_of_a_keyspace_is_noted_for_each_snapshot_before_it() {
+        explore_changes(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.published()));
+    }
+
+    /// The model fails if the snapshot's timestamp is not chosen again once it is noted as the newest.
+    #[test]
+    #[should_panic(expected = "a change is missed")]
+    fn loom_a_snapshot_that_is_noted_late_is_found() {
+        explore_changes(|snapshots, clock| {
+            let early = clock.published();
             snapshots.open_snapshot(Duration::ZERO, || early)
         });
     }

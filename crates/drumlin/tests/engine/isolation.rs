@@ -1059,3 +1059,47 @@ fn transact_runs_again_what_grew_too_old() {
     assert_eq!(read.unwrap().unwrap(), b"new");
     assert_eq!(attempts, 2);
 }
+
+/// A transaction uses a leaf for a row that it writes only if the row's keyspace has changed since its snapshot. It
+/// finds every such change, even if the keyspace had changed before the snapshot, or other snapshots were opened later.
+#[test]
+fn writes_use_no_leaf_of_an_unchanged_keyspace() {
+    let (db, changed) = stage(&[]);
+    let unchanged = db.keyspace("unchanged").unwrap();
+    for round in 0..10 {
+        let key = |row: i64| format!("{round} {row}");
+        write_now(&changed, &key(0), 0);
+        write_now(&unchanged, &key(0), 0);
+        let mut transactions: Vec<(i64, Transaction)> = Vec::new();
+        for row in 1..5 {
+            transactions.push((row, begin(&db, Snapshot)));
+            write_now(&changed, &key(row), row);
+            let later = begin(&db, Snapshot);
+            // Both ways of committing: at once, and with so many rows that the commit may wait.
+            let mut batch = db.batch().unwrap();
+            (0..if row % 2 == 0 { 2 } else { 40 })
+                .for_each(|other| batch.insert(&changed, format!("{} other {other}", key(row)), "x").unwrap());
+            batch.commit().unwrap();
+            drop(later);
+        }
+        for (first, mut tx) in transactions {
+            let used = pages_used(&db);
+            (0..5).for_each(|row| write(&mut tx, &unchanged, &key(10 * first + row), row).unwrap());
+            assert_eq!(pages_used(&db), used, "a write used a leaf");
+            // Rows before the transaction have not changed since, all others have.
+            (0..first).for_each(|row| write(&mut tx, &changed, &key(row), row).unwrap());
+            assert!(pages_used(&db) > used, "a write used no leaf of a changed keyspace");
+            let overtaken = if round % 2 == 0 { key(first) } else { format!("{} other 1", key(first)) };
+            assert_conflict(write(&mut tx, &changed, &overtaken, 0));
+        }
+    }
+}
+
+fn write_now(keyspace: &Keyspace, key: &str, value: i64) {
+    keyspace.insert(key, value.to_be_bytes()).unwrap();
+}
+
+fn pages_used(db: &Database) -> u64 {
+    let stats = db.stats();
+    stats.page_hits + stats.page_misses
+}

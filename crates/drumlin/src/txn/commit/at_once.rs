@@ -177,7 +177,7 @@ impl Engine {
             }
         };
         assert!(logged.stream.index() == stream, "a record went to another stream than it was meant for");
-        self.publish(&logged);
+        self.publish(&logged, rows);
         if logged.wants_preparation {
             log.request_preparation();
         }

@@ -198,17 +198,21 @@ impl Engine {
             drop(body);
             // The versions now account for the memory that they use.
             drop(version_memory);
-            self.publish(&logged);
+            self.publish(&logged, rows);
             Ok((Applied { logged, reserved_pages }, admitted))
         })
     }
 
-    /// Waits until an applied commit is published. Its row locks must not be released earlier.
+    /// Waits until an applied commit is published, and notes it in the keyspaces of its rows. Its row locks must not be
+    /// released earlier.
     #[inline]
-    pub(super) fn publish(&self, logged: &Appended) {
+    pub(super) fn publish(&self, logged: &Appended, rows: &[Row<'_>]) {
         // The next owner of a row lock assumes that the row is unchanged if nothing has been published since its
-        // snapshot.
+        // snapshot, or nothing was noted in the keyspace.
         self.clock.wait_published(logged.timestamp);
+        for of_keyspace in rows.chunk_by(|left, right| left.tree.pages.id == right.tree.pages.id) {
+            self.snapshots.note_change(&of_keyspace[0].tree.pages.changed_at, logged.timestamp);
+        }
     }
 
     /// Encodes the record of a commit into `body`, which must be empty and have enough capacity.

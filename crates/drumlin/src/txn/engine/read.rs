@@ -552,12 +552,11 @@ impl Engine {
         up_to
     }
 
-    /// Returns `false` if no row of the keyspace that the caller has locked can have changed since the snapshot. That
-    /// is certain if nothing has been published since then, because a transaction holds its row locks until its changes
-    /// are published. Bulk loads acquire no row locks and are checked for separately.
+    /// Returns `false` if no row of the keyspace that the caller has locked has changed since the snapshot. See
+    /// [`PageSpace::may_have_changed`](crate::space::PageSpace::may_have_changed).
     #[inline]
     pub(crate) fn may_have_changed(&self, tree: &Tree, snapshot: Timestamp) -> bool {
-        tree.pages.load_gate.may_have_changed(snapshot, || self.clock.published())
+        tree.pages.may_have_changed(snapshot, || self.clock.published())
     }
 }
 
