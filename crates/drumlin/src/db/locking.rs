@@ -253,7 +253,7 @@ impl Transaction {
         let request = LockRequest { owner: *id, keyspace: tree.pages.id, key, mode: lock_mode };
         let tried = store.engine.locks.try_request(&request);
         // Another transaction may have the lock although it is not in the lock table.
-        let has_spilled = store.engine.spilled_locks.has_any();
+        let has_spilled = store.engine.spilled_locks.has_others(locks.has_spilled());
         let snapshot = reader.view.horizon.snapshot();
         let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
         match tried {

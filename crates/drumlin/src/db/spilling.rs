@@ -10,6 +10,7 @@ use super::transaction::{Transaction, rows_seen};
 use crate::coverage;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
+use crate::memory::Account;
 use crate::store::OpenKeyspace;
 use crate::task::{Boxed, WaitMode, ready};
 use crate::txn::row_locks::Planned;
@@ -92,9 +93,13 @@ impl Transaction {
             match &mut locks.planned {
                 // A batch does not lock the rows that it has spilled.
                 Some(planned) => *planned = Planned::default(),
-                None => locks.spill(spill.writes(), |keyspace, key| writes.set.get(keyspace, key).is_some()),
+                None => {
+                    let set = &writes.set;
+                    locks.spill(spill.writes(), set.changed_keys(), |keyspace, key| set.get(keyspace, key).is_some());
+                }
             }
-            SharedWrites::replace(writes, spill);
+            let is_scarce = locks.engine.budget.is_scarce(Account::Transactions);
+            SharedWrites::replace(writes, spill, !is_scarce);
             let lock_bytes = self.locks.memory_bytes_with(&[]) as u64;
             if lock_bytes < self.memory.bytes() {
                 let is_smaller = self.memory.resize(lock_bytes);

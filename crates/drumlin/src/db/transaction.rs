@@ -353,8 +353,11 @@ impl Transaction {
         let sharer_bytes = if value_bytes.is_none() { SHARER_BYTES } else { 0 };
         let lock_bytes = self.locks.memory_bytes_with(key) + sharer_bytes;
         let bytes = write_bytes + lock_bytes;
-        if bytes as u64 > limit_bytes || self.should_spill(bytes as u64, write_bytes as u64)? {
-            return Err(Error::writes_too_large(writes.position() + 1, bytes as u64, limit_bytes));
+        if bytes as u64 > limit_bytes && SharedWrites::free_unused(self.writes_mut()) {
+            return self.secure_memory(key, value_bytes);
+        }
+        if bytes as u64 > limit_bytes || self.should_spill(bytes as u64)? {
+            return Err(Error::writes_too_large(self.writes().set.position() + 1, bytes as u64, limit_bytes));
         }
         if let Some(reads) = &self.reader.view.reads {
             let mut reads = reads.lock();
@@ -373,11 +376,11 @@ impl Transaction {
     }
 
     /// Returns `true` if the transaction has enough changes to spill them, now that it would take `bytes` of memory
-    /// with the next one, `write_bytes` of them for changes. If other transactions leave little memory, fewer are
-    /// enough.
-    fn should_spill(&self, bytes: u64, write_bytes: u64) -> Result<bool> {
+    /// with the next one. If other transactions leave little memory, fewer are enough.
+    #[inline]
+    fn should_spill(&self, bytes: u64) -> Result<bool> {
         let budget = &self.store()?.engine.budget;
-        let spill_bytes = budget.spill_bytes();
+        let (spill_bytes, write_bytes) = (budget.spill_bytes(), self.writes().set.entry_bytes() as u64);
         let is_large = bytes > spill_bytes && write_bytes > spill_bytes / 4;
         let is_due = is_large || write_bytes > spill_bytes / 8 && budget.is_scarce(Account::Transactions);
         Ok(is_due && self.may_spill())

@@ -149,26 +149,47 @@ impl RowLocks {
         self.table_bytes += lock_bytes(key) + if mode == LockMode::Shared { SHARER_BYTES } else { 0 };
     }
 
-    /// Publishes spilled changes as locks of their rows, and releases the locks of the rows for which `is_spilled`
-    /// returns `true`.
-    pub(crate) fn spill(&mut self, writes: &SpilledWrites, is_spilled: impl Fn(KeyspaceId, &[u8]) -> bool) {
+    /// Publishes spilled changes as locks of their rows, and releases the locks of the rows that were spilled last.
+    /// These are `spilled`, in any order; `is_spilled` returns `true` for them.
+    pub(crate) fn spill<'k>(
+        &mut self,
+        writes: &SpilledWrites,
+        mut spilled: impl Iterator<Item = (KeyspaceId, &'k [u8])>,
+        is_spilled: impl Fn(KeyspaceId, &[u8]) -> bool,
+    ) {
         assert!(self.planned.is_none(), "a batch locks rows that it has spilled");
         let engine = &self.engine;
         let owner = self.spilled.get_or_insert_with(|| engine.spilled_locks.add(self.owner, &engine.budget));
         assert_eq!(owner.id, self.owner, "a transaction spills as another");
         owner.publish(writes);
-        let (key_bytes, keys) = (std::mem::take(&mut self.key_bytes), std::mem::take(&mut self.keys));
+        let (mut key_bytes, mut keys) = (std::mem::take(&mut self.key_bytes), std::mem::take(&mut self.keys));
         self.table_bytes = 0;
+        // Rows that are written in key order are locked in the same order, and need not be searched for.
+        let mut next = spilled.next();
         let mut start = 0;
-        for (keyspace, end) in keys {
+        for &(keyspace, end) in &keys {
             let key = &key_bytes[std::mem::replace(&mut start, end)..end];
-            if is_spilled(keyspace, key) {
-                self.engine.locks.unlock(self.owner, keyspace, key);
-            } else {
+            if next == Some((keyspace, key)) {
+                next = spilled.next();
+            } else if !is_spilled(keyspace, key) {
                 // Count it as shared, which takes more memory.
                 self.add(keyspace, key, LockMode::Shared);
+                continue;
             }
+            self.engine.locks.unlock(self.owner, keyspace, key);
         }
+        if self.keys.is_empty() {
+            // The next locks use the same memory.
+            key_bytes.clear();
+            keys.clear();
+            (self.key_bytes, self.keys) = (key_bytes, keys);
+        }
+    }
+
+    /// Returns `true` if the transaction has spilled changes, whose rows are locked without entries in the lock table.
+    #[inline]
+    pub(crate) fn has_spilled(&self) -> bool {
+        self.spilled.is_some()
     }
 
     /// Makes room for planned locks.

@@ -61,6 +61,13 @@ impl SpilledLocks {
         self.count.load(Ordering::SeqCst) > 0
     }
 
+    /// Returns `true` if another transaction than the caller's has spilled changes. `is_listed` tells if the caller's
+    /// has.
+    #[inline]
+    pub(crate) fn has_others(&self, is_listed: bool) -> bool {
+        self.count.load(Ordering::SeqCst) > usize::from(is_listed)
+    }
+
     /// Adds a transaction that will publish spilled changes.
     pub(crate) fn add(&self, id: TransactionId, budget: &Arc<Budget>) -> Arc<SpilledOwner> {
         let memory = budget.grant(Account::Transactions);
