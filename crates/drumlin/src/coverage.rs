@@ -19,7 +19,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a range delete waited for a locked row",
     "a scan skipped a range that its transaction had removed",
     "a scan skipped rows that a range delete had removed",
-    "a bulk load went on while another thread wrote or read for it",
+    "a thread went on while another one wrote or read for it",
     "a bulk load took page numbers that were in use before",
     "a bulk load was given up",
     "a checkpoint wrote a new base image",

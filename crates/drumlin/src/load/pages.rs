@@ -17,11 +17,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::deferred::Deferred;
 use crate::error::{Error, Result};
 use crate::format::extent::{Encoder, HEADER_BYTES, Kind, PageKey, TABLE_PAGES};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
-use crate::pool::Pool;
+use crate::pool::{Deferred, Pool};
 use crate::space::appender::{Appender, WriteBuffers, WriteJob};
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};

@@ -4,13 +4,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::deferred::Deferred;
 use super::pages::LoadPages;
 use crate::error::Result;
 use crate::format::extent::VALUE_BYTES_OFFSET;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, PageId};
-use crate::pool::Pool;
+use crate::pool::{Deferred, Pool};
 use crate::space::extents::{open_extent, read_extent};
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
 use crate::txn::keyspace::OpenKeyspace;

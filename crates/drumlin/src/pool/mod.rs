@@ -17,6 +17,7 @@
 mod background;
 mod buffers;
 mod bulk;
+mod deferred;
 mod elevator;
 mod evict;
 mod fault;
@@ -52,6 +53,7 @@ use crate::io::{AlignedBuffer, Backend, Process, Queue};
 use crate::memory::{Account, Budget};
 use crate::space::{PageEntry, PageSpace, Space};
 use buffers::Buffers;
+pub(crate) use deferred::Deferred;
 use elevator::Elevator;
 pub(crate) use frame_header::Residency;
 pub(crate) use frames::{

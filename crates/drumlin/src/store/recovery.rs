@@ -253,7 +253,7 @@ impl<'o> LogScanned<'o> {
         let reclaim = Arc::clone(&maintenance) as Arc<dyn Reclaim>;
         let backend = Arc::clone(&opener.backend);
         let spilled = Spilled::new(Arc::clone(&opener.folder), &budget, opener.settings.spill_limit);
-        let write_spill = WriteSpill::new(Arc::clone(&opener.folder), &budget);
+        let write_spill = WriteSpill::new(Arc::clone(&opener.folder), &budget, &pool);
         if !opener.settings.read_only
             && let Err(error) = spilled.remove_left().and_then(|()| write_spill.remove_left())
         {

@@ -58,48 +58,43 @@ impl SpillFile {
         }
     }
 
-    /// Allocates a block, writes it and returns its number. The first block creates the file.
-    pub(super) fn append(&self, block: &AlignedBuffer) -> io::Result<u32> {
-        assert!(block.len() == self.block_bytes, "a block of {} bytes", block.len());
-        let (file, number) = {
-            let mut state = self.state.lock();
-            if state.is_closed {
-                return Err(io::Error::other("the database is closed"));
-            }
-            let file = match &state.file {
-                Some(file) => Arc::clone(file),
-                None => {
-                    let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
-                    let file = self.folder.open(self.name, options)?;
-                    state.file.insert(file).clone()
-                }
-            };
-            let number = state.free.pop_first().unwrap_or(state.end);
-            state.end = state.end.max(number + 1);
-            debug_assert!(!state.free.contains(&number), "block {number} is taken twice");
-            debug_assert!(state.free.iter().all(|free| *free < state.end), "a block beyond the end is free");
-            (file, number)
-        };
-        match file.write_at(block, self.offset(number), Persist::Later) {
-            Ok(()) => Ok(number),
-            Err(error) => {
-                self.release(&[number]);
-                Err(error)
-            }
+    /// Allocates a block and returns its number. The first block creates the file.
+    pub(super) fn allocate(&self) -> io::Result<u32> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(io::Error::other("the database is closed"));
         }
+        if state.file.is_none() {
+            let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
+            state.file = Some(self.folder.open(self.name, options)?);
+        }
+        let number = state.free.pop_first().unwrap_or(state.end);
+        state.end = state.end.max(number + 1);
+        debug_assert!(!state.free.contains(&number), "block {number} is taken twice");
+        debug_assert!(state.free.iter().all(|free| *free < state.end), "a block beyond the end is free");
+        Ok(number)
+    }
+
+    /// Writes a block that has been allocated.
+    pub(super) fn write(&self, number: u32, block: &AlignedBuffer) -> io::Result<()> {
+        assert!(block.len() == self.block_bytes, "a block of {} bytes", block.len());
+        self.of_block(number)?.write_at(block, self.offset(number), Persist::Later)
     }
 
     /// Reads a block, which must belong to a run, into `block`.
     pub(super) fn read(&self, number: u32, block: &mut AlignedBuffer) -> io::Result<()> {
+        assert!(block.len() == self.block_bytes, "a block of {} bytes", block.len());
+        self.of_block(number)?.read_at(block, self.offset(number))
+    }
+
+    /// Returns the file, for an access to a block that is allocated.
+    fn of_block(&self, number: u32) -> io::Result<FileRef> {
         let state = self.state.lock();
         if state.is_closed {
             return Err(io::Error::other("the database is closed"));
         }
-        assert!(number < state.end && !state.free.contains(&number), "block {number} is read, which no run has");
-        assert!(block.len() == self.block_bytes, "a block of {} bytes", block.len());
-        let file = state.file.clone().expect("a run has blocks of a file");
-        drop(state);
-        file.read_at(block, self.offset(number))
+        assert!(number < state.end && !state.free.contains(&number), "block {number} is used, which no run has");
+        Ok(state.file.clone().expect("a run has blocks of a file"))
     }
 
     /// Releases blocks. If the last blocks of the file are now free, truncates it. If all blocks are free, removes it.

@@ -43,6 +43,7 @@ use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::io::{AlignedBuffer, FolderRef};
 use crate::memory::{Account, Budget, Grant};
+use crate::pool::{Deferred, Pool};
 use crate::sync::Mutex;
 use crate::task::{Boxed, WaitMode};
 use crate::tree::Direction;
@@ -370,7 +371,7 @@ impl Spilled {
     /// Begins writing a run.
     pub(crate) fn begin(&self) -> RunWriter {
         let number = self.number_next.fetch_add(1, Ordering::Relaxed);
-        RunWriter::new(number, &self.file, &self.cache, &self.budget)
+        RunWriter::new(number, &self.file, &self.cache, &self.budget, None)
     }
 
     /// Publishes a run. After this call, its versions may be removed from memory.
@@ -430,7 +431,7 @@ impl Spilled {
         assert!(merged.iter().all(|run| run.last <= needed.visible), "a run has what is not visible");
         let mut writer = self.begin();
         let mut sifter = Sifter::new(needed);
-        let cursors = merged.iter().map(|run| Cursor::new(run, &self.budget)).collect::<Result<Vec<_>>>();
+        let cursors = merged.iter().map(|run| Cursor::new(run, &self.budget, None)).collect::<Result<Vec<_>>>();
         let mut cursors = cursors?;
         loop {
             let at = |index: &usize| cursors[*index].row().map(|row| row.sort_key());
@@ -454,6 +455,9 @@ impl Spilled {
 
 /// Iterates over the rows of a run.
 struct Cursor<'r> {
+    /// A read of the next block that a thread of the pool makes.
+    reading: Option<Deferred<AlignedBuffer>>,
+    pool: Option<&'r Arc<Pool>>,
     run: &'r Run,
     /// The next block to read.
     block: usize,
@@ -464,13 +468,14 @@ struct Cursor<'r> {
 }
 
 impl<'r> Cursor<'r> {
-    /// Creates a cursor at the first row.
-    fn new(run: &'r Run, budget: &Arc<Budget>) -> Result<Cursor<'r>> {
+    /// Creates a cursor at the first row. With a pool, and memory for two blocks, the cursor reads ahead.
+    fn new(run: &'r Run, budget: &Arc<Budget>, pool: Option<&'r Arc<Pool>>) -> Result<Cursor<'r>> {
         assert!(run.len() > 0, "a run has no blocks");
         let mut memory = budget.grant(Account::Spilled);
         memory.take(run.block_bytes() as u64);
+        let pool = pool.filter(|_| memory.cover(2 * run.block_bytes() as u64));
         let bytes = AlignedBuffer::zeroed(run.block_bytes());
-        let mut cursor = Cursor { run, block: 0, bytes, offset: None, _memory: memory };
+        let mut cursor = Cursor { reading: None, pool, run, block: 0, bytes, offset: None, _memory: memory };
         cursor.read_next()?;
         Ok(cursor)
     }
@@ -494,8 +499,19 @@ impl<'r> Cursor<'r> {
     fn read_next(&mut self) -> Result<()> {
         self.offset = None;
         if self.block < self.run.len() {
-            self.run.read_into(self.block, &mut self.bytes)?;
+            let mut free = None;
+            match self.reading.take() {
+                Some(reading) => free = Some(std::mem::replace(&mut self.bytes, reading.wait()?)),
+                None => self.run.read_into(self.block, &mut self.bytes)?,
+            }
             self.block += 1;
+            if let Some(pool) = self.pool
+                && self.block < self.run.len()
+            {
+                let place = self.run.place(self.block);
+                let mut bytes = free.unwrap_or_else(|| AlignedBuffer::zeroed(self.run.block_bytes()));
+                self.reading = Some(Deferred::begin(pool, move |_| place.read(&mut bytes).map(|()| bytes)));
+            }
             self.offset = block::rows_from(&self.bytes, 0).offset(&self.bytes);
             assert!(self.offset.is_some(), "a block has no rows");
         }

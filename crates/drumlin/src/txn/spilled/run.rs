@@ -12,6 +12,7 @@ use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp};
 use crate::io::AlignedBuffer;
 use crate::memory::{Account, Budget, Grant, heap_bytes};
+use crate::pool::{Deferred, Pool};
 use crate::tree::node::RowValue;
 use crate::txn::old_rows::HELD_BYTES;
 
@@ -101,15 +102,39 @@ impl Run {
 
     /// Reads a block into a buffer, bypassing the cache.
     pub(super) fn read_into(&self, block: usize, bytes: &mut AlignedBuffer) -> Result<()> {
+        self.place(block).read(bytes)
+    }
+
+    /// Returns where a block is.
+    pub(super) fn place(&self, block: usize) -> BlockPlace {
         assert!(block < self.len(), "block {block} of {}", self.len());
-        let number = self.blocks[block].number;
+        BlockPlace { file: Arc::clone(&self.file), number: self.blocks[block].number, run: self.number }
+    }
+}
+
+/// A block of a run in its file. The run must exist for as long as this is used.
+pub(super) struct BlockPlace {
+    file: Arc<SpillFile>,
+    number: u32,
+    run: u64,
+}
+
+impl BlockPlace {
+    /// Writes what has been added to the buffer, which is empty afterwards.
+    fn write(&self, buffer: &mut BlockBuffer) -> Result<()> {
+        let written = self.file.write(self.number, buffer.seal(self.run));
+        written.map_err(|error| write_error(&self.file, error))
+    }
+
+    /// Reads and verifies the block.
+    pub(super) fn read(&self, bytes: &mut AlignedBuffer) -> Result<()> {
         let path = || self.file.path();
         let corrupted = |reason: &str| {
-            let what = format!("a block of spilled rows at byte {}", u64::from(number) * self.block_bytes() as u64);
-            Error::corrupted(&path(), what, reason)
+            let at = u64::from(self.number) * self.file.block_bytes as u64;
+            Error::corrupted(&path(), format!("a block of spilled rows at byte {at}"), reason)
         };
-        match self.file.read(number, bytes) {
-            Ok(()) if verify(bytes, self.number) => Ok(()),
+        match self.file.read(self.number, bytes) {
+            Ok(()) if verify(bytes, self.run) => Ok(()),
             Ok(()) => Err(corrupted("its checksum does not match")),
             // The file is too short if a write was lost.
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
@@ -132,10 +157,27 @@ impl Drop for Run {
     }
 }
 
+/// Returns the error of a failed write.
+fn write_error(file: &SpillFile, error: std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            let (path, needed_bytes) = (file.folder_path(), file.block_bytes as u64);
+            Error::DiskFull { path, needed_bytes, kept_snapshots: Vec::new() }
+        }
+        _ => Error::io("writing", &file.path(), error),
+    }
+}
+
 /// Writes a run.
 pub(crate) struct RunWriter {
+    /// A write that a thread of the pool makes while the next block is filled. It is the first field, because its drop
+    /// waits for the write, after which the run may release the block.
+    writing: Option<Deferred<BlockBuffer>>,
     run: Run,
     buffer: BlockBuffer,
+    /// The other buffer, unless it is being written. Without a pool there is only one buffer.
+    other: Option<BlockBuffer>,
+    pool: Option<Arc<Pool>>,
     /// The index entry of the block in the buffer, once the block has a row; and the key of the last row.
     first: Option<BlockKey>,
     last_key: (KeyspaceId, Vec<u8>),
@@ -143,10 +185,21 @@ pub(crate) struct RunWriter {
 }
 
 impl RunWriter {
-    pub(super) fn new(number: u64, file: &Arc<SpillFile>, cache: &Arc<Cache>, budget: &Arc<Budget>) -> RunWriter {
+    /// With a pool, and memory for two blocks, writes a block while the next one is filled.
+    pub(super) fn new(
+        number: u64,
+        file: &Arc<SpillFile>,
+        cache: &Arc<Cache>,
+        budget: &Arc<Budget>,
+        pool: Option<&Arc<Pool>>,
+    ) -> RunWriter {
         let mut memory = budget.grant(Account::Spilled);
         memory.take(file.block_bytes as u64);
+        let pool = pool.filter(|_| memory.cover(2 * file.block_bytes as u64)).cloned();
         RunWriter {
+            writing: None,
+            other: pool.is_some().then(|| BlockBuffer::new(file.block_bytes)),
+            pool,
             run: Run {
                 number,
                 last: Timestamp(0),
@@ -190,25 +243,24 @@ impl RunWriter {
 
     fn write(&mut self) -> Result<()> {
         let Some(first) = self.first.take() else { return Ok(()) };
-        let written = self.run.file.append(self.buffer.seal(self.run.number));
-        let number = written.map_err(|error| match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::DiskFull {
-                path: self.run.file.folder_path(),
-                needed_bytes: self.run.block_bytes() as u64,
-                kept_snapshots: Vec::new(),
-            },
-            _ => Error::io("writing", &self.run.file.path(), error),
-        })?;
+        let number = self.run.file.allocate().map_err(|error| write_error(&self.run.file, error))?;
         let sort_key = first.sort_key();
         assert!(self.run.blocks.last().is_none_or(|last| last.sort_key() <= sort_key), "blocks are out of order");
         self.run.memory.take((size_of::<BlockKey>() * 2 + heap_bytes(first.key.len())) as u64);
         self.run.blocks.push(BlockKey { number, ..first });
+        let place = self.run.place(self.run.len() - 1);
+        let Some(pool) = &self.pool else { return place.write(&mut self.buffer) };
+        let written = self.writing.take().map(Deferred::wait).transpose()?;
+        let empty = written.or(self.other.take()).expect("one buffer is filled while the other is written");
+        let mut full = std::mem::replace(&mut self.buffer, empty);
+        self.writing = Some(Deferred::begin(pool, move |_| place.write(&mut full).map(|()| full)));
         Ok(())
     }
 
     /// Writes the last block. Returns the run, or `None` if it has no rows.
     pub(super) fn finish(mut self) -> Result<Option<Run>> {
         self.write()?;
+        self.writing.take().map(Deferred::wait).transpose()?;
         let large_bytes = self.run.large.len() * (2 * size_of::<(KeyspaceId, LargeRef)>() + HELD_BYTES);
         self.run.memory.take(large_bytes as u64);
         let Some(first) = self.run.blocks.first() else { return Ok(None) };

@@ -35,6 +35,7 @@ use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp, ValueId};
 use crate::io::FolderRef;
 use crate::memory::{Account, Budget};
+use crate::pool::Pool;
 use crate::space::runs::RemovedKeys;
 use crate::tree::Direction;
 use crate::tree::node::RowValue;
@@ -56,15 +57,18 @@ pub(crate) struct WriteSpill {
     file: Arc<SpillFile>,
     cache: Arc<Cache>,
     budget: Arc<Budget>,
+    /// Its threads write and read blocks while the transaction continues.
+    pool: Arc<Pool>,
     number_next: AtomicU64,
 }
 
 impl WriteSpill {
-    pub(crate) fn new(folder: FolderRef, budget: &Arc<Budget>) -> WriteSpill {
+    pub(crate) fn new(folder: FolderRef, budget: &Arc<Budget>, pool: &Arc<Pool>) -> WriteSpill {
         WriteSpill {
             file: SpillFile::new(folder, WRITES_NAME, WRITE_BLOCK_BYTES),
             cache: Arc::new(Cache::new(budget, WRITE_BLOCK_BYTES)),
             budget: Arc::clone(budget),
+            pool: Arc::clone(pool),
             number_next: AtomicU64::new(1),
         }
     }
@@ -95,7 +99,7 @@ impl WriteSpill {
     /// Begins writing a part.
     pub(crate) fn begin(&self) -> PartWriter {
         let number = self.number_next.fetch_add(1, Ordering::Relaxed);
-        let writer = RunWriter::new(number, &self.file, &self.cache, &self.budget);
+        let writer = RunWriter::new(number, &self.file, &self.cache, &self.budget, Some(&self.pool));
         PartWriter { writer, first: None, last: (KeyspaceId(0), Vec::new()) }
     }
 }
@@ -515,7 +519,7 @@ impl SpilledWrites {
 
     /// Returns an iterator over the changed rows, in the order of keyspace and key.
     pub(crate) fn rows<'s>(&'s self, spill: &'s WriteSpill) -> Result<ChangedRows<'s>> {
-        ChangedRows::new(&self.tiers, &spill.budget)
+        ChangedRows::new(&self.tiers, spill)
     }
 }
 
@@ -525,7 +529,7 @@ fn merge_from(tiers: &mut Vec<Tier>, first: usize, spill: &WriteSpill, savepoint
     assert!(first + 1 < tiers.len(), "{} tiers are merged from number {first} on", tiers.len());
     let mut writer = spill.begin();
     {
-        let mut rows = ChangedRows::new(&tiers[first..], &spill.budget)?;
+        let mut rows = ChangedRows::new(&tiers[first..], spill)?;
         while rows.step()? {
             let is_kept = |index: &usize| index + 1 == rows.changes.len() || rows.changes[*index].position < savepoint;
             for index in (0..rows.changes.len()).filter(is_kept) {
@@ -553,12 +557,12 @@ struct TierCursor<'t> {
     /// The index of the next part.
     next: usize,
     cursor: Option<Cursor<'t>>,
-    budget: &'t Arc<Budget>,
+    spill: &'t WriteSpill,
 }
 
 impl<'t> TierCursor<'t> {
-    fn new(tier: &'t Tier, budget: &'t Arc<Budget>) -> Result<TierCursor<'t>> {
-        let mut cursor = TierCursor { tier, next: 0, cursor: None, budget };
+    fn new(tier: &'t Tier, spill: &'t WriteSpill) -> Result<TierCursor<'t>> {
+        let mut cursor = TierCursor { tier, next: 0, cursor: None, spill };
         cursor.open_next()?;
         Ok(cursor)
     }
@@ -579,7 +583,7 @@ impl<'t> TierCursor<'t> {
         assert!(self.next <= self.tier.parts.len(), "a cursor is past its tier");
         if let Some(part) = self.tier.parts.get(self.next) {
             self.next += 1;
-            self.cursor = Some(Cursor::new(&part.run, self.budget)?);
+            self.cursor = Some(Cursor::new(&part.run, &self.spill.budget, Some(&self.spill.pool))?);
         }
         Ok(())
     }
@@ -612,21 +616,20 @@ pub(crate) struct ChangedRows<'t> {
 }
 
 impl<'t> ChangedRows<'t> {
-    fn new(tiers: &'t [Tier], budget: &'t Arc<Budget>) -> Result<ChangedRows<'t>> {
-        let cursors = tiers.iter().map(|tier| TierCursor::new(tier, budget)).collect::<Result<_>>()?;
+    fn new(tiers: &'t [Tier], spill: &'t WriteSpill) -> Result<ChangedRows<'t>> {
+        let cursors = tiers.iter().map(|tier| TierCursor::new(tier, spill)).collect::<Result<_>>()?;
         Ok(ChangedRows { cursors, keyspace: KeyspaceId(0), key: Vec::new(), changes: Vec::new(), values: Vec::new() })
     }
 
     /// Moves to the next row. Returns `false` if there is none.
     pub(crate) fn step(&mut self) -> Result<bool> {
-        let before = (self.keyspace, std::mem::take(&mut self.key));
-        let least = {
-            let rows = self.cursors.iter().filter_map(TierCursor::row);
-            let Some(least) = rows.min_by_key(|row| (row.keyspace, row.key)) else { return Ok(false) };
-            (least.keyspace, least.key.to_vec())
-        };
-        assert!(before < least || before.1.is_empty(), "changes of a transaction are out of order");
-        (self.keyspace, self.key) = least;
+        let rows = self.cursors.iter().filter_map(TierCursor::row);
+        let Some(least) = rows.min_by_key(|row| (row.keyspace, row.key)) else { return Ok(false) };
+        let is_after = (self.keyspace, &self.key[..]) < (least.keyspace, least.key);
+        assert!(is_after || self.key.is_empty(), "changes of a transaction are out of order");
+        self.keyspace = least.keyspace;
+        self.key.clear();
+        self.key.extend_from_slice(least.key);
         self.changes.clear();
         self.values.clear();
         for cursor in &mut self.cursors {

@@ -1,5 +1,5 @@
-//! Deferred work. A thread of the pool does it while its owner continues: it writes a buffer of a bulk load, or reads
-//! the next leaves of a sorted run.
+//! Deferred work. A thread of the pool does it while its owner continues: it writes a buffer of a bulk load or a block
+//! of spilled changes, or reads the next leaves of a sorted run or the next block.
 //!
 //! The read-ahead threads do this work. If they have not begun by the time the owner needs the result, the owner does
 //! the work itself. So the owner is never slower than without these threads.
@@ -9,15 +9,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
 
+use super::{DeferredTask, Pool};
 use crate::error::Result;
-use crate::pool::{DeferredTask, Pool};
 use crate::sync::{Condvar, Mutex};
 
 type TaskBody<T> = Box<dyn FnOnce(&Pool) -> Result<T> + Send>;
 
 /// A piece of deferred work. Dropping it abandons the work. See the module.
 #[derive(Debug)]
-pub(super) struct Deferred<T> {
+pub(crate) struct Deferred<T> {
     pool: Arc<Pool>,
     shared: Arc<SharedTask<T>>,
 }
@@ -45,7 +45,7 @@ impl<T> Debug for SharedTask<T> {
 impl<T: Send> DeferredTask for SharedTask<T> {
     fn run(&self, pool: &Pool) {
         if self.try_run(pool) {
-            crate::coverage::mark!("a bulk load went on while another thread wrote or read for it");
+            crate::coverage::mark!("a thread went on while another one wrote or read for it");
         }
     }
 }
@@ -73,7 +73,7 @@ impl<T> SharedTask<T> {
 
 impl<T: Send + 'static> Deferred<T> {
     /// Hands `work` over to the pool. Everything that it owns is dropped before [`wait`](Self::wait) returns.
-    pub(super) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
+    pub(crate) fn begin(pool: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Deferred<T> {
         let state = Mutex::new(TaskState::Waiting(Box::new(work)));
         let shared = Arc::new(SharedTask { state, ended: Condvar::default() });
         pool.send_deferred_task(Arc::clone(&shared) as Arc<dyn DeferredTask>);
@@ -82,7 +82,7 @@ impl<T: Send + 'static> Deferred<T> {
 
     /// Waits for the work to end. If no thread has begun the work, does it on this thread. Returns the result of the
     /// work.
-    pub(super) fn wait(self) -> Result<T> {
+    pub(crate) fn wait(self) -> Result<T> {
         self.shared.try_run(&self.pool);
         let result = self.shared.take_result();
         result.expect("its owner takes the result once").unwrap_or_else(|panic| resume_unwind(panic))
