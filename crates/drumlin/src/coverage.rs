@@ -15,6 +15,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a run was folded whole",
     "a range of rows was removed",
     "a removal was folded whole",
+    "leaves of a removed range were unlinked",
     "a range delete waited for the folding of an older one",
     "a range delete waited for a locked row",
     "a scan skipped a range that its transaction had removed",

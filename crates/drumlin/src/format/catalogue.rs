@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   end of the page numbers (8)   leaves on disk (8)   rows in them (8)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
+//! list of keyspaces:  id (4)   page size (4)   end of the page numbers (8)   leaves on disk (8)   rows in them (8)   1 if a row may have had a value on pages of its own (1)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
 //! run:                root (4), 0 without rows   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free   list of removed ranges
 //! removed range:      length of the lower key (2)   length of the upper key (2), 65535 without one   lower key   upper key
 //! list of summaries:  address (8)
@@ -43,7 +43,7 @@ pub(super) const NO_UPPER: u16 = u16::MAX;
 
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.
 pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
-    42 + name_bytes as u64
+    43 + name_bytes as u64
 }
 
 /// Returns the size of a kept snapshot's entry, in bytes.
@@ -97,6 +97,8 @@ pub(crate) struct KeyspaceEntry {
     /// The number of leaves on disk, and of the rows in them. Only estimates depend on these numbers.
     pub(crate) leaf_count: u64,
     pub(crate) leaf_rows: u64,
+    /// `false` if no row has ever had a value on pages of its own.
+    pub(crate) has_values: bool,
     pub(crate) name: String,
     /// One address for each chunk.
     pub(crate) chunks: Vec<ExtentAddress>,
@@ -223,6 +225,7 @@ fn encode_keyspaces(keyspaces: &[KeyspaceEntry], out: &mut Vec<u8>) {
         out.extend(keyspace.page_end.to_le_bytes());
         out.extend(keyspace.leaf_count.to_le_bytes());
         out.extend(keyspace.leaf_rows.to_le_bytes());
+        out.push(u8::from(keyspace.has_values));
         let name_bytes = u16::try_from(keyspace.name.len()).expect("names are limited");
         out.extend(name_bytes.to_le_bytes());
         out.extend(keyspace.name.as_bytes());
@@ -279,6 +282,11 @@ impl<'a> Reader<'a> {
         let id = KeyspaceId(self.u32()?);
         let page_bytes = self.u32()?;
         let (page_end, leaf_count, leaf_rows) = (self.u64()?, self.u64()?, self.u64()?);
+        let has_values = match self.take(1)? {
+            [0] => false,
+            [1] => true,
+            _ => return None,
+        };
         let name = self.name()?;
         let chunks = self.list(|reader| {
             let bits = reader.u64()?;
@@ -300,7 +308,7 @@ impl<'a> Reader<'a> {
             let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
             is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
         })?;
-        Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, name, chunks, runs })
+        Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, has_values, name, chunks, runs })
     }
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
@@ -334,6 +342,7 @@ mod tests {
                 page_end: 5,
                 leaf_count: 7,
                 leaf_rows: 9,
+                has_values: true,
                 name: "käse".into(),
                 chunks: vec![address, ExtentAddress::NONE],
                 runs: vec![run],

@@ -285,6 +285,7 @@ fn the_catalogue_is_as_documented() {
         page_end: 33,
         leaf_count: 640,
         leaf_rows: 99,
+        has_values: true,
         name: "name".into(),
         chunks: vec![address],
         runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec(), removed }],
@@ -310,22 +311,22 @@ fn the_catalogue_is_as_documented() {
     compare_sample("Head of the catalogue", &bytes, &[8, 99, 1]);
     // The keyspace is preceded by 16 bytes. Its name occupies 4 bytes and its list of chunks 4 + 8. The remaining lists
     // begin with their lengths.
-    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 33, 640, 99, 4]);
-    assert_eq!(bytes[50..54], *b"name");
-    assert_eq!(bytes[54..66], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
-    assert_eq!(bytes[66..70], 1u32.to_le_bytes());
-    compare_sample("A run above a tree", &bytes[70..], &[6, 55, 3]);
-    assert_eq!(bytes[84..87], *b"key");
-    assert_eq!(bytes[87..91], 1u32.to_le_bytes());
-    compare_sample("A removed range", &bytes[91..], &[1, 2]);
-    assert_eq!(bytes[95..98], *b"abc");
-    assert_eq!(bytes[102..110], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[114..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[134..], &[7, 5, 6]);
-    assert_eq!(bytes[146..150], 1u32.to_le_bytes());
-    compare_sample("A kept snapshot", &bytes[150..], &[8, 54, 1_700_000_000_000, 900, 4]);
-    assert_eq!(bytes[184..], [b"kept", &chunk.to_bytes()[..]].concat());
-    assert_eq!(bytes.len(), 204);
+    compare_sample("A keyspace", &bytes[16..], &[7, 4096, 33, 640, 99, 1, 4]);
+    assert_eq!(bytes[51..55], *b"name");
+    assert_eq!(bytes[55..67], [&1u32.to_le_bytes()[..], &address.to_bits().to_le_bytes()].concat());
+    assert_eq!(bytes[67..71], 1u32.to_le_bytes());
+    compare_sample("A run above a tree", &bytes[71..], &[6, 55, 3]);
+    assert_eq!(bytes[85..88], *b"key");
+    assert_eq!(bytes[88..92], 1u32.to_le_bytes());
+    compare_sample("A removed range", &bytes[92..], &[1, 2]);
+    assert_eq!(bytes[96..99], *b"abc");
+    assert_eq!(bytes[103..111], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[115..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[135..], &[7, 5, 6]);
+    assert_eq!(bytes[147..151], 1u32.to_le_bytes());
+    compare_sample("A kept snapshot", &bytes[151..], &[8, 54, 1_700_000_000_000, 900, 4]);
+    assert_eq!(bytes[185..], [b"kept", &chunk.to_bytes()[..]].concat());
+    assert_eq!(bytes.len(), 205);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

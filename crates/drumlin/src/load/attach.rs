@@ -212,6 +212,8 @@ impl Engine<Replaying> {
         timestamp: Timestamp,
     ) -> Result<()> {
         let epoch_guard = self.space.epoch_latch.exclusive();
+        // The record does not tell.
+        pages.expect_values();
         match tables.root {
             LoadRoot::Tree(root) => {
                 self.space.clear_runs(pages);

@@ -76,6 +76,7 @@ impl PackedTree {
 
     /// Appends a row whose value has already been written to this tree.
     pub(super) fn push_reference(&mut self, key: &[u8], reference: LargeRef) -> Result<()> {
+        self.open.tree.pages.expect_values();
         self.rest.clear();
         self.rest.extend_from_slice(&large_rest(reference));
         self.push_row(key, Rest::Reference)

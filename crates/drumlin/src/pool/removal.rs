@@ -47,17 +47,32 @@ impl Pool {
         let (PageEntry::OnDisk(address) | PageEntry::Reading(address)) = entry else {
             unreachable!("{entry:?} is not on disk")
         };
-        // Claim the page. From now on, no thread moves it or begins to read it, and a read in flight finds the entry
-        // changed.
-        if !pages.table.exchange(page, entry, PageEntry::Reserved) {
-            return false;
+        let is_claimed = self.claim_on_disk(pages, page, entry);
+        if is_claimed {
+            self.free_claimed(epoch_guard, pages, page, address);
         }
+        is_claimed
+    }
+
+    /// Claims a page that is on disk, or being read, so that it can be freed. From now on, no thread moves it or begins
+    /// to read it, and a read in flight finds the entry changed. Returns `false` if its entry has changed.
+    pub(crate) fn claim_on_disk(&self, pages: &PageSpace, page: PageId, entry: PageEntry) -> bool {
+        pages.table.exchange(page, entry, PageEntry::Reserved)
+    }
+
+    /// Frees a page that the caller has [claimed](Self::claim_on_disk), and its extent.
+    pub(crate) fn free_claimed(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        pages: &PageSpace,
+        page: PageId,
+        address: ExtentAddress,
+    ) {
         self.space.record_free(epoch_guard, pages, page);
         self.space.segments.release(address, epoch_guard.epoch());
         let claimed = pages.table.free_in(epoch_guard.epoch(), page);
         assert!(claimed == PageEntry::Reserved, "page {page} became {claimed:?} while it was claimed to be freed");
         self.announce_arrival(pages, page);
-        true
     }
 
     /// Removes the pages of a large value from their keyspace. Returns their extents, which stay in use: the caller

@@ -357,6 +357,7 @@ impl PageTableStore {
             // As of now, since the checkpoint has counted the leaves that it wrote.
             if let Some(pages) = space.page_space(entry.id) {
                 (entry.leaf_count, entry.leaf_rows) = pages.leaves_on_disk.get();
+                entry.has_values = pages.has_values();
             }
         }
     }
@@ -682,6 +683,7 @@ mod tests {
             page_end: 8,
             leaf_count: u64::from(id),
             leaf_rows: 0,
+            has_values: false,
             name: format!("{id:0255}"),
             chunks: Vec::new(),
             runs: Vec::new(),

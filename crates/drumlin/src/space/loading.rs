@@ -72,7 +72,7 @@ impl PageTableStore {
         space.check_opened_tables(catalogue.keyspaces.iter().map(table_bytes).sum())?;
         let mut unread = Vec::new();
         for keyspace in &catalogue.keyspaces {
-            let KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, chunks, name, runs, .. } = keyspace;
+            let KeyspaceEntry { id, page_bytes, leaf_count, leaf_rows, has_values, chunks, name, runs, .. } = keyspace;
             if !crate::format::node::is_page_bytes(*page_bytes as usize) {
                 let reason = format!("keyspace {name:?} has pages of {page_bytes} bytes");
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
@@ -80,6 +80,9 @@ impl PageTableStore {
             }
             let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name, &space.budget));
             pages.leaves_on_disk.set(*leaf_count, *leaf_rows);
+            if *has_values {
+                pages.expect_values();
+            }
             let address = |chunk| chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
             unread
                 .extend((0..chunk_count(keyspace)).map(|chunk| (address(chunk), keyspace, chunk, Arc::clone(&pages))));

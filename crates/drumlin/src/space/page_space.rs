@@ -74,6 +74,8 @@ pub(crate) struct PageSpace {
     /// A commit that changed rows of the keyspace, or 0. It need not be the newest one: see `txn/snapshots.rs`.
     pub(crate) changed_at: sync::atomic::AtomicU64,
     pub(crate) leaves_on_disk: LeavesOnDisk,
+    /// Set once a row may have had a value on pages of its own. Leaves without such rows need not be read to be freed.
+    has_values: AtomicBool,
     /// The runs above the keyspace's tree.
     pub(crate) runs: Runs,
 }
@@ -93,6 +95,7 @@ impl PageSpace {
             load_gate,
             changed_at: sync::atomic::AtomicU64::new(0),
             leaves_on_disk: LeavesOnDisk::default(),
+            has_values: AtomicBool::new(false),
             runs: Runs::default(),
         }
     }
@@ -139,6 +142,21 @@ impl PageSpace {
     /// Returns `true` if a node may name a page that is missing from the table.
     pub(crate) fn has_lost_pages(&self) -> bool {
         self.has_lost_pages.load(Ordering::Acquire)
+    }
+
+    /// Records that rows may have values on pages of their own. Called before a leaf refers to such a value.
+    #[inline]
+    pub(crate) fn expect_values(&self) {
+        // Load first: a cache line that is only read stays in the caches of all processors.
+        if !self.has_values() {
+            self.has_values.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns `false` if no row has ever had a value on pages of its own.
+    #[inline]
+    pub(crate) fn has_values(&self) -> bool {
+        self.has_values.load(Ordering::Acquire)
     }
 
     /// Returns the keyspace's name.

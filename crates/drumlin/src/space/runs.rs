@@ -131,6 +131,19 @@ impl RemovedKeys {
         self.at_or_after(key).is_some_and(|range| *range.lower <= *key)
     }
 
+    /// Returns `true` if all keys from `lower` on, up to but not including `upper`, are removed.
+    pub(crate) fn covers_range(&self, lower: &[u8], upper: Option<&[u8]>) -> bool {
+        debug_assert!(upper.is_none_or(|upper| lower < upper), "a range ends before it begins");
+        self.at_or_after(lower).is_some_and(|range| {
+            let ends_later = match (upper, range.upper.as_deref()) {
+                (_, None) => true,
+                (None, Some(_)) => false,
+                (Some(upper), Some(end)) => upper <= end,
+            };
+            *range.lower <= *lower && ends_later
+        })
+    }
+
     /// Returns `true` if a key from `first` on, up to but not including `end`, is removed.
     pub(crate) fn meets(&self, first: &[u8], end: Option<&[u8]>) -> bool {
         debug_assert!(end.is_none_or(|end| first <= end), "a range ends before it begins");

@@ -150,6 +150,7 @@ impl Keyspaces {
             page_end: open.tree.pages.table.number_end(),
             leaf_count: 0,
             leaf_rows: 0,
+            has_values: false,
             name: open.name().to_string(),
             chunks: Vec::new(),
             runs: open.tree.pages.runs.all().iter().map(run_entry).collect(),

@@ -16,9 +16,11 @@ mod estimate;
 pub(crate) mod node;
 mod runs;
 mod structure;
+mod unlink;
 
 pub(crate) use runs::{Above, FoldPlan, FoldStep, RunEnd};
 pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, fits};
+pub(crate) use unlink::UNLINKED_LEAVES_MAX;
 
 use std::sync::Arc;
 

@@ -50,7 +50,7 @@ pub(crate) enum Emptied {
 }
 
 /// A change of the fences of latched pages. Dropping it tells the observer that all new nodes have been published.
-struct FenceChange<'t, const N: usize> {
+pub(super) struct FenceChange<'t, const N: usize> {
     observer: &'t dyn RowObserver,
     pages: [PageId; N],
 }
@@ -207,14 +207,14 @@ impl Tree {
     }
 
     /// Tells the observer that the fences of these pages are about to change. The caller has latched the pages.
-    fn begin_change<const N: usize>(&self, pages: [PageId; N]) -> FenceChange<'_, N> {
+    pub(super) fn begin_change<const N: usize>(&self, pages: [PageId; N]) -> FenceChange<'_, N> {
         debug_assert!(pages.iter().all(|page| *page != PageId::ROOT), "the root has other fences");
         self.observer.begin_change(&pages);
         FenceChange { observer: &*self.observer, pages }
     }
 
     /// Returns the inner node in `page`, latched exclusively, which keeps other threads from replacing it.
-    fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
+    pub(super) fn latch_inner(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Immutable(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
         let is_there = self.pages.table.load(page) == PageEntry::Immutable(frame);
@@ -227,7 +227,7 @@ impl Tree {
         is_inner.then_some(write)
     }
 
-    fn latch_leaf(&self, page: PageId) -> Option<FrameWrite<'_>> {
+    pub(super) fn latch_leaf(&self, page: PageId) -> Option<FrameWrite<'_>> {
         let PageEntry::Leaf(frame) = self.pages.table.load(page) else { return None };
         let write = self.pool.frames.write(frame, self.page_key(page))?;
         let is_there = self.pages.table.load(page) == PageEntry::Leaf(frame);
@@ -236,7 +236,7 @@ impl Tree {
     }
 
     /// Replaces an inner node by publishing a changed copy.
-    fn replace(&self, epoch_guard: &EpochGuard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
+    pub(super) fn replace(&self, epoch_guard: &EpochGuard<'_>, page: PageId, old: FrameWrite<'_>, new: NewFrame<'_>) {
         assert!(old.page() == page, "a node is replaced at another's number");
         debug_assert_eq!(check_node(&new, Kind::Inner), Ok(()), "the copy of a node is not sound");
         let lower_fences = (Node::new(&old).lower_fence(), Node::new(&new).lower_fence());
@@ -568,7 +568,7 @@ impl Tree {
     }
 
     /// Takes a free frame for a node.
-    fn free_frame(&self) -> Result<NewFrame<'_>, Stop> {
+    pub(super) fn free_frame(&self) -> Result<NewFrame<'_>, Stop> {
         let page_bytes = self.pages.page_bytes;
         self.pool.frames.try_take(page_bytes).ok_or_else(|| Needs::Frame(page_bytes).into())
     }

@@ -28,7 +28,7 @@ use crate::space::runs::{REMOVAL_COUNT_MAX, RemovedKeys, Run};
 use crate::space::{EpochGuard, PageEntry, Purpose};
 use crate::task::{WaitMode, ready, turn};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
-use crate::tree::{FoldPlan, FoldStep, RunEnd};
+use crate::tree::{FoldPlan, FoldStep, RunEnd, UNLINKED_LEAVES_MAX};
 
 /// The maximum number of pages that one step of a fold makes dirty. It splits a leaf twice, which makes three leaves
 /// and two new versions of their parent, and may split the inner nodes on each level above.
@@ -382,7 +382,10 @@ impl Engine {
         let mut next = Some(run.freed_to.clone());
         for _ in 0..REMOVAL_LEAVES {
             let Some(from) = next else { break };
-            let upper = ready(self.fold_above(mode, tree, &from))?;
+            let mut upper = ready(self.fold_above(mode, tree, &from))?;
+            while let Some(unlinked) = self.unlink_after(tree, run, &from)? {
+                upper = unlinked;
+            }
             self.merge_folded(tree, last.as_deref());
             next = after_fold(run, upper);
             assert!(next.as_ref().is_none_or(|next| *next > from), "a removal is folded backwards");
@@ -393,6 +396,22 @@ impl Engine {
             *last = None;
         }
         self.finish_removal_to(tree, run, next)
+    }
+
+    /// Unlinks leaves whose rows a removal removes, if they need not be read. Begins after the leaf that covers the
+    /// key, into which the removal is folded. Returns the upper fence of the last of these leaves, or `None` if there
+    /// are none.
+    fn unlink_after(&self, tree: &CountedTree, run: &Run, key: &[u8]) -> Result<Option<Option<Vec<u8>>>> {
+        if self.is_seen_before(run.timestamp) {
+            return Ok(None);
+        }
+        ready(self.secure_changes(WaitMode::Blocking, UNLINKED_LEAVES_MAX as u64));
+        // The new version of the parent, and the leaf that takes over the range.
+        match self.space.reserve(Purpose::Remove, 2 * tree.pages.page_bytes as u64) {
+            Ok(_reserved) => tree.pool.waiting(|_| tree.unlink_after(key, run.timestamp)),
+            Err(Error::DiskFull { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Merges the leaf that covers the key with a neighbour if both are nearly empty.

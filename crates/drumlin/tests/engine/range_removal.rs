@@ -501,3 +501,104 @@ fn scans_skip_removed_rows() {
     drop(before);
     seen(&expected);
 }
+
+/// The fold frees the leaves of a removed range without reading them, unless a row had a value on pages of its own.
+/// Rows that were put into the range afterwards stay.
+#[test]
+fn leaves_of_a_removed_range_are_freed_unread() {
+    const ROWS: u64 = 60_000;
+    for has_values in [false, true] {
+        let disk = Disk::new(Medium::default(), 1);
+        let open = || support::small().backend(disk.backend()).open("/db").unwrap();
+        let db = open();
+        let mut rows: Model = (0..ROWS).map(|row| (row.to_be_bytes().to_vec(), vec![7; 100])).collect();
+        if has_values {
+            rows.insert(40_000u64.to_be_bytes().to_vec(), vec![8; 5000]);
+        }
+        load(&db, "k", &rows).unwrap();
+        db.close().unwrap();
+        let db = open();
+        let keyspace = db.keyspace("k").unwrap();
+        let (pages, read) = (db.keyspaces()[0].page_count, db.stats().page_misses);
+        keyspace.remove_range(10u64.to_be_bytes()..(ROWS - 10).to_be_bytes()).unwrap();
+        rows.retain(|row, _| row[..] < 10u64.to_be_bytes()[..] || row[..] >= (ROWS - 10).to_be_bytes()[..]);
+        for row in (500..ROWS).step_by(7_000) {
+            keyspace.insert(row.to_be_bytes(), "new").unwrap();
+            rows.insert(row.to_be_bytes().to_vec(), b"new".to_vec());
+        }
+        let mut rounds = 0;
+        while db.keyspaces()[0].page_count > pages / 20 && rounds < 500 {
+            // A check takes long enough for the background to go on.
+            assert!(db.check().unwrap().corruption.is_empty());
+            rounds += 1;
+        }
+        assert!(rounds < 500, "{} of {pages} pages are left", db.keyspaces()[0].page_count);
+        let read = db.stats().page_misses - read;
+        assert_eq!(read < pages / 8, !has_values, "{read} of {pages} pages were read");
+        compare(&db.snapshot(), &keyspace, &rows, &mut Random(1), "folded");
+        for _ in 0..2 {
+            let report = db.check().unwrap();
+            assert!(report.corruption.is_empty(), "{report:#?}");
+            db.checkpoint().unwrap();
+        }
+        db.close().unwrap();
+        let db = open();
+        compare(&db.snapshot(), &db.keyspace("k").unwrap(), &rows, &mut Random(1), "opened again");
+    }
+}
+
+/// Leaves are unlinked among random puts, snapshots, checkpoints and power cuts, in a keyspace without long values.
+#[test]
+fn unlinked_leaves_leave_the_rows_around_them() {
+    let first = number("DRUMLIN_TEST_SEED", 0);
+    for seed in first..first + number("DRUMLIN_TEST_ROUNDS", 12) {
+        let mut random = Random(seed);
+        let mut disk = Disk::new(Medium::default(), seed);
+        let mut db = config(&disk).open("/db").unwrap();
+        let mut keyspace = db.keyspace("k").unwrap();
+        let mut rows = Model::new();
+        let mut snapshot = None;
+        for step in 0..60 {
+            let place = format!("seed {seed}, step {step}");
+            match random.below(8) {
+                0..2 => {
+                    let first = random.below(3000);
+                    let loaded: Model =
+                        (first..first + random.below(1500)).map(|row| (key(row), vec![step; 20])).collect();
+                    load(&db, "k", &loaded).unwrap();
+                    rows.extend(loaded);
+                }
+                2..4 => {
+                    let lower = random.below(3000);
+                    let bounds = (Bound::Included(key(lower)), Bound::Excluded(key(lower + random.below(2000))));
+                    keyspace.remove_range(bounds.clone()).unwrap();
+                    remove(&mut rows, &bounds);
+                    for _ in 0..random.below(4) {
+                        let row = key(lower + random.below(1000));
+                        keyspace.insert_with(&row, [step], Durability::Relaxed).unwrap();
+                        rows.insert(row, vec![step]);
+                    }
+                }
+                4 => snapshot = (snapshot.is_none()).then(|| (db.snapshot(), rows.clone())),
+                5 => drop(db.checkpoint().unwrap()),
+                6 => {
+                    // Checks take long enough for the background to go on.
+                    (0..random.below(20)).for_each(|_| assert!(db.check().unwrap().corruption.is_empty(), "{place}"));
+                }
+                _ => {
+                    snapshot = None;
+                    db.sync().unwrap();
+                    disk = end_life(&disk, (db, keyspace), random.one_in(2), &mut random, seed);
+                    db = config(&disk).open("/db").unwrap();
+                    keyspace = db.keyspace("k").unwrap();
+                }
+            }
+            compare(&db.snapshot(), &keyspace, &rows, &mut random, &place);
+            if let Some((snapshot, rows)) = &snapshot {
+                compare(snapshot, &keyspace, rows, &mut random, &place);
+            }
+        }
+        drop(snapshot);
+        assert!(db.check().unwrap().corruption.is_empty(), "seed {seed}");
+    }
+}

@@ -208,6 +208,7 @@ impl<L> Engine<L> {
         addresses: &[ExtentAddress],
     ) -> LargeRef {
         let chunk_count = u32::try_from(addresses.len()).expect("fewer than 2^32 chunks");
+        pages.expect_values();
         let first_page = if addresses.is_empty() { PageId::NONE } else { pages.table.allocate(chunk_count) };
         for (page, &address) in (first_page.0..).zip(addresses) {
             pages.table.store(PageId(page), PageEntry::OnDisk(address));
