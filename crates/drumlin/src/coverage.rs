@@ -113,6 +113,8 @@ pub(crate) const MARKS: &[&str] = &[
     "sorted runs were merged more than once",
     "two threads wanted to write back at once",
     "versions of two merged leaves were combined",
+    "an opening continued the changes of an earlier one",
+    "the retention removed changes",
 ];
 
 /// Returns the index of a mark in [`MARKS`].

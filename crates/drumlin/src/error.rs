@@ -316,6 +316,16 @@ pub enum Error {
         /// The ids of these transactions.
         ids: Vec<Vec<u8>>,
     },
+    /// The [change feed](crate::Database::changes) no longer has all commits after the given timestamp. Read
+    /// the rows of a [snapshot](crate::Database::snapshot) instead, and continue with the changes since its timestamp.
+    ChangesGone {
+        /// The timestamp after which changes were wanted.
+        since: Timestamp,
+        /// The timestamp after which there are changes, or up to which there are some if no more are kept.
+        from: Timestamp,
+        /// The reason why they are gone.
+        reason: Arc<str>,
+    },
     /// An argument is not allowed.
     Invalid(String),
     /// The database is open for [reading only](crate::Config::read_only).
@@ -473,6 +483,11 @@ impl std::fmt::Display for Error {
                     ids.join(", ")
                 )
             }
+            Error::ChangesGone { since, from, reason } => write!(
+                f,
+                "the changes after timestamp {since} are not all there: {reason}. The feed has changes from timestamp {from} \
+                 on, or up to it; read a snapshot, and continue with the changes since its timestamp"
+            ),
             Error::Invalid(value) => write!(f, "{value}"),
             Error::ReadOnly { path } => {
                 write!(f, "{} is open for reading only. Open it without Config::read_only to write", path.display())

@@ -175,6 +175,7 @@ mod counts;
 mod coverage;
 mod db;
 mod error;
+mod feed;
 mod format;
 // This file belongs to drumlin-fuzz. It is compiled as part of this crate because the decoders are private.
 #[cfg(feature = "fuzzing")]
@@ -194,14 +195,16 @@ mod tree;
 mod txn;
 
 pub use db::{
-    Alteration, AsyncValueReader, Attempt, BackupInfo, BackupOptions, BackupReport, Batch, BulkLoad, Config, Database,
-    Field, Gap, Interrupter, Isolation, KeptSnapshot, KeptSnapshotInfo, KeyRange, Keys, Keyspace, KeyspaceInfo,
-    KeyspaceOptions, Limits, LoadReport, LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number,
+    Alteration, AsyncValueReader, Attempt, BackupInfo, BackupOptions, BackupReport, Batch, BulkLoad, Change,
+    ChangeStream, Changes, Commit, Config, Database, Field, FolderChanges, Gap, Interrupter, Isolation, KeptSnapshot,
+    KeptSnapshotInfo, KeyRange, Keys, Keyspace, KeyspaceInfo, KeyspaceOptions, LargeChange, Limits, LoadReport,
+    LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number,
     PreparedTransaction, Range, Reader, Readers, ReadyTransaction, ReduceError, Reducer, RowStream, Salvage, Salvaged,
     Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
 };
 pub use drumlin_io::IoBackend;
 pub use error::{Error, LockHolder, Recourse, Result};
+pub use feed::Retention;
 pub use format::{KeyspaceId, Timestamp};
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};
 pub use txn::commit::Durability;

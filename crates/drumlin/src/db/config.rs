@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::feed::Retention;
 use crate::format::LOG_STREAM_COUNT_MAX;
 use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
@@ -43,6 +44,7 @@ impl Default for Config {
             segment_bytes: 1 << 20,
             log_segment_bytes: None,
             checkpoint_log_bytes: 256 << 20,
+            retention: None,
             durability: Durability::Full,
             io_backend: IoBackend::Auto,
             in_memory: false,
@@ -176,6 +178,34 @@ impl Config {
     #[must_use]
     pub fn checkpoint_log_bytes(mut self, bytes: u64) -> Config {
         self.settings.checkpoint_log_bytes = bytes;
+        self
+    }
+
+    /// Keeps the changes of commits readable for [`Database::changes`](crate::Database::changes), as far back as
+    /// `retention` says, also after checkpoints, and when the database is closed and reopened. Default: none are kept.
+    ///
+    /// A background thread copies each durable commit from the log to files in the folder `changes`, so commits are
+    /// written twice. The files take up to a quarter more than the bytes that are kept, plus what was changed since the
+    /// oldest file was begun. They are removed early only if the disk is full, oldest first. If they can't be written
+    /// for another reason, no more changes are kept until the database is reopened, and
+    /// [`Stats::changes_failure`](crate::Stats::changes_failure) says why.
+    ///
+    /// A database that was opened without this setting in between can't continue its files: the next opening with it
+    /// removes them and begins again.
+    ///
+    /// ```
+    /// use drumlin::{Config, Retention};
+    ///
+    /// let db = Config::in_memory().keep_changes(Retention::bytes(64 << 20)).open("")?;
+    /// let mut changes = db.changes(db.snapshot().timestamp())?;
+    /// db.keyspace("orders")?;
+    /// let commit = changes.next().expect("it waits for one")?;
+    /// println!("{}: {:?}", commit.timestamp(), commit.changes().collect::<Vec<_>>());
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn keep_changes(mut self, retention: Retention) -> Config {
+        self.settings.retention = Some(retention);
         self
     }
 
@@ -362,6 +392,9 @@ impl Config {
         }
         if settings.salvage && !settings.read_only {
             return Err(Error::Invalid("what is left of a corrupted database can't be opened for writing".into()));
+        }
+        if settings.retention.is_some_and(|retention| !retention.is_some()) {
+            return Err(Error::Invalid("a retention of no bytes and no time keeps no changes: leave it out".into()));
         }
         check_page_bytes(settings.page_bytes)?;
         if !settings.segment_bytes.is_power_of_two() || !((256 << 10)..=(64 << 20)).contains(&settings.segment_bytes) {

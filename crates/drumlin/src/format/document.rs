@@ -8,7 +8,7 @@ use super::extent::Kind;
 use super::record::{AttachedRoot, Attachment, Operation, SegmentRun};
 use super::{
     BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
-    ValueId, advice, extent, log, node, record, summary,
+    ValueId, advice, changes, extent, log, node, record, summary,
 };
 use super::{LOG_STREAM_COUNT_MAX, superblock, superblock::INCARNATION_COUNT_MAX};
 
@@ -223,6 +223,29 @@ fn the_log_is_as_documented() {
         (l::RECORD_CHECKSUM_OFFSET, "seed"),
     ];
     compare("Record header", &fields, l::RECORD_HEADER_BYTES);
+
+    use changes as c;
+    let fields = [
+        (c::MAGIC_OFFSET, "DRUMCHG"),
+        (c::VERSION_OFFSET, "version"),
+        (c::ZERO_OFFSET, "zero"),
+        (c::DATABASE_OFFSET, "identity of the database"),
+        (c::NUMBER_OFFSET, "number"),
+        (c::AFTER_OFFSET, "timestamp"),
+        (c::TIME_OFFSET, "time"),
+        (c::HEADER_CHECKSUM_OFFSET, "XXH3"),
+    ];
+    compare("Header of a change file", &fields, c::FILE_HEADER_BYTES);
+    let fields = [
+        (c::CHECKSUM_OFFSET, "XXH3"),
+        (c::RECORD_MAGIC_OFFSET, "dChg"),
+        (c::KIND_OFFSET, "kind"),
+        (c::TIMESTAMP_OFFSET, "timestamp"),
+        (c::RECORD_TIME_OFFSET, "time"),
+        (c::BODY_BYTES_OFFSET, "bytes of the body"),
+        (c::RECORD_ZERO_OFFSET, "zero"),
+    ];
+    compare("Record of a change file", &fields, c::RECORD_HEADER_BYTES);
 }
 
 /// The operations of a record's body are laid out as documented. The encoded numbers are all different, so swapped
@@ -250,7 +273,7 @@ fn operations_are_as_documented() {
             }),
             vec![6, 9, 1000, extent.address.to_bits(), 1, 1, 3],
         ),
-        ("7 commit prepared", Operation::CommitPrepared { id: b"abc" }, vec![7, 9, 3]),
+        ("7 commit prepared", Operation::CommitPrepared { id: b"abc", changes: b"" }, vec![7, 9, 3]),
         ("8 put stored", Operation::PutStored { key: b"abc", number: 77 }, vec![8, 9, 3, 77]),
         ("9 lock", Operation::Lock { key: b"abc", is_shared: true }, vec![9, 9, 3, 1]),
         ("10 rename", Operation::Rename { name: "name" }, vec![10, 9, 4]),
@@ -265,6 +288,17 @@ fn operations_are_as_documented() {
             vec![11, 9, 1000, 77, 1, 3],
         ),
         ("12 remove range", Operation::RemoveRange { lower: b"abc", upper: Some(b"bcde") }, vec![12, 9, 3, 4]),
+        (
+            "20 commit prepared with changes",
+            Operation::CommitPrepared { id: b"abc", changes: b"abcd" },
+            vec![20, 9, 3, 4],
+        ),
+        (
+            "21 put reference",
+            Operation::PutReference { key: b"abc", length: 77, value_id: ValueId(88) },
+            vec![21, 9, 3, 77, 88],
+        ),
+        ("22 loaded", Operation::Loaded { rows: 1000 }, vec![22, 9, 1000]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();

@@ -7,6 +7,7 @@ pub(crate) mod address;
 pub(crate) mod advice;
 pub(crate) mod backup;
 pub(crate) mod catalogue;
+pub(crate) mod changes;
 #[cfg(test)]
 mod document;
 pub(crate) mod extent;

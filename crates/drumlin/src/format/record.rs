@@ -18,10 +18,14 @@
 //! 10 rename      name length (2)  name
 //! 11 attach run  rows (8)  page of the root (4)  and the rest as in 6: the pages become a run above the keyspace's tree
 //! 12 remove range  length of the lower key (2)  length of the upper key (2), 65535 without one  lower key  upper key
+//! 20 commit prepared with changes  id length (2)  length of the changes (4)  id  changes: operations 1, 3 and 21
+//! 21 put reference  key length (2)  length (8)  identity (8)  key
+//! 22 loaded      rows (8)
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
-//! prepared transactions ([`prepared`](super::prepared)). A record that creates, renames or drops keyspaces does
+//! prepared transactions ([`prepared`](super::prepared)), and 21 and 22 only in change files
+//! ([`changes`](super::changes)) and within operation 20. A record that creates, renames or drops keyspaces does
 //! nothing else. Its operations take effect together: two keyspaces may take each other's names. Removed
 //! ranges come before all rows of a record, because the rows that it puts into such a range stay.
 
@@ -40,6 +44,9 @@ const LOCK: u8 = 9;
 const RENAME: u8 = 10;
 const ATTACH_RUN: u8 = 11;
 const REMOVE_RANGE: u8 = 12;
+const COMMIT_PREPARED_WITH_CHANGES: u8 = 20;
+const PUT_REFERENCE: u8 = 21;
+const LOADED: u8 = 22;
 /// The value in place of the upper key's length if a removed range has no upper key.
 const NO_UPPER: u16 = u16::MAX;
 
@@ -75,8 +82,11 @@ pub(crate) enum Operation<'a> {
     Drop,
     Attach(Attachment),
     /// Makes the changes of a prepared transaction, and removes its rows from the keyspace of prepared transactions.
+    ///
+    /// If the database keeps its changes for readers, `changes` has them as operations: put, remove, put reference.
     CommitPrepared {
         id: &'a [u8],
+        changes: &'a [u8],
     },
     /// Puts a large value that a prepared transaction has stored under this number.
     PutStored {
@@ -90,6 +100,16 @@ pub(crate) enum Operation<'a> {
     },
     Rename {
         name: &'a str,
+    },
+    /// Puts a large value, whose bytes are elsewhere.
+    PutReference {
+        key: &'a [u8],
+        length: u64,
+        value_id: ValueId,
+    },
+    /// Rows whose bytes are in no record: those of a bulk load, or the changes of a large transaction.
+    Loaded {
+        rows: u64,
     },
 }
 
@@ -167,9 +187,17 @@ pub(crate) const REMOVE_RANGE_BYTES: usize = 5 + 2 + 2;
 pub(crate) const PUT_STORED_BYTES: usize = 5 + 2 + 4;
 pub(crate) const LOCK_BYTES: usize = 5 + 2 + 1;
 const COMMIT_PREPARED_BYTES: usize = 5 + 2;
+const COMMIT_PREPARED_WITH_CHANGES_BYTES: usize = 5 + 2 + 4;
+pub(crate) const PUT_REFERENCE_BYTES: usize = 5 + 2 + 8 + 8;
+const LOADED_BYTES: usize = 5 + 8;
 const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
+
+/// Returns the bytes of the operation that commits the prepared transaction `id`, not counting its changes.
+pub(crate) fn commit_prepared_bytes(id: &[u8]) -> usize {
+    COMMIT_PREPARED_WITH_CHANGES_BYTES + id.len()
+}
 
 /// Appends an operation to the body of a record.
 pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut Vec<u8>) {
@@ -240,10 +268,28 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
                 out.extend(segment_use.0.to_le_bytes());
             }
         }
-        Operation::CommitPrepared { id } => {
+        Operation::CommitPrepared { id, changes: [] } => {
             begin(COMMIT_PREPARED);
             out.extend((id.len() as u16).to_le_bytes());
             out.extend_from_slice(id);
+        }
+        Operation::CommitPrepared { id, changes } => {
+            begin(COMMIT_PREPARED_WITH_CHANGES);
+            out.extend((id.len() as u16).to_le_bytes());
+            out.extend((changes.len() as u32).to_le_bytes());
+            out.extend_from_slice(id);
+            out.extend_from_slice(changes);
+        }
+        Operation::PutReference { key, length, value_id } => {
+            begin(PUT_REFERENCE);
+            out.extend((key.len() as u16).to_le_bytes());
+            out.extend(length.to_le_bytes());
+            out.extend(value_id.0.to_le_bytes());
+            out.extend_from_slice(key);
+        }
+        Operation::Loaded { rows } => {
+            begin(LOADED);
+            out.extend(rows.to_le_bytes());
         }
         Operation::PutStored { key, number } => {
             begin(PUT_STORED);
@@ -267,7 +313,10 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             let lists = attached.images.len() * IMAGE_BYTES + attached.segments.len() * RUN_BYTES;
             ATTACH_BYTES + attached.root.bytes() + lists
         }
-        Operation::CommitPrepared { id } => COMMIT_PREPARED_BYTES + id.len(),
+        Operation::CommitPrepared { id, changes: [] } => COMMIT_PREPARED_BYTES + id.len(),
+        Operation::CommitPrepared { id, changes } => COMMIT_PREPARED_WITH_CHANGES_BYTES + id.len() + changes.len(),
+        Operation::PutReference { key, .. } => PUT_REFERENCE_BYTES + key.len(),
+        Operation::Loaded { .. } => LOADED_BYTES,
         Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
         Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
         Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => out.len() - start,
@@ -386,8 +435,22 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
         ATTACH | ATTACH_RUN => Operation::Attach(take_attachment(rest, kind)?),
         COMMIT_PREPARED => {
             let id_bytes = take_u16(rest)?;
-            Operation::CommitPrepared { id: take(rest, id_bytes)? }
+            Operation::CommitPrepared { id: take(rest, id_bytes)?, changes: &[] }
         }
+        COMMIT_PREPARED_WITH_CHANGES => {
+            let id_bytes = take_u16(rest)?;
+            let changes_bytes = take_u32(rest)? as usize;
+            if changes_bytes == 0 {
+                return None;
+            }
+            Operation::CommitPrepared { id: take(rest, id_bytes)?, changes: take(rest, changes_bytes)? }
+        }
+        PUT_REFERENCE => {
+            let key_bytes = take_u16(rest)?;
+            let (length, value_id) = (take_u64(rest)?, ValueId(take_u64(rest)?));
+            Operation::PutReference { key: take(rest, key_bytes)?, length, value_id }
+        }
+        LOADED => Operation::Loaded { rows: take_u64(rest)? },
         PUT_STORED => {
             let key_bytes = take_u16(rest)?;
             let number = take_u32(rest)?;
@@ -454,7 +517,10 @@ mod tests {
             Operation::Create { page_bytes: 4096, name: "käse" },
             Operation::Drop,
             Operation::Attach(attachment()),
-            Operation::CommitPrepared { id: b"transfer 7" },
+            Operation::CommitPrepared { id: b"transfer 7", changes: b"" },
+            Operation::CommitPrepared { id: b"transfer 8", changes: b"operations" },
+            Operation::PutReference { key: b"film", length: 5000, value_id: ValueId(9) },
+            Operation::Loaded { rows: 1000 },
             Operation::PutStored { key: b"film", number: 2 },
             Operation::Lock { key: b"read", is_shared: true },
             Operation::Lock { key: b"", is_shared: false },

@@ -371,13 +371,12 @@ impl Log {
     }
 
     /// Returns the durable records above `after`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
     pub(crate) fn read_from(&self, after: Timestamp) -> Result<Records> {
         self.shared.read_from(after)
     }
 
     /// Returns the oldest timestamp that may be passed to [`read_from`](Log::read_from).
-    #[cfg_attr(not(test), expect(dead_code, reason = "the change feed will use it"))]
+    #[cfg(test)]
     pub(crate) fn truncated(&self) -> Timestamp {
         Timestamp(self.shared.truncated.load(Ordering::SeqCst))
     }

@@ -111,6 +111,7 @@ impl Store {
         space.wait_for_jobs(engine.pool.on_written())?;
         space.sync()?;
         engine.wait_durable(timestamp)?;
+        self.keep_changes(timestamp);
         page_tables.cover(epoch, timestamp, catalogue_bytes, id);
         page_tables.write_superblock(space)?;
         page_tables.settle(space, epoch);
@@ -123,6 +124,15 @@ impl Store {
         let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;
         log::debug!("checkpoint at {timestamp}: {pages_written} pages, {bytes_written} bytes, {duration:?}");
         Ok(CheckpointReport { timestamp, pages_written, bytes_written, duration })
+    }
+}
+
+impl Store {
+    /// Makes the commits that a checkpoint covers durable in change files, if changes are kept.
+    fn keep_changes(&self, covered: Timestamp) {
+        if let Some(feed) = &self.feed {
+            feed.keep_up_to(self.engine.log(), covered);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use super::reclaim::{AFTER_CHECKPOINT, Goal};
 use super::requests::Maintenance;
 use super::state::Store;
 use crate::error::{Error, Result};
+use crate::feed::Feed;
 use crate::txn::fold::Folding;
 
 /// After this time without requests, the database counts as idle.
@@ -39,6 +40,12 @@ impl Store {
         let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_spills(&store, &maintenance)));
         let thread = self.engine.backend.spawn("drumlin-versions", body).map_err(starting)?;
         self.threads.lock().push(thread);
+        if let Some(feed) = &self.feed {
+            let (store, feed, maintenance) = (Arc::downgrade(self), Arc::clone(feed), Arc::clone(&self.maintenance));
+            let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_feed(&store, &feed)));
+            let thread = self.engine.backend.spawn("drumlin-changes", body).map_err(starting)?;
+            self.threads.lock().push(thread);
+        }
         if self.warm_start.begin() {
             self.start_warm();
         }
@@ -118,6 +125,9 @@ impl Store {
         self.maintenance.spill_changed.notify_all();
         self.maintenance.fold.lock().stop = true;
         self.maintenance.fold_changed.notify_all();
+        if let Some(feed) = &self.feed {
+            feed.stop();
+        }
         self.warm_start.stop();
         self.engine.tasks.stop();
         self.engine.pool.stop_background();
@@ -169,6 +179,16 @@ fn run_spills(store: &Weak<Store>, maintenance: &Maintenance) {
         };
         let Some(store) = store.upgrade() else { return };
         delayed = (!store.engine.fit_versions(bytes_max)).then_some(bytes_max);
+    }
+}
+
+/// The body of the thread that copies commits to change files.
+fn run_feed(store: &Weak<Store>, feed: &Feed) {
+    while feed.wait_for_commits() {
+        let Some(store) = store.upgrade() else { return };
+        if !feed.copy(store.engine.log()) {
+            return;
+        }
     }
 }
 

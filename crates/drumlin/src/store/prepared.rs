@@ -89,6 +89,12 @@ struct StoredChanges {
 }
 
 impl StoredChanges {
+    /// Returns an upper bound of the bytes of its changes as a record repeats them.
+    fn told_bytes(&self) -> usize {
+        let reference_bytes = record::PUT_REFERENCE_BYTES - record::PUT_STORED_BYTES;
+        self.changes.len() + self.values.len() * reference_bytes
+    }
+
     /// Returns the rows that the transaction changes, and the removals of its rows in the hidden keyspace, in order.
     fn rows(&self) -> Vec<Row<'_>> {
         let mut rows = Vec::new();
@@ -173,7 +179,9 @@ impl Store {
             return Err(Error::prepared_in_memory(limit_bytes));
         }
         let bytes_max = EncodedChanges::bytes_max(writes, &held.locks);
-        let record_bytes_max = engine.log().body_bytes_max();
+        // The record of the commit repeats the changes if they are kept for readers.
+        let commit_bytes = if self.feed.is_some() { record::commit_prepared_bytes(id) } else { 0 };
+        let record_bytes_max = engine.log().body_bytes_max() - commit_bytes;
         if bytes_max > record_bytes_max + prepared::OPERATIONS_OFFSET {
             return Err(Error::record_too_large(writes.row_count(), bytes_max as u64, record_bytes_max as u64));
         }
@@ -245,9 +253,9 @@ impl Store {
         let taken = self.prepared.take(id)?;
         let stored = self.stored_changes(mode, &taken).await?;
         let rows = stored.rows();
-        let applied = self
-            .apply_hidden(mode, &rows, RowsSeen::Nothing, durability, Recorded::Prepared { id, gate: None })
-            .await?;
+        let told = self.told_changes(id, &stored)?;
+        let recorded = Recorded::Prepared { id, told: &told, gate: None };
+        let applied = self.apply_hidden(mode, &rows, RowsSeen::Nothing, durability, recorded).await?;
         taken.end();
         self.end_locks(());
         Ok(self.engine.request_write(for_task, &rows, applied, durability))
@@ -265,7 +273,8 @@ impl Store {
         let gate = Gate::new(permit, signal);
         let stored = self.stored_changes(mode, &taken).await?;
         let rows = stored.rows();
-        let recorded = Recorded::Prepared { id, gate: Some(&gate) };
+        let told = self.told_changes(id, &stored)?;
+        let recorded = Recorded::Prepared { id, told: &told, gate: Some(&gate) };
         let admitted = self.engine.admit(mode, &rows, None, 0).await;
         let (applied, _admitted) =
             self.engine.apply_as(mode, &rows, None, RowsSeen::Nothing, admitted, recorded).await?;
@@ -297,7 +306,9 @@ impl Store {
     async fn stored_changes(&self, mode: WaitMode<'_>, taken: &TakenTransaction<'_>) -> Result<StoredChanges> {
         let hidden = self.keyspaces.prepared().expect("there is a prepared transaction");
         let (engine, tree) = (&self.engine, &hidden.tree);
-        let bytes = taken.facts.changes_bytes as u64;
+        // The record repeats the changes for the readers of changes.
+        let copies = if self.feed.is_some() { 3 } else { 1 };
+        let bytes = copies * taken.facts.changes_bytes as u64;
         let memory = engine.reserve_in_turn(mode, Account::Transactions, bytes, LOCK_TIMEOUT).await;
         let limit_bytes = engine.budget.limit_bytes(Account::Transactions);
         let memory = memory.ok_or_else(|| Error::transactions_in_memory(limit_bytes))?;
@@ -328,6 +339,33 @@ impl Store {
         }
         let hidden_keys = hidden_keys(taken.id, head.value_count);
         Ok(StoredChanges { changes, values, open, hidden, hidden_keys, _memory: memory })
+    }
+
+    /// Returns the changes of a prepared transaction as its record repeats them for the readers of changes. They are
+    /// empty if no changes are kept.
+    fn told_changes(&self, id: &[u8], stored: &StoredChanges) -> Result<Vec<u8>> {
+        let mut told = Vec::new();
+        if self.feed.is_none() {
+            return Ok(told);
+        }
+        told.reserve_exact(stored.told_bytes());
+        for (keyspace, operation) in prepared::operations(&stored.changes) {
+            let operation = match operation {
+                Operation::PutStored { key, number } => {
+                    let value = &stored.values[number as usize];
+                    Operation::PutReference { key, length: value.length, value_id: value.value_id }
+                }
+                Operation::Lock { .. } => continue,
+                other => other,
+            };
+            record::encode(keyspace, &operation, &mut told);
+        }
+        let (bytes, limit_bytes) = (told.len() + record::commit_prepared_bytes(id), self.engine.log().body_bytes_max());
+        if bytes > limit_bytes {
+            let row_count = stored.values.len();
+            return Err(Error::record_too_large(row_count, bytes as u64, limit_bytes as u64));
+        }
+        Ok(told)
     }
 
     /// Returns the error for a prepared transaction whose rows verify but make no sense.

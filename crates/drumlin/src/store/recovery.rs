@@ -46,9 +46,10 @@ use super::requests::Maintenance;
 use super::state::{Contention, Opening, Store};
 use super::warm_state::WarmStart;
 use crate::error::{Error, Result};
-use crate::format::catalogue::Orphan;
+use crate::feed::{Feed, Names};
+use crate::format::catalogue::{Catalogue, Orphan};
 use crate::format::superblock::Superblock;
-use crate::format::{Epoch, Incarnation, PageId, Timestamp, ValueId};
+use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, Timestamp, ValueId};
 use crate::io::{FileRef, FolderRef, OpenOptions, Share, SyncMethod};
 use crate::memory::{Account, Budget};
 use crate::pool::{Nodes, Pool};
@@ -280,6 +281,7 @@ impl<'o> LogScanned<'o> {
             incarnation,
             superblocks,
             page_tables,
+            names: names_of(&catalogue),
             orphans: catalogue.orphans,
             loads: Vec::new(),
             engine,
@@ -302,6 +304,8 @@ struct Recovering<'o> {
     incarnation: Incarnation,
     superblocks: Arc<Superblocks>,
     page_tables: PageTableStore,
+    /// The names of keyspaces as of the checkpoint.
+    names: Names,
     orphans: Vec<Orphan>,
     /// The chunks of page tables that the log attaches to keyspaces which the checkpoint does not have.
     loads: Vec<ChunkImage>,
@@ -439,7 +443,13 @@ impl Replayed<'_> {
     fn start_log(self, began: Duration) -> Result<Store> {
         let Replayed(recovering) = self;
         let Recovering { opener, data, page_tables, engine, scan, last, .. } = recovering;
-        let hooks = hooks(&engine, recovering.superblocks);
+        let retention = opener.settings.retention.filter(|_| !opener.settings.read_only);
+        let feed = retention.map(|retention| {
+            let database = page_tables.superblock.database;
+            let since = (page_tables.superblock.timestamp, recovering.names);
+            Arc::new(Feed::new(&opener.backend, &opener.folder, database, retention, &engine.budget, since, last))
+        });
+        let hooks = hooks(&engine, recovering.superblocks, feed.clone());
         let engine = Arc::into_inner(engine).expect("the threads that replayed the log have ended");
         let (recovered_records, recovered_bytes) =
             scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
@@ -473,6 +483,7 @@ impl Replayed<'_> {
             unneeded: Mutex::default(),
             page_tables: Mutex::new(page_tables),
             maintenance: recovering.maintenance,
+            feed,
             warm_start,
             counts_files,
             threads: Mutex::default(),
@@ -504,17 +515,31 @@ impl Replayed<'_> {
 }
 
 /// Returns the functions through which the log calls the components above it.
-fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>) -> Hooks {
+fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>, feed: Option<Arc<Feed>>) -> Hooks {
     let (space, clock) = (Arc::clone(&engine.space), Arc::clone(&engine.clock));
     let (recorded, closed) = (Arc::clone(&superblocks), Arc::clone(&superblocks));
     Hooks {
         before_window: Box::new(move || recorded.begin_writing()),
         before_write: Box::new(move || space.sync().map_err(|error| std::io::Error::other(error.to_string()))),
-        on_durable: Box::new(move |durable| clock.show_durable(durable)),
+        on_durable: Box::new(move |durable| {
+            clock.show_durable(durable);
+            if let Some(feed) = &feed {
+                feed.announce(durable);
+            }
+        }),
         list: Box::new(move |ranges| superblocks.write(|next| next.log = ranges.to_vec())),
         on_closed: Box::new(move || closed.close()),
         share: Arc::clone(&engine.space.share),
     }
+}
+
+/// Returns the names of the keyspaces in a catalogue.
+fn names_of(catalogue: &Catalogue) -> Names {
+    let mut names = Names::default();
+    for entry in catalogue.keyspaces.iter().filter(|entry| entry.id != KeyspaceId::PREPARED) {
+        names.add(entry.id, entry.page_bytes, &entry.name);
+    }
+    names
 }
 
 /// Returns the incarnation that follows the ones recorded in this superblock.

@@ -253,12 +253,15 @@ impl Replay<'_> {
                         self.attach(&open.tree.pages, &attachment, record.timestamp)?;
                         continue;
                     }
-                    Operation::CommitPrepared { id } => {
+                    Operation::CommitPrepared { id, .. } => {
                         is_whole = true;
                         self.commit_prepared(&mut batch, id, newest, record.timestamp)?;
                         continue;
                     }
-                    Operation::PutStored { .. } | Operation::Lock { .. } => {
+                    Operation::PutStored { .. }
+                    | Operation::Lock { .. }
+                    | Operation::PutReference { .. }
+                    | Operation::Loaded { .. } => {
                         return Err(self.malformed(record.timestamp));
                     }
                     Operation::Put { key, value } => (key, ReplayedChange::Put(offsets_of(value))),

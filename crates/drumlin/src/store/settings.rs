@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::lock_wait::LockWaitHook;
 use crate::error::{Error, Result};
+use crate::feed::Retention;
 use crate::io::{self, Backend, IoBackend};
 use crate::txn::commit::Durability;
 use crate::txn::spilled::SpillLimit;
@@ -19,6 +20,8 @@ pub(crate) struct Settings {
     /// `None` means that the size depends on the file system.
     pub(crate) log_segment_bytes: Option<u64>,
     pub(crate) checkpoint_log_bytes: u64,
+    /// `None` means that no changes are kept for readers.
+    pub(crate) retention: Option<Retention>,
     /// The durability of commits that do not specify one.
     pub(crate) durability: Durability,
     pub(crate) io_backend: IoBackend,

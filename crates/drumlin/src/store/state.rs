@@ -14,6 +14,7 @@ use super::requests::Maintenance;
 use super::unneeded::Unneeded;
 use super::warm_state::WarmStart;
 use crate::error::{Error, Result};
+use crate::feed::Feed;
 use crate::format::Timestamp;
 use crate::io::SyncMethod;
 use crate::space::checkpoint::PageTableStore;
@@ -65,6 +66,8 @@ pub(crate) struct Store {
     /// The durable page tables and superblock. Locked throughout a checkpoint.
     pub(crate) page_tables: Mutex<PageTableStore>,
     pub(crate) maintenance: Arc<Maintenance>,
+    /// `None` if no changes are kept for readers.
+    pub(crate) feed: Option<Arc<Feed>>,
     pub(super) warm_start: WarmStart,
     pub(super) counts_files: AdviceFiles,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,

@@ -90,6 +90,18 @@ pub struct Stats {
     pub segments: u64,
     pub free_segments: u64,
 
+    /// Bytes on disk of the [changes that are kept](crate::Config::keep_changes).
+    pub changes_bytes: u64,
+    /// The timestamp after which all changes are kept; `None` if none are.
+    pub changes_from: Option<Timestamp>,
+    /// The newest commit that readers of changes can see.
+    pub changes_last: Option<Timestamp>,
+    pub changes_readers: u64,
+    /// The number of durable commits that the slowest reader of changes has not read yet.
+    pub changes_lag: u64,
+    /// The reason why no more changes are kept, if that has failed.
+    pub changes_failure: Option<String>,
+
     pub checkpoints: u64,
     pub last_checkpoint: Timestamp,
     pub durable: Timestamp,
@@ -200,6 +212,8 @@ impl Store {
         let header_bytes = engine.pool.frames.header_bytes();
         let frame_bytes = engine.pool.frames.used_bytes().saturating_sub(header_bytes) as u64;
         let memory = self.memory_parts(base_bytes);
+        let changes = self.feed.as_ref().map(|feed| feed.figures());
+        let slowest = changes.as_ref().and_then(|changes| changes.slowest);
         Stats {
             path: self.path.clone(),
             io_backend: engine.backend.name(),
@@ -238,6 +252,12 @@ impl Store {
             segment_bytes: space.segments.segment_bytes(),
             segments: usage.segment_count,
             free_segments: usage.free_count,
+            changes_bytes: changes.as_ref().map_or(0, |changes| changes.bytes),
+            changes_from: changes.as_ref().map(|changes| changes.from),
+            changes_last: changes.as_ref().map(|changes| changes.last),
+            changes_readers: changes.as_ref().map_or(0, |changes| changes.reader_count),
+            changes_lag: slowest.map_or(0, |slowest| engine.log().durable().0.saturating_sub(slowest.0)),
+            changes_failure: changes.and_then(|changes| changes.failure).map(|reason| reason.to_string()),
             checkpoints: load(&self.checkpoints),
             last_checkpoint,
             durable: engine.log().durable(),

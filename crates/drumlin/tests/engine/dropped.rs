@@ -15,8 +15,8 @@ use std::path::Path;
 use crate::support;
 
 use drumlin::{
-    AsyncValueReader, Config, Database, Durability, Error, Field, Keyspace, KeyspaceOptions, LockMode, Reader,
-    Salvaged, Sum, Transaction, TxOptions, Value,
+    AsyncValueReader, Commit, Config, Database, Durability, Error, Field, Keyspace, KeyspaceOptions, LockMode, Reader,
+    Retention, Salvaged, Sum, Transaction, TxOptions, Value,
 };
 use drumlin_testing::futures::{async_methods, block_on, within_polls};
 use futures_util::{FutureExt, TryStreamExt};
@@ -32,7 +32,7 @@ type Row = (Value, Value);
 
 /// Returns a configuration whose pages have room for several rows.
 fn config() -> Config {
-    small().page_bytes(4096)
+    small().page_bytes(4096).keep_changes(Retention::bytes(64 << 20))
 }
 
 fn key(number: u64) -> [u8; 8] {
@@ -231,6 +231,7 @@ fn any_call_dropped_at_any_wait_changes_no_answer() {
     drop(snapshot);
     ranges_lose_nothing(&trial);
     streams_lose_nothing(&trial);
+    feeds_lose_nothing(&trial);
     keyspaces_change_whole_rows(&trial);
     transactions_change_whole_rows(&trial);
     transactions_commit_whole(&trial);
@@ -397,6 +398,20 @@ fn streams_lose_nothing(trial: &Trial) {
     assert!(read == large(1));
     trial.tried.borrow_mut().retain(|name| name.contains(':'));
     assert!(["RowStream", "AsyncValueReader"].iter().all(|name| trial.waited.borrow_mut().remove(name)));
+}
+
+fn feeds_lose_nothing(trial: &Trial) {
+    let Trial { db, k, .. } = trial;
+    let since = db.snapshot().timestamp();
+    (0..20).for_each(|number| k.insert(key(number), value(number)).unwrap());
+    let until = db.snapshot().timestamp();
+    let told = |commit: Commit| (commit.timestamp(), commit.changes().count());
+    let expected: Vec<_> = db.changes(since).unwrap().until(until).map(|commit| told(commit.unwrap())).collect();
+    assert_eq!(expected.len(), 20);
+    let call = async |_| db.changes_async(since).await.unwrap();
+    let mut changes = trial.until_done("Database::changes_async", call, |_| {}).until(until);
+    trial.steps("Changes::next_async", &expected, async || Some(changes.next_async().await?.map(told)));
+    trial.reset();
 }
 
 fn keyspaces_change_whole_rows(trial: &Trial) {

@@ -9,6 +9,7 @@ mod asynchronous;
 mod atomic;
 mod backups;
 mod bulk_load;
+mod changes;
 mod closing;
 mod concurrency;
 mod corruption;

@@ -1,0 +1,48 @@
+//! The time or the bytes for which changes are kept.
+
+use std::time::Duration;
+
+/// The part of its changes that a database keeps for readers of the feed, in bytes or time. See
+/// [`Config::keep_changes`].
+///
+/// ```
+/// use std::time::Duration;
+/// use drumlin::Retention;
+///
+/// let newest = Retention::bytes(1 << 30); // at least the newest GiB of changes
+/// let day = Retention::time(Duration::from_secs(24 * 3600)); // at least the changes of the last 24 hours
+/// let both = Retention::bytes(1 << 30).and_time(Duration::from_secs(24 * 3600)); // whatever is more
+/// ```
+///
+/// [`Config::keep_changes`]: crate::Config::keep_changes
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retention {
+    pub(crate) bytes: u64,
+    pub(crate) time: Duration,
+}
+
+impl Retention {
+    /// Keeps at least the newest `bytes` bytes of changes: their keys and values, about 11 bytes for each row, and 40
+    /// for each commit.
+    #[must_use]
+    pub fn bytes(bytes: u64) -> Retention {
+        Retention { bytes, time: Duration::ZERO }
+    }
+
+    /// Keeps at least the changes of the last `time`, however many bytes they take.
+    #[must_use]
+    pub fn time(time: Duration) -> Retention {
+        Retention { bytes: 0, time }
+    }
+
+    /// Keeps changes for both reasons: those that either would keep.
+    #[must_use]
+    pub fn and_time(self, time: Duration) -> Retention {
+        Retention { time, ..self }
+    }
+
+    /// Returns `true` if the retention keeps anything.
+    pub(crate) fn is_some(self) -> bool {
+        self.bytes > 0 || self.time > Duration::ZERO
+    }
+}

@@ -1,0 +1,69 @@
+//! Turns a log record into operations for the readers of changes.
+
+use crate::format::KeyspaceId;
+use crate::format::record::{self, Operation};
+
+/// Appends the operations of a change file that tell what the commit with this log record has changed. Rows of the
+/// keyspace of prepared transactions are left out, so a prepared transaction is told when it is committed. Returns
+/// `None` if the record makes no sense.
+pub(super) fn tell(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    for operation in record::decode(body) {
+        let (keyspace, operation) = operation?;
+        match operation {
+            Operation::CommitPrepared { changes, .. } => out.extend_from_slice(changes),
+            _ if keyspace == KeyspaceId::PREPARED => {}
+            Operation::Put { .. }
+            | Operation::Remove { .. }
+            | Operation::RemoveRange { .. }
+            | Operation::Create { .. }
+            | Operation::Drop
+            | Operation::Rename { .. } => record::encode(keyspace, &operation, out),
+            Operation::PutLarge { key, length, value_id, .. } => {
+                record::encode(keyspace, &Operation::PutReference { key, length, value_id }, out);
+            }
+            Operation::Attach(attachment) => {
+                record::encode(keyspace, &Operation::Loaded { rows: attachment.rows }, out);
+            }
+            Operation::PutStored { .. }
+            | Operation::Lock { .. }
+            | Operation::PutReference { .. }
+            | Operation::Loaded { .. } => return None,
+        }
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{ExtentAddress, ExtentRef, SegmentUse, ValueId};
+
+    fn told(operations: &[(KeyspaceId, Operation<'_>)]) -> Option<Vec<u8>> {
+        let (mut body, mut out) = (Vec::new(), Vec::new());
+        operations.iter().for_each(|(keyspace, operation)| record::encode(*keyspace, operation, &mut body));
+        tell(&body, &mut out).map(|()| out)
+    }
+
+    /// A large value is told as a reference. Rows of prepared transactions are not told, but their commit is.
+    #[test]
+    fn records_are_told_as_what_they_are() {
+        let extent = ExtentRef { address: ExtentAddress::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
+        let put = Operation::Put { key: b"a", value: b"1" };
+        let (length, value_id) = (70_000, ValueId(9));
+        let large = Operation::PutLarge { key: b"b", length, value_id, extents: vec![extent] };
+        let reference = Operation::PutReference { key: b"b", length, value_id };
+        let one = KeyspaceId(1);
+        assert_eq!(told(&[(one, put.clone()), (one, large)]), told_as(&[(one, put.clone()), (one, reference.clone())]));
+        assert_eq!(told(&[(KeyspaceId::PREPARED, put.clone())]), Some(Vec::new()));
+        let changes = told_as(&[(one, put.clone()), (one, reference.clone())]).unwrap();
+        let commit = Operation::CommitPrepared { id: b"transfer", changes: &changes };
+        assert_eq!(told(&[(KeyspaceId::PREPARED, commit)]), Some(changes));
+        assert_eq!(told(&[(one, put), (one, reference)]), None);
+    }
+
+    fn told_as(operations: &[(KeyspaceId, Operation<'_>)]) -> Option<Vec<u8>> {
+        let mut body = Vec::new();
+        operations.iter().for_each(|(keyspace, operation)| record::encode(*keyspace, operation, &mut body));
+        Some(body)
+    }
+}

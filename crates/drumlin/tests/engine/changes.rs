@@ -1,0 +1,652 @@
+//! The change feed: every durable commit once, whole and in order, over checkpoints, closings, kills and damage.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::time::Duration;
+
+use drumlin::{
+    Change, Changes, Commit, Config, Database, Durability, Error, KeyspaceOptions, Retention, Timestamp, TxOptions,
+};
+use drumlin_io::testing::sim::{Disk, Medium};
+use futures_util::StreamExt;
+use smol::block_on;
+
+use crate::support::{Folder, Model, Random, faulty, number, small, some_value};
+
+/// A retention that keeps everything that a test writes.
+fn all() -> Retention {
+    Retention::bytes(1 << 40)
+}
+
+fn put<'c>(keyspace: &'c str, key: &'c str, value: &'c str) -> Change<'c> {
+    Change::Put { keyspace, key: key.as_bytes(), value: value.as_bytes() }
+}
+
+fn now(db: &Database) -> Timestamp {
+    db.sync().unwrap();
+    db.snapshot().timestamp()
+}
+
+/// Returns all commits after `since`, up to the newest.
+fn commits_since(db: &Database, since: u64) -> Vec<Commit> {
+    db.changes(Timestamp(since)).unwrap().until(now(db)).collect::<drumlin::Result<_>>().unwrap()
+}
+
+/// A copy of a database's rows that follows its feed.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Replica {
+    keyspaces: BTreeMap<String, Model>,
+    position: u64,
+}
+
+impl Replica {
+    /// Returns the rows of a database.
+    fn of(db: &Database) -> Replica {
+        let snapshot = db.snapshot();
+        let mut keyspaces = BTreeMap::new();
+        for info in db.keyspaces() {
+            let keyspace = db.existing_keyspace(&info.name).unwrap();
+            let rows = snapshot.iter(&keyspace).map(|row| row.map(|(key, value)| (key.into_vec(), value.into_vec())));
+            keyspaces.insert(info.name, rows.collect::<drumlin::Result<Model>>().unwrap());
+        }
+        Replica { keyspaces, position: snapshot.timestamp().0 }
+    }
+
+    fn rows(&mut self, keyspace: &str) -> &mut Model {
+        self.keyspaces.get_mut(keyspace).expect("the feed names a keyspace that was not created")
+    }
+
+    /// Applies a commit, which must follow the last one. `changes` reads the rows and values that it only names.
+    fn apply(&mut self, commit: &Commit, changes: &Changes) {
+        assert!(self.position < commit.timestamp().0, "{} comes twice or late", commit.timestamp());
+        let mut renamed = Vec::new();
+        for change in commit.changes() {
+            match change {
+                Change::Put { keyspace, key, value } => {
+                    self.rows(keyspace).insert(key.to_vec(), value.to_vec());
+                }
+                Change::PutLarge { keyspace, key, length, value } => {
+                    if let Some(mut reader) = changes.read_large(key, value).unwrap() {
+                        assert_eq!(reader.len(), length);
+                        let mut bytes = Vec::new();
+                        reader.read_to_end(&mut bytes).unwrap();
+                        self.rows(keyspace).insert(key.to_vec(), bytes);
+                    }
+                }
+                Change::Remove { keyspace, key } => drop(self.rows(keyspace).remove(key)),
+                Change::RemoveRange { keyspace, lower, upper } => self
+                    .rows(keyspace)
+                    .retain(|key, _| &key[..] < lower || upper.is_some_and(|upper| upper <= &key[..])),
+                Change::Loaded { keyspace, id, .. } => {
+                    if let Some(loaded) = changes.keyspace_of(id).unwrap() {
+                        let rows = loaded.iter().map(|row| row.map(|(key, value)| (key.into_vec(), value.into_vec())));
+                        *self.rows(keyspace) = rows.collect::<drumlin::Result<_>>().unwrap();
+                    }
+                }
+                Change::Create { keyspace } => renamed.push((keyspace.to_owned(), Model::new())),
+                Change::Drop { keyspace } => drop(self.keyspaces.remove(keyspace).expect("it was created")),
+                Change::Rename { from, to } => {
+                    let rows = self.keyspaces.remove(from).expect("it was created");
+                    renamed.push((to.to_owned(), rows));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        self.keyspaces.extend(renamed);
+        self.position = commit.timestamp().0;
+    }
+
+    /// Applies all commits up to the newest, and compares the result with the database.
+    fn follow(&mut self, db: &Database, place: &str) {
+        let mut changes = db.changes(Timestamp(self.position)).unwrap().until(now(db));
+        while let Some(commit) = changes.next() {
+            self.apply(&commit.unwrap_or_else(|error| panic!("{place}: {error}")), &changes);
+        }
+        let expected = Replica::of(db);
+        self.position = expected.position;
+        assert!(*self == expected, "{place}: the rows that the feed told differ from those of the database");
+    }
+}
+
+/// Every kind of change is told as what it is.
+#[test]
+fn changes_are_told_as_what_they_are() {
+    let db = Config::in_memory().memory(16 << 20).keep_changes(all()).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut tx = db.begin().unwrap();
+    tx.insert(&k, "a", "1").unwrap();
+    tx.insert(&k, "b", "2").unwrap();
+    tx.commit().unwrap();
+    k.remove("a").unwrap();
+    k.remove_range("b".."c").unwrap();
+    k.insert("film", vec![7; 100_000]).unwrap();
+    db.alter().rename("k", "other").create("k", KeyspaceOptions::default()).commit().unwrap();
+    k.insert("in other", "3").unwrap();
+    db.drop_keyspace("k").unwrap();
+    let commits = commits_since(&db, 0);
+    let told: Vec<Vec<Change<'_>>> = commits.iter().map(|commit| commit.changes().collect()).collect();
+    assert_eq!(told.len(), 8, "{told:?}");
+    assert_eq!(told[0], [Change::Create { keyspace: "k" }]);
+    assert_eq!(told[1], [put("k", "a", "1"), put("k", "b", "2")]);
+    assert_eq!(told[2], [Change::Remove { keyspace: "k", key: b"a" }]);
+    assert_eq!(told[3], [Change::RemoveRange { keyspace: "k", lower: b"b", upper: Some(b"c") }]);
+    assert!(matches!(told[4][..], [Change::PutLarge { keyspace: "k", key: b"film", length: 100_000, .. }]));
+    let renamed = [Change::Rename { from: "k", to: "other" }, Change::Create { keyspace: "k" }];
+    assert!(told[5].len() == 2 && renamed.iter().all(|change| told[5].contains(change)), "{:?}", told[5]);
+    assert_eq!(told[6], [put("other", "in other", "3")]);
+    assert_eq!(told[7], [Change::Drop { keyspace: "k" }]);
+    let timestamps: Vec<u64> = commits.iter().map(|commit| commit.timestamp().0).collect();
+    assert_eq!(timestamps, (1..=8).collect::<Vec<u64>>());
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert!(commits.iter().all(|commit| wall.abs_diff(commit.time()) < Duration::from_secs(600)));
+    // A filter leaves out what concerns other keyspaces, and the commits that consist of it.
+    let of_other = db.changes(Timestamp(0)).unwrap().keyspaces(["other"]).until(now(&db));
+    let of_other: Vec<Commit> = of_other.collect::<drumlin::Result<_>>().unwrap();
+    let told: Vec<Vec<Change<'_>>> = of_other.iter().map(|commit| commit.changes().collect()).collect();
+    assert_eq!(told, [vec![Change::Rename { from: "k", to: "other" }], vec![put("other", "in other", "3")]]);
+}
+
+/// A prepared transaction is told when it is committed, with its large values, even after the database was reopened.
+/// An aborted one is never told.
+#[test]
+fn a_prepared_transaction_is_told_when_it_is_committed() {
+    let disk = Disk::new(Medium::default(), 1);
+    let config = |disk: &Disk| small().keep_changes(all()).backend(disk.backend());
+    let db = config(&disk).open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    for id in ["kept", "aborted", "committed"] {
+        let mut tx = db.begin().unwrap();
+        tx.insert(&k, format!("{id} a"), "1").unwrap();
+        tx.insert(&k, format!("{id} film"), vec![7; 200_000]).unwrap();
+        tx.remove(&k, format!("{id} z")).unwrap();
+        tx.prepare(id.as_bytes()).unwrap();
+    }
+    let since = now(&db);
+    db.abort_prepared("aborted").unwrap();
+    db.commit_prepared("committed").unwrap();
+    k.insert("after", "2").unwrap();
+    let commits = commits_since(&db, 0);
+    let told: Vec<Vec<Change<'_>>> = commits.iter().map(|commit| commit.changes().collect()).collect();
+    let [created, committed, after] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((&created[..], &after[..]), (&[Change::Create { keyspace: "k" }][..], &[put("k", "after", "2")][..]));
+    let [first, Change::PutLarge { key: b"committed film", length: 200_000, .. }, last] = &committed[..] else {
+        panic!("{committed:?}")
+    };
+    assert_eq!(*first, put("k", "committed a", "1"));
+    assert_eq!(*last, Change::Remove { keyspace: "k", key: b"committed z" });
+    assert!(commits[1].timestamp() > since);
+    // A kill, before and after the commit.
+    disk.turn_off();
+    let disk = Disk::new(disk.medium(), 2);
+    let db = config(&disk).open("/db").unwrap();
+    assert_eq!(commits_since(&db, 0).len(), 3);
+    db.commit_prepared("kept").unwrap();
+    disk.turn_off();
+    let disk = Disk::new(disk.medium(), 3);
+    let db = config(&disk).open("/db").unwrap();
+    let commits = commits_since(&db, 0);
+    assert_eq!(commits.len(), 4);
+    assert_eq!(commits[3].changes().count(), 3);
+    let mut replica = Replica::default();
+    replica.follow(&db, "from the beginning");
+}
+
+/// Random histories with loads, large transactions, prepared ones, alterations, checkpoints, compactions, closings and
+/// kills: replicas that follow the feed from time to time, beginning anywhere, have the rows of the database. Three of
+/// them keep their position over reopenings.
+#[test]
+fn replicas_follow_random_histories() {
+    let first = number("DRUMLIN_TEST_SEED", 0);
+    for seed in first..first + number("DRUMLIN_TEST_ROUNDS", 6) {
+        let mut random = Random(seed);
+        let mut disk = Disk::new(Medium::default(), seed);
+        let streams = 1 + random.below(3) as u16;
+        let config = |disk: &Disk| {
+            let config = small().page_bytes(512).log_streams(streams).checkpoint_log_bytes(256 << 10);
+            config.keep_changes(all()).backend(disk.backend())
+        };
+        let mut db = config(&disk).open("/db").unwrap();
+        let mut replicas: [Replica; 3] = Default::default();
+        let mut number = 0;
+        for step in 0..60 {
+            let place = format!("seed {seed}, step {step}");
+            let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
+            let name = match names.len() {
+                0 => "0".to_owned(),
+                count => names[random.below(count as u64) as usize].clone(),
+            };
+            match random.below(14) {
+                0 => drop(db.keyspace(&format!("{}", random.below(4))).unwrap()),
+                1 if names.len() > 2 => db.drop_keyspace(&name).unwrap(),
+                2 if !names.is_empty() => {
+                    number += 1;
+                    db.alter().rename(&name, &format!("renamed {number}")).commit().unwrap();
+                }
+                3 => {
+                    let mut load = db.bulk_load(&name).unwrap();
+                    for row in 0..random.below(500) {
+                        load.insert(format!("{row:05}"), some_value(&mut random)).unwrap();
+                    }
+                    load.finish().unwrap();
+                }
+                4 => {
+                    let keyspace = db.keyspace(&name).unwrap();
+                    let mut tx = db.begin().unwrap();
+                    for _ in 0..random.below(3000) {
+                        tx.insert(&keyspace, format!("{:05}", random.below(9000)), random.bytes(60)).unwrap();
+                    }
+                    tx.commit().unwrap();
+                }
+                5 => {
+                    let keyspace = db.keyspace(&name).unwrap();
+                    let mut tx = db.begin().unwrap();
+                    tx.insert(&keyspace, "prepared", random.bytes(10)).unwrap();
+                    tx.prepare(b"id").unwrap();
+                    match random.one_in(2) {
+                        true => drop(db.commit_prepared("id").unwrap()),
+                        false => db.abort_prepared("id").unwrap(),
+                    };
+                }
+                6 => drop(db.checkpoint().unwrap()),
+                7 => drop(db.compact().unwrap()),
+                8 => {
+                    db.sync().unwrap();
+                    let closes = random.one_in(2);
+                    if closes {
+                        db.close().unwrap();
+                    } else {
+                        disk.turn_off();
+                    }
+                    disk = Disk::new(disk.medium(), seed + step);
+                    db = config(&disk).open("/db").unwrap();
+                }
+                9 => {
+                    let keyspace = db.keyspace(&name).unwrap();
+                    let (lower, upper) = (random.below(500), random.below(500));
+                    if lower < upper {
+                        keyspace.remove_range(format!("{lower:05}")..format!("{upper:05}")).unwrap();
+                    }
+                }
+                _ => {
+                    let keyspace = db.keyspace(&name).unwrap().with_durability(Durability::Relaxed);
+                    for _ in 0..random.below(200) {
+                        let key = format!("{:05}", random.below(500));
+                        match random.one_in(4) {
+                            true => keyspace.remove(key).unwrap(),
+                            false => keyspace.insert(key, some_value(&mut random)).unwrap(),
+                        }
+                    }
+                }
+            }
+            for replica in &mut replicas {
+                if random.one_in(6) {
+                    replica.follow(&db, &place);
+                }
+            }
+            if random.one_in(20) {
+                replicas[0] = Replica::of(&db);
+            }
+        }
+        for replica in &mut replicas {
+            replica.follow(&db, "at the end");
+        }
+        Replica::default().follow(&db, "from the beginning");
+        assert!(db.check().unwrap().corruption.is_empty());
+    }
+}
+
+/// Three threads read the feed while others commit. They end at random, and continue where they were, over reopenings.
+/// Each gets every commit once.
+#[test]
+fn readers_that_are_killed_get_each_commit_once() {
+    const COMMITS: u64 = 300;
+    let disk = Disk::new(Medium::default(), 1);
+    let config = |disk: &Disk| {
+        small().log_streams(2).checkpoint_log_bytes(128 << 10).keep_changes(all()).backend(disk.backend())
+    };
+    let mut disk = disk;
+    let mut got: [Vec<(u64, u64)>; 3] = Default::default();
+    for life in 0..5 {
+        let db = config(&disk).open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        let start = now(&db).0;
+        std::thread::scope(|scope| {
+            for writer in 0..2 {
+                let k = &k;
+                scope.spawn(move || {
+                    for row in 0..COMMITS {
+                        k.insert(format!("{life} {writer} {row}"), vec![7; 500]).unwrap();
+                    }
+                });
+            }
+            for (reader, got) in got.iter_mut().enumerate() {
+                let db = &db;
+                scope.spawn(move || {
+                    let mut random = Random(life * 3 + reader as u64);
+                    let end = start + 2 * COMMITS;
+                    // The last reading of a life may leave commits for the next.
+                    while got.last().is_none_or(|&(last, _)| last < end) {
+                        let since = got.last().map_or(0, |&(last, _)| last);
+                        let count = 1 + random.below(400) as usize;
+                        for commit in db.changes(Timestamp(since)).unwrap().until(Timestamp(end)).take(count) {
+                            let commit = commit.unwrap();
+                            got.push((commit.timestamp().0, commit.changes().count() as u64));
+                        }
+                        if random.one_in(3) {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+        match life % 2 {
+            0 => disk.turn_off(),
+            _ => db.close().unwrap(),
+        }
+        disk = Disk::new(disk.medium(), life);
+    }
+    let db = config(&disk).open("/db").unwrap();
+    for got in &mut got {
+        let since = got.last().map_or(0, |&(last, _)| last);
+        got.extend(commits_since(&db, since).iter().map(|commit| (commit.timestamp().0, 1)));
+        // Each commit but the first, which creates the keyspace, puts a row.
+        let expected: Vec<(u64, u64)> = (1..=5 * 2 * COMMITS + 1).map(|timestamp| (timestamp, 1)).collect();
+        assert_eq!(*got, expected);
+    }
+}
+
+/// Within the retention nothing is missing. A feed that begins before it, or falls behind it, gets an error that says
+/// where there is something. Statistics show what is kept.
+#[test]
+fn the_retention_is_a_promise() {
+    const KEPT_BYTES: u64 = 8 << 20;
+    let db = Config::in_memory().memory(16 << 20).keep_changes(Retention::bytes(KEPT_BYTES)).open("").unwrap();
+    let k = db.keyspace("k").unwrap().with_durability(Durability::Relaxed);
+    let mut slow = db.changes(Timestamp(0)).unwrap();
+    assert_eq!(slow.next().unwrap().unwrap().timestamp(), Timestamp(1));
+    let mut written = 0;
+    while written < 4 * KEPT_BYTES {
+        k.insert(written.to_be_bytes(), vec![7; 10_000]).unwrap();
+        written += 10_000;
+        if written.is_multiple_of(1 << 20) {
+            db.checkpoint().unwrap();
+        }
+    }
+    db.checkpoint().unwrap();
+    let stats = db.stats();
+    let from = stats.changes_from.unwrap();
+    assert_eq!((stats.changes_last, stats.changes_readers), (Some(stats.durable), 1));
+    assert_eq!(stats.changes_lag, stats.durable.0 - 1);
+    assert!((KEPT_BYTES..KEPT_BYTES * 5 / 4 + (1 << 20)).contains(&stats.changes_bytes), "{}", stats.changes_bytes);
+    let kept = commits_since(&db, from.0);
+    assert_eq!(kept.len() as u64, stats.durable.0 - from.0);
+    let kept_bytes: u64 = kept.len() as u64 * 10_000;
+    assert!(kept_bytes >= KEPT_BYTES * 9 / 10, "{kept_bytes} bytes are kept");
+    let before = db.changes(Timestamp(from.0 - 1)).unwrap_err();
+    assert!(matches!(before, Error::ChangesGone { from: told, .. } if told == from), "{before}");
+    // The slow reader still reads what it has open, and then gets the error.
+    let error = slow.by_ref().find_map(Result::err).unwrap();
+    assert!(matches!(error, Error::ChangesGone { from: told, .. } if told == from), "{error}");
+    assert!(slow.next().is_none(), "a feed goes on after an error");
+    let early = db.changes(Timestamp(stats.durable.0 + 1)).unwrap_err();
+    assert!(matches!(early, Error::Invalid(_)), "{early}");
+}
+
+/// Changes are kept for a time, however few bytes they have.
+#[test]
+fn changes_are_kept_for_a_time() {
+    let folder = Folder::new();
+    let config = small().keep_changes(Retention::time(Duration::from_secs(3600)));
+    for life in 0..3u64 {
+        let db = config.open(folder.path()).unwrap();
+        db.keyspace("k").unwrap().insert(life.to_be_bytes(), vec![1; 1000]).unwrap();
+        db.close().unwrap();
+    }
+    let db = config.open(folder.path()).unwrap();
+    assert_eq!(commits_since(&db, 0).len(), 4);
+    // With a short time, files that are old enough are removed as others follow.
+    db.close().unwrap();
+    let db = small().keep_changes(Retention::time(Duration::from_millis(50))).open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    let began = std::time::Instant::now();
+    while db.stats().changes_from == Some(Timestamp(0)) {
+        k.insert("a", "1").unwrap();
+        assert!(began.elapsed() < Duration::from_secs(60), "old changes stay");
+    }
+}
+
+/// Without the setting there are no files and no feed. A database that was open without it begins again, and says from
+/// where on.
+#[test]
+fn an_opening_without_the_setting_is_a_gap_that_is_told() {
+    let folder = Folder::new();
+    let db = small().open(folder.path()).unwrap();
+    assert!(matches!(db.changes(Timestamp(0)), Err(Error::Invalid(_))));
+    db.keyspace("k").unwrap();
+    db.close().unwrap();
+    assert!(!folder.path().join("changes").exists());
+    let kept = small().keep_changes(all());
+    let db = kept.open(folder.path()).unwrap();
+    db.close().unwrap();
+    assert!(!folder.path().join("changes").exists(), "an opening that commits nothing wrote something");
+    let db = kept.open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("a", "1").unwrap();
+    assert_eq!(db.stats().changes_from, Some(Timestamp(1)));
+    assert_eq!(commits_since(&db, 1).len(), 1);
+    db.close().unwrap();
+    let db = small().open(folder.path()).unwrap();
+    db.keyspace("k").unwrap().insert("b", "2").unwrap();
+    db.close().unwrap();
+    let db = kept.open(folder.path()).unwrap();
+    let gap = db.changes(Timestamp(2)).unwrap_err();
+    assert!(matches!(gap, Error::ChangesGone { since: Timestamp(2), from: Timestamp(3), .. }), "{gap}");
+    db.keyspace("k").unwrap().insert("c", "3").unwrap();
+    let commits = commits_since(&db, 3);
+    assert_eq!(commits[0].changes().collect::<Vec<_>>(), [put("k", "c", "3")]);
+}
+
+/// If a file of changes can't be written, the database continues. The feed ends with an error that gives the reason,
+/// and the next opening begins again.
+#[test]
+fn files_that_cannot_be_written_end_the_feed() {
+    let folder = Folder::new();
+    let config = small().keep_changes(all());
+    let db = config.open(folder.path()).unwrap();
+    db.keyspace("k").unwrap().insert("a", "1").unwrap();
+    db.close().unwrap();
+    let db = config.open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut changes = db.changes(Timestamp(0)).unwrap();
+    assert!(changes.next().unwrap().is_ok() && changes.next().unwrap().is_ok());
+    // The file that this opening would create.
+    let obstacle = folder.path().join("changes/2.changes");
+    std::fs::create_dir(&obstacle).unwrap();
+    let reader = std::thread::spawn(move || changes.next());
+    k.insert("b", "2").unwrap();
+    let error = reader.join().unwrap().unwrap().unwrap_err();
+    assert!(matches!(error, Error::ChangesGone { since: Timestamp(2), .. }), "{error}");
+    assert_eq!(db.changes(Timestamp(0)).unwrap().until(Timestamp(2)).count(), 2, "what was kept is not readable");
+    k.insert("c", "3").unwrap();
+    db.checkpoint().unwrap();
+    assert!(db.stats().changes_failure.unwrap().contains("no more changes"));
+    drop(k);
+    db.close().unwrap();
+    std::fs::remove_dir(&obstacle).unwrap();
+    let db = config.open(folder.path()).unwrap();
+    let gone = db.changes(Timestamp(2)).unwrap_err();
+    assert!(matches!(gone, Error::ChangesGone { from: Timestamp(4), .. }), "{gone}");
+    db.keyspace("k").unwrap().insert("d", "4").unwrap();
+    assert_eq!(commits_since(&db, 4).len(), 1);
+    assert_eq!(db.stats().changes_failure, None);
+    db.close().unwrap();
+    // A foreign file in the place of a file of changes is left alone.
+    let foreign = folder.path().join("changes/4.changes");
+    std::fs::write(&foreign, "a poem").unwrap();
+    let db = config.open(folder.path()).unwrap();
+    db.keyspace("k").unwrap().insert("e", "5").unwrap();
+    assert!(matches!(db.changes(Timestamp(4)), Err(Error::ChangesGone { .. })));
+    db.close().unwrap();
+    assert_eq!(std::fs::read(&foreign).unwrap(), b"a poem");
+}
+
+/// On a full disk the oldest changes are removed, and the rest stays readable.
+#[test]
+fn a_full_disk_takes_the_oldest_changes() {
+    let (faulty, config) = faulty();
+    let db = config.memory(16 << 20).keep_changes(Retention::bytes(32 << 20)).open("/db").unwrap();
+    let k = db.keyspace("k").unwrap().with_durability(Durability::Relaxed);
+    let fill = |rows: std::ops::Range<u32>| {
+        for row in rows {
+            match k.insert((row % 100).to_be_bytes(), vec![row as u8; 20_000]) {
+                Ok(()) => {}
+                Err(Error::DiskFull { .. }) => drop(db.checkpoint()),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        db.checkpoint().unwrap();
+    };
+    fill(0..1000);
+    assert_eq!(db.stats().changes_from, Some(Timestamp(0)));
+    faulty.set_space_limit(Some(faulty.space_used() + (1 << 20)));
+    fill(1000..4000);
+    let stats = db.stats();
+    let from = stats.changes_from.unwrap();
+    assert!(from > Timestamp(0), "the disk was not filled by changes: {} bytes", stats.changes_bytes);
+    assert!(stats.changes_failure.is_none(), "{:?}", stats.changes_failure);
+    assert_eq!(commits_since(&db, from.0).len() as u64, stats.durable.0 - from.0);
+}
+
+/// Damage to a file of changes is an error that names it, wherever it is, and never a wrong or missing commit.
+#[test]
+fn damaged_changes_are_noticed() {
+    let folder = Folder::new();
+    let config = small().keep_changes(all());
+    let db = config.open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    (0..30u8).for_each(|row| k.insert([row], [row; 100]).unwrap());
+    let expected: Vec<_> =
+        commits_since(&db, 0).iter().map(|commit| format!("{:?}", commit.changes().collect::<Vec<_>>())).collect();
+    db.close().unwrap();
+    let path = folder.path().join("changes/1.changes");
+    let sound = std::fs::read(&path).unwrap();
+    let mut random = Random(1);
+    let mut refused = 0;
+    for _ in 0..40 {
+        let mut bytes = sound.clone();
+        let at = random.below(bytes.len() as u64) as usize;
+        match random.one_in(4) {
+            true => bytes.truncate(at),
+            false => bytes[at] ^= 1 << random.below(8),
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let db = config.open(folder.path()).unwrap();
+        let told = db
+            .changes(Timestamp(0))
+            .and_then(|changes| changes.until(Timestamp(31)).collect::<drumlin::Result<Vec<_>>>());
+        match told {
+            Ok(commits) => {
+                let told: Vec<_> =
+                    commits.iter().map(|commit| format!("{:?}", commit.changes().collect::<Vec<_>>())).collect();
+                assert_eq!(told, expected);
+            }
+            Err(Error::Corrupted { .. } | Error::ChangesGone { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+        assert_eq!(db.existing_keyspace("k").unwrap().count(..).unwrap(), 30);
+        db.close().unwrap();
+    }
+    assert!(refused > 10, "{refused} damaged files were noticed");
+}
+
+/// A task waits for a commit without occupying a thread, and a stream yields commits.
+#[test]
+fn tasks_follow_the_feed() {
+    let db = Config::in_memory().memory(16 << 20).keep_changes(all()).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let executor = smol::LocalExecutor::new();
+    block_on(executor.run(async {
+        let mut stream = db.changes(now(&db)).unwrap().into_stream();
+        let reader = executor.spawn(async move {
+            let mut told = Vec::new();
+            while told.len() < 20 {
+                told.push(stream.next().await.unwrap().unwrap().timestamp().0);
+            }
+            told
+        });
+        for row in 0..20u8 {
+            k.insert_async([row], "1").await.unwrap();
+            smol::future::yield_now().await;
+        }
+        assert_eq!(reader.await, (2..22).collect::<Vec<u64>>());
+    }));
+    // Closing the database ends the waits.
+    let mut changes = db.changes(now(&db)).unwrap();
+    let waiting = std::thread::spawn(move || changes.next());
+    db.close().unwrap();
+    assert!(matches!(waiting.join().unwrap(), Some(Err(Error::Closed))));
+}
+
+/// The files can be read without opening the database, while another opening writes them, and after it.
+#[test]
+fn a_folder_is_followed_without_opening_it() {
+    let folder = Folder::new();
+    let config = small().keep_changes(Retention::bytes(4 << 20));
+    assert!(Config::new().changes(folder.path().join("missing"), Timestamp(0)).is_err());
+    let db = config.open(folder.path()).unwrap();
+    let k = db.keyspace("k").unwrap();
+    let began = std::time::Instant::now();
+    let mut followed = loop {
+        match Config::new().changes(folder.path(), Timestamp(0)) {
+            Ok(followed) => break followed,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+    };
+    let mut timestamps = Vec::new();
+    let end = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            (0..200u32).for_each(|row| k.insert(row.to_be_bytes(), [7; 300]).unwrap());
+            now(&db).0
+        });
+        while timestamps.last() != Some(&201) {
+            timestamps.push(followed.next().unwrap().unwrap().timestamp().0);
+        }
+        writer.join().unwrap()
+    });
+    assert_eq!(timestamps, (1..=end).collect::<Vec<u64>>());
+    assert!(followed.ready().is_none());
+    drop(k);
+    db.close().unwrap();
+    let db = config.open(folder.path()).unwrap();
+    db.keyspace("k").unwrap().insert("a", "1").unwrap();
+    let commit = followed.next().unwrap().unwrap();
+    assert_eq!((commit.timestamp().0, commit.changes().collect::<Vec<_>>()), (end + 1, vec![put("k", "a", "1")]));
+    // Removed commits are told as gone.
+    let k = db.keyspace("k").unwrap().with_durability(Durability::Relaxed);
+    (0..2000u32).for_each(|row| k.insert(row.to_be_bytes(), vec![7; 10_000]).unwrap());
+    db.checkpoint().unwrap();
+    let gone = Config::new().changes(folder.path(), Timestamp(0)).unwrap_err();
+    assert!(matches!(gone, Error::ChangesGone { from, .. } if Some(from) == db.stats().changes_from), "{gone}");
+}
+
+/// A commit can be read soon after it is durable.
+#[test]
+fn a_commit_is_told_soon() {
+    let db = Config::in_memory().memory(16 << 20).keep_changes(all()).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut changes = db.changes(now(&db)).unwrap();
+    let mut delays: Vec<Duration> = (0..50u8)
+        .map(|row| {
+            let tx = TxOptions::default();
+            let mut tx = db.begin_with(tx).unwrap();
+            tx.insert(&k, [row], "1").unwrap();
+            tx.commit().unwrap();
+            let began = std::time::Instant::now();
+            changes.next().unwrap().unwrap();
+            began.elapsed()
+        })
+        .collect();
+    delays.sort_unstable();
+    // Generous, because other tests run at the same time.
+    assert!(delays[25] < Duration::from_millis(100), "{delays:?}");
+}
