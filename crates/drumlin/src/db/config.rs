@@ -182,16 +182,18 @@ impl Config {
     }
 
     /// Keeps the changes of commits readable for [`Database::changes`](crate::Database::changes), as far back as
-    /// `retention` says, also after checkpoints, and when the database is closed and reopened. Default: none are kept.
+    /// `retention` says, also after checkpoints, and when the database is closed and reopened. Default: that of the
+    /// last opening; none for a database that has never kept changes.
     ///
     /// A background thread copies each durable commit from the log to files in the folder `changes`, so commits are
     /// written twice. The files take up to a quarter more than the bytes that are kept, plus what was changed since the
     /// oldest file was begun. They are removed early only if the disk is full, oldest first. If they can't be written
     /// for another reason, no more changes are kept until the database is reopened, and
-    /// [`Stats::changes_failure`](crate::Stats::changes_failure) says why.
+    /// [`Stats::changes_failure`](crate::Stats::changes_failure) says why. That opening removes the files, which would
+    /// have a gap, and begins again.
     ///
-    /// A database that was opened without this setting in between can't continue its files: the next opening with it
-    /// removes them and begins again.
+    /// Later openings continue with the same retention, so a tool that opens the database leaves no gap. An opening
+    /// with another retention changes it, and one with [`Retention::none`] ends it and removes the files.
     ///
     /// ```
     /// use drumlin::{Config, Retention};
@@ -392,9 +394,6 @@ impl Config {
         }
         if settings.salvage && !settings.read_only {
             return Err(Error::Invalid("what is left of a corrupted database can't be opened for writing".into()));
-        }
-        if settings.retention.is_some_and(|retention| !retention.is_some()) {
-            return Err(Error::Invalid("a retention of no bytes and no time keeps no changes: leave it out".into()));
         }
         check_page_bytes(settings.page_bytes)?;
         if !settings.segment_bytes.is_power_of_two() || !((256 << 10)..=(64 << 20)).contains(&settings.segment_bytes) {

@@ -179,7 +179,7 @@ impl Copier {
         }
         for record in log.read_from(self.copied)? {
             let record = record?;
-            assert!(record.timestamp == self.copied.next(), "the copier was given {record:?} after {}", self.copied);
+            assert!(record.timestamp == self.copied.next(), "a log record does not follow {}", self.copied);
             self.begin_file_if_due(shared)?;
             self.record.clear();
             self.record.resize(RECORD_HEADER_BYTES, 0);
@@ -263,6 +263,8 @@ impl Copier {
             number: self.next_number,
             after: self.copied,
             time_ms: now_ms,
+            kept_bytes: self.settings.retention.bytes,
+            kept_ms: self.settings.retention.time.as_millis() as u64,
         };
         let make_space = &mut || give_up_oldest(folder, shared);
         let writer = FileWriter::create(folder.as_ref(), header, &self.names, self.settings.buffer_bytes, make_space);
@@ -307,6 +309,41 @@ fn give_up_oldest(folder: &FolderRef, shared: &Shared) -> bool {
             false
         }
     }
+}
+
+/// Returns the retention of the newest change file in the folder of a database, or `None` if there is no file.
+pub(super) fn kept_retention(parent: &FolderRef, database: DatabaseId) -> Result<Option<Retention>> {
+    let io = |action, error| Error::io(action, &parent.path().join(file::FOLDER_NAME), error);
+    if !parent.exists(file::FOLDER_NAME).map_err(|error| io("looking for", error))? {
+        return Ok(None);
+    }
+    let folder = parent.folder(file::FOLDER_NAME).map_err(|error| io("opening", error))?;
+    let names = folder.list().map_err(|error| io("listing", error))?;
+    let mut numbers: Vec<u64> = names.iter().filter_map(|name| file::parse_name(name)).collect();
+    numbers.sort_unstable();
+    for number in numbers.into_iter().rev() {
+        let opened = file::open(folder.as_ref(), number).map_err(|error| io("opening a file of", error))?;
+        if let FoundHeader::Header(header) =
+            file::read_header(&opened).map_err(|error| io("reading a file of", error))?
+            && header.database == database
+        {
+            return Ok(Some(Retention { bytes: header.kept_bytes, time: Duration::from_millis(header.kept_ms) }));
+        }
+    }
+    Ok(None)
+}
+
+/// Removes all change files of a database.
+pub(super) fn remove_all(parent: &FolderRef, database: DatabaseId) -> Result<()> {
+    let io = |action, error| Error::io(action, &parent.path().join(file::FOLDER_NAME), error);
+    if !parent.exists(file::FOLDER_NAME).map_err(|error| io("looking for", error))? {
+        return Ok(());
+    }
+    let folder = parent.folder(file::FOLDER_NAME).map_err(|error| io("opening", error))?;
+    for file in find_files(&folder, database)? {
+        folder.remove(&file::name(file.number)).map_err(|error| io("removing a file of", error))?;
+    }
+    Ok(())
 }
 
 /// Returns the change files of a database in ascending order: the newest ones, up to the first that is missing or does

@@ -56,6 +56,20 @@ const BUFFER_BYTES_MIN: u64 = 32 << 10;
 /// The maximum size of these buffers: larger writes and reads are hardly faster.
 const BUFFER_BYTES_MAX: u64 = 512 << 10;
 
+/// Returns the retention of an opening. Without a setting it is that of the last opening that kept changes. An opening
+/// that turns retention off removes the files.
+pub(crate) fn retention_of(setting: Option<Retention>, parent: &FolderRef, database: DatabaseId) -> Option<Retention> {
+    let chosen = match setting {
+        None => copier::kept_retention(parent, database),
+        Some(retention) if retention.is_some() => Ok(Some(retention)),
+        Some(_) => copier::remove_all(parent, database).map(|()| None),
+    };
+    chosen.unwrap_or_else(|error| {
+        log::error!("{}: the files of kept changes: {error}", parent.path().display());
+        None
+    })
+}
+
 /// The change feed of an open database.
 #[derive(Debug)]
 pub(crate) struct Feed {

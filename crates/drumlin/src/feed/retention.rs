@@ -35,6 +35,12 @@ impl Retention {
         Retention { bytes: 0, time }
     }
 
+    /// Keeps no changes. A database that has kept some removes them when it is opened.
+    #[must_use]
+    pub fn none() -> Retention {
+        Retention { bytes: 0, time: Duration::ZERO }
+    }
+
     /// Keeps changes for both reasons: those that either would keep.
     #[must_use]
     pub fn and_time(self, time: Duration) -> Retention {

@@ -1,6 +1,6 @@
 //! Change files: the commits that a database keeps for readers of its change feed.
 //!
-//! A change file begins with a block that is its header. Only the first 56 bytes of the block are used.
+//! A change file begins with a block that is its header. Only the first 72 bytes of the block are used.
 //!
 //! ```text
 //! FILE HEADER
@@ -12,7 +12,9 @@
 //!     24     8  number of the file
 //!     32     8  timestamp after which its commits begin
 //!     40     8  time at which it was created, in milliseconds since 1970
-//!     48     8  XXH3-64 of the bytes from 0 to 48
+//!     48     8  bytes of changes that are kept at least
+//!     56     8  time in milliseconds for which changes are kept at least
+//!     64     8  XXH3-64 of the bytes from 0 to 64
 //! ```
 //!
 //! Records follow. Each begins at a multiple of 8 bytes. Its body has the operations of one commit, in the form of a
@@ -40,9 +42,11 @@ pub(super) const DATABASE_OFFSET: usize = 16;
 pub(super) const NUMBER_OFFSET: usize = 24;
 pub(super) const AFTER_OFFSET: usize = 32;
 pub(super) const TIME_OFFSET: usize = 40;
-pub(super) const HEADER_CHECKSUM_OFFSET: usize = 48;
+pub(super) const KEPT_BYTES_OFFSET: usize = 48;
+pub(super) const KEPT_TIME_OFFSET: usize = 56;
+pub(super) const HEADER_CHECKSUM_OFFSET: usize = 64;
 /// The length of a file's header. The rest of its block is zero.
-pub(super) const FILE_HEADER_BYTES: usize = 56;
+pub(super) const FILE_HEADER_BYTES: usize = 72;
 
 pub(super) const CHECKSUM_OFFSET: usize = 0;
 pub(super) const RECORD_MAGIC_OFFSET: usize = 8;
@@ -61,7 +65,9 @@ const _: () = {
     assert!(NUMBER_OFFSET == DATABASE_OFFSET + 8);
     assert!(AFTER_OFFSET == NUMBER_OFFSET + 8);
     assert!(TIME_OFFSET == AFTER_OFFSET + 8);
-    assert!(HEADER_CHECKSUM_OFFSET == TIME_OFFSET + 8);
+    assert!(KEPT_BYTES_OFFSET == TIME_OFFSET + 8);
+    assert!(KEPT_TIME_OFFSET == KEPT_BYTES_OFFSET + 8);
+    assert!(HEADER_CHECKSUM_OFFSET == KEPT_TIME_OFFSET + 8);
     assert!(FILE_HEADER_BYTES == HEADER_CHECKSUM_OFFSET + 8);
     assert!(FILE_HEADER_BYTES <= 512, "a header must fit the unit that a device writes whole");
     assert!(RECORD_MAGIC_OFFSET == CHECKSUM_OFFSET + 8);
@@ -89,6 +95,9 @@ pub(crate) struct FileHeader {
     /// The commits of the file begin after this timestamp.
     pub(crate) after: Timestamp,
     pub(crate) time_ms: u64,
+    /// The retention of the opening that created the file.
+    pub(crate) kept_bytes: u64,
+    pub(crate) kept_ms: u64,
 }
 
 impl FileHeader {
@@ -101,6 +110,8 @@ impl FileHeader {
         put_u64(block, NUMBER_OFFSET, self.number);
         put_u64(block, AFTER_OFFSET, self.after.0);
         put_u64(block, TIME_OFFSET, self.time_ms);
+        put_u64(block, KEPT_BYTES_OFFSET, self.kept_bytes);
+        put_u64(block, KEPT_TIME_OFFSET, self.kept_ms);
         let sum = checksum(&block[..HEADER_CHECKSUM_OFFSET], 0);
         put_u64(block, HEADER_CHECKSUM_OFFSET, sum);
     }
@@ -122,6 +133,8 @@ impl FileHeader {
             number: get_u64(block, NUMBER_OFFSET),
             after: Timestamp(get_u64(block, AFTER_OFFSET)),
             time_ms: get_u64(block, TIME_OFFSET),
+            kept_bytes: get_u64(block, KEPT_BYTES_OFFSET),
+            kept_ms: get_u64(block, KEPT_TIME_OFFSET),
         })
     }
 
@@ -218,7 +231,8 @@ mod tests {
     use super::*;
 
     fn file() -> FileHeader {
-        FileHeader { database: DatabaseId(0x1122_3344), number: 7, after: Timestamp(99), time_ms: 1 << 40 }
+        let (after, kept_bytes, kept_ms) = (Timestamp(99), 1 << 30, 1000);
+        FileHeader { database: DatabaseId(0x1122_3344), number: 7, after, time_ms: 1 << 40, kept_bytes, kept_ms }
     }
 
     /// A file's header survives encoding, and any flipped bit is detected.

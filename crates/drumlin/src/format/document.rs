@@ -233,6 +233,8 @@ fn the_log_is_as_documented() {
         (c::NUMBER_OFFSET, "number"),
         (c::AFTER_OFFSET, "timestamp"),
         (c::TIME_OFFSET, "time"),
+        (c::KEPT_BYTES_OFFSET, "bytes"),
+        (c::KEPT_TIME_OFFSET, "time"),
         (c::HEADER_CHECKSUM_OFFSET, "XXH3"),
     ];
     compare("Header of a change file", &fields, c::FILE_HEADER_BYTES);

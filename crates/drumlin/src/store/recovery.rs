@@ -46,7 +46,7 @@ use super::requests::Maintenance;
 use super::state::{Contention, Opening, Store};
 use super::warm_state::WarmStart;
 use crate::error::{Error, Result};
-use crate::feed::{Feed, Names};
+use crate::feed::{self, Feed, Names};
 use crate::format::catalogue::{Catalogue, Orphan};
 use crate::format::superblock::Superblock;
 use crate::format::{Epoch, Incarnation, KeyspaceId, PageId, Timestamp, ValueId};
@@ -443,9 +443,12 @@ impl Replayed<'_> {
     fn start_log(self, began: Duration) -> Result<Store> {
         let Replayed(recovering) = self;
         let Recovering { opener, data, page_tables, engine, scan, last, .. } = recovering;
-        let retention = opener.settings.retention.filter(|_| !opener.settings.read_only);
+        let database = page_tables.superblock.database;
+        let retention = match opener.settings.read_only {
+            true => None,
+            false => feed::retention_of(opener.settings.retention, &opener.folder, database),
+        };
         let feed = retention.map(|retention| {
-            let database = page_tables.superblock.database;
             let since = (page_tables.superblock.timestamp, recovering.names);
             Arc::new(Feed::new(&opener.backend, &opener.folder, database, retention, &engine.budget, since, last))
         });

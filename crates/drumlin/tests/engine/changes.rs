@@ -415,10 +415,10 @@ fn changes_are_kept_for_a_time() {
     }
 }
 
-/// Without the setting there are no files and no feed. A database that was open without it begins again, and says from
-/// where on.
+/// Without the setting there are no files and no feed. Once changes are kept, later openings continue to keep them,
+/// until one turns that off. The next one that keeps changes begins again, and says from where on.
 #[test]
-fn an_opening_without_the_setting_is_a_gap_that_is_told() {
+fn the_retention_lasts_until_it_is_turned_off() {
     let folder = Folder::new();
     let db = small().open(folder.path()).unwrap();
     assert!(matches!(db.changes(Timestamp(0)), Err(Error::Invalid(_))));
@@ -430,20 +430,25 @@ fn an_opening_without_the_setting_is_a_gap_that_is_told() {
     db.close().unwrap();
     assert!(!folder.path().join("changes").exists(), "an opening that commits nothing wrote something");
     let db = kept.open(folder.path()).unwrap();
-    let k = db.keyspace("k").unwrap();
-    k.insert("a", "1").unwrap();
+    db.keyspace("k").unwrap().insert("a", "1").unwrap();
     assert_eq!(db.stats().changes_from, Some(Timestamp(1)));
-    assert_eq!(commits_since(&db, 1).len(), 1);
     db.close().unwrap();
     let db = small().open(folder.path()).unwrap();
     db.keyspace("k").unwrap().insert("b", "2").unwrap();
+    assert_eq!(commits_since(&db, 1).len(), 2);
     db.close().unwrap();
-    let db = kept.open(folder.path()).unwrap();
-    let gap = db.changes(Timestamp(2)).unwrap_err();
-    assert!(matches!(gap, Error::ChangesGone { since: Timestamp(2), from: Timestamp(3), .. }), "{gap}");
+    let db = small().keep_changes(Retention::none()).open(folder.path()).unwrap();
     db.keyspace("k").unwrap().insert("c", "3").unwrap();
-    let commits = commits_since(&db, 3);
-    assert_eq!(commits[0].changes().collect::<Vec<_>>(), [put("k", "c", "3")]);
+    assert!(matches!(db.changes(Timestamp(3)), Err(Error::Invalid(_))));
+    assert_eq!(db.stats().changes_from, None);
+    db.close().unwrap();
+    assert_eq!(std::fs::read_dir(folder.path().join("changes")).unwrap().count(), 0);
+    let db = kept.open(folder.path()).unwrap();
+    let gap = db.changes(Timestamp(3)).unwrap_err();
+    assert!(matches!(gap, Error::ChangesGone { since: Timestamp(3), from: Timestamp(4), .. }), "{gap}");
+    db.keyspace("k").unwrap().insert("d", "4").unwrap();
+    let commits = commits_since(&db, 4);
+    assert_eq!(commits[0].changes().collect::<Vec<_>>(), [put("k", "d", "4")]);
 }
 
 /// If a file of changes can't be written, the database continues. The feed ends with an error that gives the reason,
