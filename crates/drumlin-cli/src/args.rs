@@ -9,8 +9,8 @@ use clap::{Parser, Subcommand};
 
 use crate::call::Call;
 use crate::commands::{
-    backup, bench, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index, keyspaces,
-    lab, load, man, prepared, put, rename, restore, rm, scan, snapshots, stats, tour, verify,
+    backup, bench, changes, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index,
+    keyspaces, lab, load, man, prepared, put, rename, restore, rm, scan, snapshots, stats, tour, verify,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -46,6 +46,7 @@ pub(crate) enum Command {
     Du(du::Du),
     Keyspaces(keyspaces::Keyspaces),
     Prepared(prepared::Prepared),
+    Changes(changes::Changes),
     Rename(rename::Rename),
     Snapshots(snapshots::Snapshots),
     Backup(backup::Backup),

@@ -2,6 +2,7 @@
 
 pub(crate) mod backup;
 pub(crate) mod bench;
+pub(crate) mod changes;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
 pub(crate) mod compact;
@@ -57,6 +58,7 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Du(command) => command.run(output),
         Command::Keyspaces(command) => command.run(output),
         Command::Prepared(command) => command.run(output),
+        Command::Changes(command) => command.run(),
         Command::Rename(command) => command.run(output),
         Command::Snapshots(command) => command.run(output),
         Command::Backup(command) => command.run(output),

@@ -1,6 +1,7 @@
 //! Tests of the command as users see it: one topic per file, and at least one process per test.
 
 mod backups;
+mod changes;
 mod count;
 mod du;
 mod exit_codes;
