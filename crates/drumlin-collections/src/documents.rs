@@ -10,6 +10,7 @@ use drumlin::{Durability, Keyspace, Reader, Snapshot, TxOptions};
 use crate::building;
 use crate::changes::Changes;
 use crate::collection::Collection;
+use crate::committed::DurableChanges;
 use crate::core::{Core, Stop};
 use crate::encoding::{EncodeAs, Key, KeyBounds, encoded};
 use crate::error::{Error, PartName, Result};
@@ -643,6 +644,19 @@ impl<C: Collection> Documents<C> {
     /// Each queued change keeps its document in memory.
     pub fn subscribe(&self, capacity: usize) -> Changes<C> {
         Changes::subscribe(&self.open, capacity)
+    }
+
+    /// Returns the durable changes that commits after `since` made to documents, whoever made them: the durable form of
+    /// [`subscribe`](Documents::subscribe). The database must [keep its changes](drumlin::Config::keep_changes).
+    ///
+    /// Each commit is told whole and once, in the order of timestamps, and after a restart the feed continues after the
+    /// last timestamp that was stored. To begin, read the documents, and continue after the timestamp of a snapshot
+    /// that is older than the reading.
+    ///
+    /// # Errors
+    /// The errors of [`drumlin::Database::changes`].
+    pub fn changes_since(&self, since: drumlin::Timestamp) -> Result<DurableChanges<C>> {
+        DurableChanges::since(&self.open, since)
     }
 }
 

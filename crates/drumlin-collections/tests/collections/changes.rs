@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use drumlin_collections::{Change, Changes, Collection, Collections, Error, Event, Postcard};
+use drumlin_collections::{
+    Change, Changes, Collection, Collections, Documents, DurableChanges, Error, Event, Postcard, Transaction,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::documents::database;
@@ -117,4 +119,49 @@ fn changes_of_futures_are_observed() {
         let Event::Change(change) = changes.wait_next().unwrap() else { panic!("nothing is lost") };
         assert_eq!(change.document.unwrap().value, 7);
     });
+}
+
+/// The feed tells the commits of this and of earlier openings, each once, and continues after a timestamp.
+#[test]
+fn the_feed_outlives_an_opening() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = drumlin::Config::new().memory(32 << 20).keep_changes(drumlin::Retention::bytes(1 << 20));
+    let told = |feed: &mut DurableChanges<Counter>| {
+        let committed = feed.next().unwrap().unwrap();
+        assert!(!committed.reread);
+        let changes = committed.changes.into_iter();
+        (
+            committed.timestamp,
+            changes.map(|change| (change.key, change.document.map(|counter| counter.value))).collect(),
+        )
+    };
+    let put = |tx: &mut Transaction<'_>, counters: &Documents<Counter>, name: &str, value| {
+        tx.put(counters, &Counter { name: name.into(), value })
+    };
+    let db = config.open(folder.path()).unwrap();
+    let since = {
+        let collections = Collections::new(&db);
+        let counters = collections.open::<Counter>().unwrap();
+        let mut feed = counters.changes_since(db.snapshot().timestamp()).unwrap();
+        collections
+            .transact(|tx| {
+                put(tx, &counters, "a", 1)?;
+                put(tx, &counters, "b", 2)
+            })
+            .unwrap();
+        let (timestamp, changes): (_, Vec<(String, Option<u64>)>) = told(&mut feed);
+        assert_eq!(changes, [("a".to_owned(), Some(1)), ("b".to_owned(), Some(2))]);
+        counters.remove("a").unwrap();
+        timestamp
+    };
+    db.close().unwrap();
+    let db = config.open(folder.path()).unwrap();
+    let counters = Collections::new(&db).open::<Counter>().unwrap();
+    counters.put(&Counter { name: "c".into(), value: 3 }).unwrap();
+    let mut feed = counters.changes_since(since).unwrap();
+    assert_eq!(told(&mut feed).1, [("a".to_owned(), None)]);
+    let (timestamp, changes) = told(&mut feed);
+    assert_eq!(changes, [("c".to_owned(), Some(3))]);
+    assert_eq!(feed.position(), timestamp);
+    assert!(feed.ready().is_none());
 }
