@@ -8,6 +8,7 @@ pub mod client;
 pub mod crash_points;
 pub mod crowd;
 pub mod explore;
+pub mod follower;
 pub mod model;
 pub mod plan;
 pub mod planted;

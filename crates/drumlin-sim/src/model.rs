@@ -576,6 +576,21 @@ impl Model {
         rows
     }
 
+    /// Returns the keyspaces as of a timestamp, with the names that they had then.
+    #[must_use]
+    pub fn names_at(&self, timestamp: u64) -> Vec<(String, SpaceNumber)> {
+        let state = self.lock();
+        let there =
+            state.spaces.iter().enumerate().filter(|(_, space)| {
+                space.created <= timestamp && space.dropped.is_none_or(|dropped| dropped > timestamp)
+            });
+        let named = there.map(|(number, space)| {
+            let (_, name) = space.names.iter().rfind(|(since, _)| *since <= timestamp).expect("it was created");
+            (name.clone(), number)
+        });
+        named.collect()
+    }
+
     /// Returns the timestamps above `from` at which a commit changed the keyspace.
     #[must_use]
     pub fn changes_above(&self, space: SpaceNumber, from: u64) -> BTreeSet<u64> {

@@ -1,6 +1,6 @@
 //! The plan of a world: everything that is drawn from its seed before it begins.
 
-use drumlin::{Config, VersionOverflow};
+use drumlin::{Config, Retention, VersionOverflow};
 use drumlin_io::testing::sim::{Disk, Random, Schedule};
 
 /// The kind of fault that a world has in addition to power cuts.
@@ -90,6 +90,8 @@ pub struct Plan {
     pub spills: bool,
     /// `true` if clients drop keyspaces that fill segments of their own, while these are read.
     pub drops_large: bool,
+    /// The bytes of changes that are kept for a follower; 0: none are kept.
+    pub changes_bytes: u64,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
     /// wait for that snapshot forever.
     pub delays_commits: bool,
@@ -159,6 +161,7 @@ impl Plan {
             prepares: Random(seed ^ 0x2BAD_1DEA).below(4) == 0,
             spills: Random(seed ^ 0x0B16_1DEA).below(4) == 0,
             drops_large: Random(seed ^ 0x0DD0_1DEA).below(6) == 0,
+            changes_bytes: [256 << 10, 1 << 40, 0, 0, 0, 0, 0, 0][Random(seed ^ 0xFEED_1DEA).below(8) as usize],
         }
     }
 
@@ -182,6 +185,7 @@ impl Plan {
             prepares: false,
             spills: false,
             drops_large: false,
+            changes_bytes: 0,
             ..self
         }
     }
@@ -207,8 +211,8 @@ impl Plan {
         // Scans of so many rows take long, so let clients make fewer steps.
         let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
-        let (prepares, spills, drops_large) = (false, false, false);
-        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, prepares, spills, drops_large, ..self }
+        let plan = Plan { prepares: false, spills: false, drops_large: false, changes_bytes: 0, ..self };
+        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, ..plan }
     }
 
     /// Returns the plan of one session.
@@ -226,7 +230,11 @@ impl Plan {
 
     #[must_use]
     pub fn config(&self, disk: &Disk) -> Config {
-        Config::new()
+        let config = match self.changes_bytes {
+            0 => Config::new(),
+            bytes => Config::new().keep_changes(Retention::bytes(bytes)),
+        };
+        config
             // The smallest of these budgets are half of the smallest one that users can set. They have no room for the
             // buffers of a spill.
             .memory(self.memory_bytes + if self.spills { 1 << 20 } else { 0 })

@@ -1,8 +1,8 @@
 //! The world of one seed: a disk, a database on it that is reopened many times, the clients, and the faults.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drumlin::{Database, Error, Isolation, KeyspaceOptions, LockMode, TxOptions};
@@ -10,6 +10,7 @@ use drumlin_io::testing::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Ra
 
 use crate::client::{self, Count, Counts, DURABLE, Session, recorded};
 use crate::crowd;
+use crate::follower::Follower;
 use crate::model::{Model, Operation, Tampering};
 use crate::plan::{Fault, Plan};
 
@@ -54,6 +55,7 @@ struct World {
     plan: Plan,
     random: Random,
     model: Model,
+    follower: Arc<Mutex<Follower>>,
     counts: Counts,
     report: RunReport,
     /// `true` if the disk was damaged without the database's knowledge, in this or an earlier session.
@@ -77,6 +79,7 @@ impl World {
             plan,
             random,
             model: Model::default(),
+            follower: Arc::default(),
             counts: Counts::default(),
             report: RunReport::default(),
             is_damaged: false,
@@ -107,6 +110,7 @@ impl World {
             ("commit| dropped with a timestamp", Count::DroppedLate),
         ];
         self.report.counts = counts.into_iter().map(|(name, count)| (name, self.counts.get(count))).collect();
+        self.report.counts.insert("commit| told by the feed", self.follower.lock().expect("no panic").commits());
         self.report.commits = self.model.commits();
         self.report.rows_checked = self.model.checked();
         self.report
@@ -332,6 +336,7 @@ impl World {
             assert!(missing.is_none(), "after opening at commit {last}, {name:?} lacks {missing:?}");
         }
         self.verify_prepared(db).map_err(text)?;
+        self.verify_feed(db, disk, last)?;
         if self.random.chance(50) {
             let report = db.check().map_err(text)?;
             let harmless = self.is_damaged || disk.is_off() || disk.fault_counts().may_fail_reads();
@@ -339,6 +344,34 @@ impl World {
             self.report.damage_reported += u64::from(!report.corruption.is_empty() && !disk.is_off());
         }
         Ok(())
+    }
+
+    /// Lets the follower apply the commits up to `last`, and compares its rows with the model.
+    fn verify_feed(&mut self, db: &Database, disk: &Disk, last: u64) -> Result<(), String> {
+        if self.plan.changes_bytes == 0 {
+            return Ok(());
+        }
+        let mut follower = self.follower.lock().expect("no follower has panicked");
+        loop {
+            let Err(error) = follower.catch_up(db, &self.model, last) else { return Ok(()) };
+            let stats = db.stats();
+            let may_be_gone = self.plan.fault != Fault::None || stats.changes_bytes >= self.plan.changes_bytes;
+            match error {
+                Error::ChangesGone { from, .. } if may_be_gone && stats.changes_failure.is_none() => {
+                    follower.skip_to(&self.model, from.0);
+                }
+                // The files could not be written.
+                Error::ChangesGone { .. } if may_be_gone => {
+                    follower.skip_to(&self.model, last);
+                    return Ok(());
+                }
+                Error::ChangesGone { .. } => {
+                    assert!(disk.is_off(), "following the feed: {error}");
+                    return Err(error.to_string());
+                }
+                error => return Err(format!("following the feed: {error}")),
+            }
+        }
     }
 
     /// Checks that the transactions are prepared that the model has, and that their rows are locked.
@@ -406,6 +439,17 @@ impl World {
             let body = move || client::run_tasks(&session, random, count, steps);
             sim::spawn(&format!("tasks {number}"), Box::new(body)).expect("a thread")
         }));
+        let is_over = Arc::new(AtomicBool::default());
+        let follower = (self.plan.changes_bytes > 0).then(|| {
+            let (follower, is_over, session) = (Arc::clone(&self.follower), Arc::clone(&is_over), Arc::clone(&session));
+            let body = move || {
+                let is_over = || is_over.load(Ordering::Relaxed) || session.disk.is_off();
+                let mut follower = follower.lock().expect("no follower has panicked");
+                // The next opening says if an error is allowed.
+                let _ = follower.follow(&session.db, &session.model, &is_over);
+            };
+            sim::spawn("follower", Box::new(body)).expect("a thread")
+        });
         if end == End::Kill {
             // Stop the clients at a random time instead of waiting until all of them have finished.
             let order = 18 + self.random.below(12);
@@ -415,6 +459,10 @@ impl World {
         }
         for thread in threads {
             let _ = sim::join(thread);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        if let Some(follower) = follower {
+            let _ = sim::join(follower);
         }
         if let Err(error) = client::lock_hot_rows(db, &self.model) {
             let may = disk.is_off()
