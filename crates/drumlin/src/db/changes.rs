@@ -68,7 +68,7 @@ impl Commit {
     pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         let names = &*self.found.names;
         let told = record::decode(&self.found.body).filter_map(move |operation| {
-            let (keyspace, operation) = operation.expect("the copier checked it, and its record verified");
+            let (keyspace, operation) = operation.expect("the reader checked it");
             Change::of(names, keyspace, &operation)
         });
         told.filter(|change| change.is_of(self.filter.as_deref()))
@@ -189,8 +189,7 @@ impl<'c> Change<'c> {
         if let Operation::Create { name, .. } = operation {
             return Some(Change::Create { keyspace: name });
         }
-        // The names are those of the same file, whose records verify. Every keyspace was created in it or before it.
-        let keyspace = names.get(id)?;
+        let keyspace = names.get(id).expect("the reader checked it");
         Some(match *operation {
             Operation::Put { key, value } => Change::Put { keyspace, key, value },
             Operation::PutReference { key, length, value_id } => {

@@ -36,6 +36,20 @@ impl Names {
         matches!(first, Some((_, Operation::Create { .. } | Operation::Drop | Operation::Rename { .. })))
     }
 
+    /// Returns `true` if the operations of a commit are well-formed, and every keyspace that they change exists.
+    pub(super) fn admit(&self, body: &[u8]) -> bool {
+        let mut known = None;
+        record::decode(body).all(|operation| match operation {
+            None => false,
+            Some((_, Operation::Create { .. })) => true,
+            Some((keyspace, _)) if known == Some(keyspace) => true,
+            Some((keyspace, _)) => {
+                known = Some(keyspace);
+                self.get(keyspace).is_some()
+            }
+        })
+    }
+
     /// Makes the changes of a commit. Returns `None` if an operation is malformed.
     pub(super) fn apply(&mut self, body: &[u8]) -> Option<()> {
         for operation in record::decode(body) {
@@ -78,5 +92,8 @@ mod tests {
         let mut body = Vec::new();
         record::encode(KeyspaceId(1), &Operation::Remove { key: b"a" }, &mut body);
         assert!(!Names::are_changed_by(&body));
+        assert!(names.admit(&body) && !names.admit(&body[..body.len() - 1]), "a malformed operation is admitted");
+        record::encode(KeyspaceId(2), &Operation::Remove { key: b"a" }, &mut body);
+        assert!(!names.admit(&body), "a row of a dropped keyspace is admitted");
     }
 }

@@ -169,6 +169,10 @@ impl FeedReader {
                 continue;
             }
             let names = Arc::clone(&self.names);
+            // Even bytes that verify are not trusted.
+            if !names.admit(scan.body()) {
+                return Err(malformed(scan, record.timestamp));
+            }
             if Names::are_changed_by(scan.body()) {
                 Arc::make_mut(&mut self.names).apply(scan.body()).ok_or_else(|| malformed(scan, record.timestamp))?;
             }
