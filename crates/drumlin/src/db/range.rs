@@ -157,8 +157,9 @@ impl Range {
         Readers(self)
     }
 
-    /// Returns the readable rows of the range, and the gaps between them. Iterates only forwards; otherwise like the
-    /// range.
+    /// Returns the rows of the range that can be reached, and the gaps between them. Iterates only forwards; otherwise
+    /// like the range. If an inner node is corrupted, the gap has all keys below it; [`Rescue`](crate::Rescue) also
+    /// reads the leaves there.
     ///
     /// ```
     /// # let db = drumlin::Config::in_memory().open("")?;

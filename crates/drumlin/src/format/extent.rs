@@ -22,7 +22,7 @@
 
 use lz4_flex::block::{CompressTable, compress_into_with_table};
 
-use super::{DatabaseId, KeyspaceId, PageId, SegmentUse, checksum, get_u32, get_u64, put_u32, put_u64};
+use super::{DatabaseId, ExtentAddress, KeyspaceId, PageId, SegmentUse, checksum, get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const CHECKSUM_OFFSET: usize = 0;
 pub(crate) const USE_OFFSET: usize = 8;
@@ -253,6 +253,21 @@ pub(crate) fn verify(bytes: &[u8]) -> Result<Header, ExtentError> {
         raw_bytes,
         codec: bytes[CODEC_OFFSET],
     })
+}
+
+/// Returns `true` if an extent may begin at the start of `bytes`: its lengths and its kind are possible, and it names
+/// the database, if one is given. Much faster than [`verify`], for a search.
+pub(crate) fn may_begin(bytes: &[u8], database: Option<DatabaseId>) -> bool {
+    if bytes.len() < HEADER_BYTES {
+        return false;
+    }
+    let is_length =
+        |offset| (HEADER_BYTES..=ExtentAddress::EXTENT_BYTES_MAX as usize).contains(&(get_u32(bytes, offset) as usize));
+    Kind::from_byte(bytes[KIND_OFFSET]).is_some()
+        && bytes[CODEC_OFFSET] <= CODEC_LZ4
+        && is_length(STORED_BYTES_OFFSET)
+        && is_length(RAW_BYTES_OFFSET)
+        && database.is_none_or(|database| database_of(bytes).0 == database.0 & DATABASE_MASK)
 }
 
 impl Header {

@@ -104,7 +104,7 @@ number! {
 
 /// One use of a segment of the data file, from the time the segment is taken until it is freed. Each use in a database
 /// has a different number: the high 28 bits are the opening, and the rest is a counter.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub(crate) struct SegmentUse(pub(crate) u64);
 
 impl SegmentUse {

@@ -61,6 +61,7 @@ mod commit;
 mod hooks;
 mod horizon;
 mod live;
+mod observe;
 mod options;
 mod prepare;
 mod queue;
@@ -102,6 +103,7 @@ use windows::Window;
 
 pub(crate) use hooks::Hooks;
 pub(crate) use live::Verified;
+pub(crate) use observe::{database_of_log, observe};
 pub(crate) use options::{LogOptions, READY_COMMITS_MAX};
 pub(crate) use reader::Records;
 pub(crate) use record::{Appended, Body};

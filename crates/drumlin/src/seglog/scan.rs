@@ -184,9 +184,7 @@ impl Scan {
         on_corruption: OnCorruption<'_>,
     ) -> Result<()> {
         let dir = self.folder.path();
-        let names = self.folder.list().map_err(|error| Error::io("listing", dir, error));
-        for name in sound(names, on_corruption)?.unwrap_or_default() {
-            let Some(number) = segment::parse_name(&name) else { continue };
+        for (name, number) in sound(segment_names(&self.folder), on_corruption)?.unwrap_or_default() {
             let path = dir.join(&name);
             if number.0.0 >= LOG_STREAM_COUNT_MAX {
                 let reason = format!("it is of stream {}; there are {LOG_STREAM_COUNT_MAX} at the most", number.0);
@@ -434,6 +432,13 @@ impl Scan {
             hooks,
         })
     }
+}
+
+/// Returns the names of the segment files in a log's folder, with their streams and slots.
+pub(super) fn segment_names(folder: &FolderRef) -> Result<Vec<(String, (StreamId, SlotNumber))>> {
+    let names = folder.list().map_err(|error| Error::io("listing", folder.path(), error))?;
+    let number = |name: String| segment::parse_name(&name).map(|number| (name, number));
+    Ok(names.into_iter().filter_map(number).collect())
 }
 
 /// Overwrites the header of a record with zeros. The record starts in the first of `segments`, and its header may

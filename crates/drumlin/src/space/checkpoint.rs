@@ -70,6 +70,7 @@ pub(super) struct Corrupted {
     pub(super) chunks: HashSet<(KeyspaceId, usize)>,
     pub(super) segment_chunks: BTreeSet<SegmentTableChunk>,
     pub(super) summary: bool,
+    pub(super) catalogue: bool,
 }
 
 impl PageTableStore {
@@ -171,6 +172,11 @@ impl PageTableStore {
     /// chunks](Self::corrupted_chunks). If a summary has been lost, any entry may be outdated.
     pub(crate) fn is_table_known(&self) -> bool {
         !self.corrupted.summary
+    }
+
+    /// Returns `false` if the catalogue could not be read, so that no keyspace and no table is known.
+    pub(crate) fn is_catalogue_known(&self) -> bool {
+        !self.corrupted.catalogue
     }
 
     /// Durably writes the superblock into the slot that does not hold the newest one.

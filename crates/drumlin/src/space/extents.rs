@@ -93,7 +93,7 @@ pub(super) fn chunk_entries(
     Ok(numbers(&payload))
 }
 
-pub(super) fn numbers(payload: &[u8]) -> Vec<u64> {
+pub(crate) fn numbers(payload: &[u8]) -> Vec<u64> {
     assert!(payload.len().is_multiple_of(8), "a table of {} bytes ends within a number", payload.len());
     payload.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes"))).collect()
 }

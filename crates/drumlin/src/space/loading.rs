@@ -44,6 +44,7 @@ impl PageTableStore {
             Epoch(0) => None,
             _ => sound(self.read_catalogue(space, memory_bytes), on_corruption)?,
         };
+        self.corrupted.catalogue = catalogue.is_none() && self.superblock.epoch != Epoch(0);
         let none = || Catalogue { next_keyspace: 1, next_value: ValueId(1), ..Catalogue::default() };
         let catalogue = catalogue.unwrap_or_else(none);
         self.read_segment_table(space, &catalogue.segments, on_corruption)?;

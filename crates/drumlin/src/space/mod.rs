@@ -36,6 +36,7 @@ mod policy;
 pub(crate) mod reservation;
 mod reservation_sums;
 pub(crate) mod runs;
+pub(crate) mod search;
 pub(crate) mod segments;
 pub(crate) mod superblocks;
 pub(crate) mod table;

@@ -283,7 +283,7 @@ impl Opener<'_> {
         Error::NotADatabase { path: self.path().to_path_buf(), why }
     }
 
-    fn empty(&self) -> Error {
+    pub(super) fn empty(&self) -> Error {
         Error::NotADatabase { path: self.path().to_path_buf(), why: "the folder is empty".into() }
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod backup;
 pub(crate) mod backup_parts;
 pub(crate) mod check;
 mod checkpoint;
+pub(crate) mod damaged;
 mod files;
 mod kept_counts;
 mod kept_snapshots;

@@ -70,11 +70,20 @@ use crate::txn::values;
 use crate::txn::versions::Versions;
 
 impl Opener<'_> {
-    /// Returns the data file as the superblock describes it, with all extents still free.
-    pub(super) fn space(&self, file: &FileRef, superblock: &Superblock, budget: &Arc<Budget>) -> Result<Space> {
+    /// Returns the data file as the superblock describes it, with all extents still free. If the file ends within a
+    /// segment, `has_partial` says whether this segment belongs to it. If it does, nothing can be written.
+    pub(super) fn space(
+        &self,
+        file: &FileRef,
+        superblock: &Superblock,
+        budget: &Arc<Budget>,
+        has_partial: bool,
+    ) -> Result<Space> {
         let data_path = &self.path().join(DATA_NAME);
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
-        let segment_count = u32::try_from(length / superblock.segment_bytes)
+        let whole_count = length / superblock.segment_bytes;
+        let is_partial = has_partial && !length.is_multiple_of(superblock.segment_bytes);
+        let segment_count = u32::try_from(whole_count + u64::from(is_partial))
             .unwrap_or(u32::MAX)
             .min(Segments::count_max(superblock.segment_bytes));
         let share = Share::new(Arc::clone(&self.backend), BACKGROUND_SHARE);
@@ -174,7 +183,7 @@ impl Opener<'_> {
         }
         let incarnation = next_incarnation(&superblock);
         let budget = Arc::new(Budget::new(self.settings.memory_bytes, self.settings.log_stream_count));
-        let space = self.space(&file, &superblock, &budget)?;
+        let space = self.space(&file, &superblock, &budget, false)?;
         let superblocks = Arc::new(Superblocks::new(Arc::clone(&file), data.sync, superblock.clone()));
         let space = Arc::new(space.with_superblocks(Arc::clone(&superblocks)));
         let page_tables =

@@ -18,10 +18,10 @@ use drumlin::{Config, Database, Error};
 use drumlin_io::{Backend, OpenOptions, Persist};
 use support::{Random, number, small};
 
-type Files = BTreeMap<PathBuf, Vec<u8>>;
+pub(crate) type Files = BTreeMap<PathBuf, Vec<u8>>;
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-const FOLDER: &str = "/db";
+pub(crate) const FOLDER: &str = "/db";
 const COMMITS: u64 = 60;
 
 fn config(backend: &Arc<dyn Backend>) -> Config {
@@ -29,7 +29,7 @@ fn config(backend: &Arc<dyn Backend>) -> Config {
     small().checkpoint_log_bytes(64 << 20).backend(Arc::clone(backend))
 }
 
-fn read_files(backend: &dyn Backend) -> Files {
+pub(crate) fn read_files(backend: &dyn Backend) -> Files {
     let mut files = Files::new();
     for folder in [PathBuf::from(FOLDER), Path::new(FOLDER).join("log")] {
         for path in backend.list(&folder).unwrap() {
@@ -42,7 +42,7 @@ fn read_files(backend: &dyn Backend) -> Files {
     files
 }
 
-fn disk_of(files: &Files) -> Arc<dyn Backend> {
+pub(crate) fn disk_of(files: &Files) -> Arc<dyn Backend> {
     let backend = drumlin_io::in_memory();
     backend.create_dir_all(&Path::new(FOLDER).join("log")).unwrap();
     for (path, bytes) in files {
@@ -235,7 +235,7 @@ struct Figures {
 }
 
 /// Damages a file in one of several ways. Returns a description of the damage.
-fn tamper(bytes: &mut Vec<u8>, random: &mut Random) -> String {
+pub(crate) fn tamper(bytes: &mut Vec<u8>, random: &mut Random) -> String {
     if bytes.is_empty() {
         bytes.extend([7; 100]);
         return "100 bytes added".into();

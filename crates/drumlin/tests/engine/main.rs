@@ -42,6 +42,7 @@ mod power;
 mod prepared;
 mod range_removal;
 mod read_only;
+mod rescue;
 mod runs;
 mod space;
 #[path = "../support/mod.rs"]

@@ -30,6 +30,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
     ("feed", &["coverage", "format", "sync", "error", "memory", "io", "seglog"]),
     ("store", &["+load", "feed"]),
     ("db", &["+store"]),
+    ("rescue", &["+db"]),
 ];
 
 /// Returns the parts that this part is allowed to use. `+txn` in the list stands for `txn` and everything that `txn`

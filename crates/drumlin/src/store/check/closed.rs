@@ -139,7 +139,7 @@ impl Opener<'_> {
         (report.checkpoint, report.last) = (superblock.timestamp, superblock.timestamp);
         let memory_bytes = self.settings.memory_bytes;
         let budget = Arc::new(Budget::new(memory_bytes, self.settings.log_stream_count));
-        let space = Arc::new(self.space(&file, &superblock, &budget)?);
+        let space = Arc::new(self.space(&file, &superblock, &budget, true)?);
         // An examination never writes a superblock, so any sync method will do.
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
         let page_tables = PageTableStore::new(superblock, Arc::new(superblocks), budget.epoch_changes_max() as usize);
@@ -426,7 +426,7 @@ mod tests {
         let file = opener.lock_data(DATA_NAME, READ_ONLY, Lock::Shared).unwrap();
         let superblock = opener.read_superblocks(&file, false).unwrap().newest;
         let budget = Arc::new(Budget::new(config.settings.memory_bytes, 1));
-        let space = opener.space(&file, &superblock, &budget).unwrap();
+        let space = opener.space(&file, &superblock, &budget, false).unwrap();
         let superblocks = Superblocks::new(Arc::clone(&file), SyncMethod::DataSync, superblock.clone());
         let page_tables = PageTableStore::new(superblock.clone(), Arc::new(superblocks), 1 << 20);
         let LoadedTables { page_tables, catalogue } =
