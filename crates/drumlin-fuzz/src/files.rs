@@ -8,8 +8,8 @@
 //! names a file, although the log may end early, after a complete commit. If the script does recompute checksums, no
 //! program can detect the damage. Even then, the engine must not panic, hang, or use unbounded memory.
 //!
-//! Before a damaged database is opened, `examine` runs on it. It must not change a single byte, and must find damage
-//! whenever opening does.
+//! Before a damaged database is opened, `examine` runs on it, and a `Rescue` counts what is left. They must not change
+//! a single byte, and the examination must find damage whenever opening does.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use drumlin::fuzzing::Sealed;
-use drumlin::{Config, Database, Durability, Error};
+use drumlin::{Config, Database, Durability, Error, Rescue};
 use drumlin_io::{Backend, OpenOptions, Persist};
 
 use crate::Script;
@@ -26,6 +26,7 @@ type Files = BTreeMap<PathBuf, Vec<u8>>;
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const FOLDER: &str = "/db";
+const SCRATCH: &str = "/scratch";
 
 fn config(backend: &Arc<dyn Backend>, history: History) -> Config {
     Config::new()
@@ -332,7 +333,13 @@ pub fn run(bytes: &[u8]) {
     let done = damage(sample, &mut files, &mut script);
     let backend = disk_of(&files);
     let examined = config(&backend, sample.history).examine(FOLDER);
-    assert!(read_files(&*backend) == files, "an examination changed a file");
+    let rescuing = config(&backend, sample.history).memory(64 << 20);
+    let rescued = Rescue::open(&rescuing, FOLDER, SCRATCH).and_then(|rescue| rescue.count());
+    assert!(read_files(&*backend) == files, "an examination or a rescue changed a file");
+    if let (Ok(rescued), false) = (&rescued, done.resealed) {
+        let rows = sample.states.last().map_or(0, Rows::len) as u64;
+        assert!(rescued.rows <= 3 * rows + 1000, "{} rows were rescued of {rows}", rescued.rows);
+    }
     let db = match config(&backend, sample.history).open(FOLDER) {
         Ok(db) => db,
         Err(error) => {
