@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use crate::call::Call;
 use crate::commands::{
     backup, bench, changes, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index,
-    keyspaces, lab, load, man, prepared, put, rename, restore, rm, scan, snapshots, stats, tour, verify,
+    keyspaces, lab, load, man, prepared, put, rename, repair, restore, rm, scan, snapshots, stats, tour, verify,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -54,6 +54,7 @@ pub(crate) enum Command {
     Restore(restore::Restore),
     Stats(stats::Stats),
     Check(check::Check),
+    Repair(repair::Repair),
     Checkpoint(checkpoint::Checkpoint),
     Compact(compact::Compact),
     Bench(bench::Bench),
@@ -82,8 +83,8 @@ const OTHER_NAMES: [(&[&str], &[&str]); 14] = [
     (&["cat", "read", "fetch", "show"], &["`drumlin get` prints values by their keys"]),
     (&["find", "search", "grep", "query", "select", "range"], &["`drumlin scan` lists rows: --prefix, --from, --to"]),
     (
-        &["fsck", "repair", "recover", "validate"],
-        &["`drumlin check` verifies everything", "`drumlin dump --skip-damage` writes all rows that can be read"],
+        &["fsck", "recover", "salvage", "validate"],
+        &["`drumlin check` verifies everything", "`drumlin repair` saves what is left of a damaged database"],
     ),
     (&["vacuum", "gc", "shrink"], &["`drumlin compact` returns unused space"]),
     (&["info", "status", "tables"], &["`drumlin stats` has figures", "`drumlin keyspaces` lists keyspaces"]),

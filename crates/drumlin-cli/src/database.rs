@@ -10,7 +10,6 @@ use drumlin::{Config, Database, Error, Keyspace};
 use crate::failure::{Exit, Failure, Result, plain};
 use crate::terminal::Output;
 use crate::terminal::figures::{parse_size, plural};
-use crate::text::{harmless, shell_word};
 
 /// The arguments that name and open a database.
 #[derive(Clone, Debug, Args)]
@@ -42,6 +41,11 @@ pub(crate) struct ReadArgs {
 }
 
 impl ReadArgs {
+    /// Returns the name of the snapshot.
+    pub(crate) fn snapshot(&self) -> Option<&str> {
+        self.snapshot.as_deref()
+    }
+
     /// Opens the keyspace, which must exist.
     pub(crate) fn existing(&self, database: &Database) -> Result<Keyspace> {
         match &self.snapshot {
@@ -49,7 +53,8 @@ impl ReadArgs {
             Some(name) => {
                 let snapshot = database.open_snapshot(name)?;
                 snapshot.keyspace(&self.keyspace.name).map_err(|_| {
-                    let names = snapshot.keyspaces().join(", ");
+                    let names: Vec<String> = snapshot.keyspaces().into_iter().map(|info| info.name).collect();
+                    let names = names.join(", ");
                     let keyspace = &self.keyspace.name;
                     Failure::not_found(format!(
                         "there is no keyspace {keyspace:?} in the snapshot {name:?}; it has: {names}"
@@ -100,43 +105,6 @@ impl DatabaseArgs {
         Ok((self.open_to_read()?, Some(not_kept)))
     }
 
-    /// Opens an existing database to salvage its rows. If it can't be opened because of damage, opens it without the
-    /// damaged parts. Returns the number of skipped damaged places, and prints a remark for each.
-    pub(crate) fn open_to_salvage(&self, output: Output) -> Result<(Database, usize)> {
-        const NAMED_MAX: usize = 10;
-        let refused = match self.open_to_read() {
-            Err(failure) if failure.exit() == Exit::Corrupted => failure,
-            opened => return opened.map(|database| (database, 0)),
-        };
-        let database = match self.config().salvage(true).open(&self.path) {
-            Err(Error::Corrupted { .. }) => {
-                let hint =
-                    "nothing can be read without it; `drumlin check DATABASE` lists all damage. Restore a backup";
-                return Err(refused.with_hint(hint));
-            }
-            opened => opened?,
-        };
-        let skipped = &database.opening().skipped;
-        for error in skipped.iter().take(NAMED_MAX) {
-            output.remark(&harmless(&reason_of(error)));
-        }
-        if let Some(others) = skipped.len().checked_sub(NAMED_MAX).filter(|count| *count > 0) {
-            let check = shell_word(&self.path);
-            output.remark(&format!("… and {others} more; `drumlin check {check}` lists them"));
-        }
-        let names: Vec<String> =
-            database.keyspaces().into_iter().map(|keyspace| harmless(&keyspace.name).into_owned()).collect();
-        output.remark(&format!(
-            "opened without the damaged parts, as of the newest checkpoint. Keyspaces: {}",
-            names.join(", ")
-        ));
-        if skipped.iter().any(is_summary) {
-            output.remark("Changes of page tables are lost: rows may be older, or missing without a gap");
-        }
-        let skipped_count = skipped.len();
-        Ok((database, skipped_count))
-    }
-
     /// Opens an existing database to examine it. Opening repairs damage if it can, and reports it. A database that
     /// can't be written to is opened read-only.
     pub(crate) fn open_to_examine(&self, output: Output) -> drumlin::Result<Database> {
@@ -182,11 +150,6 @@ impl DatabaseArgs {
     }
 }
 
-/// Returns `true` if the error is a damaged summary. Page tables that are read without their summaries are outdated.
-fn is_summary(error: &Error) -> bool {
-    matches!(error, Error::Corrupted { what, .. } if what.starts_with("a summary"))
-}
-
 /// Returns `true` if the operating system denies the process write access to a file.
 fn may_not_write(error: &Error) -> bool {
     let Error::Io { source, .. } = error else { return false };
@@ -194,7 +157,7 @@ fn may_not_write(error: &Error) -> bool {
 }
 
 /// Returns the cause of an error, for use in a remark.
-fn reason_of(error: &Error) -> String {
+pub(crate) fn reason_of(error: &Error) -> String {
     match error {
         Error::Io { action, path, source } => format!("{action} {}: {}", path.display(), plain(source)),
         Error::Corrupted { path, what, reason } => format!("damaged: {what} in {}: {reason}", path.display()),
@@ -208,22 +171,26 @@ fn reason_of(error: &Error) -> String {
 impl KeyspaceArgs {
     /// Opens the keyspace, which must already exist.
     pub(crate) fn existing(&self, database: &Database) -> Result<Keyspace> {
-        const NAMED_MAX: usize = 10;
         match database.existing_keyspace(&self.name) {
             Err(Error::NoSuchKeyspace { .. }) => {
-                let mut names: Vec<String> = database.keyspaces().into_iter().map(|keyspace| keyspace.name).collect();
-                let others = names.len().saturating_sub(NAMED_MAX);
-                names.truncate(NAMED_MAX);
-                let named = names.join(", ");
-                let failure = |there| Failure::not_found(format!("there is no keyspace {:?}; {there}", self.name));
-                Err(match others {
-                    0 if names.is_empty() => failure("the database has none".to_owned()),
-                    0 => failure(format!("there are: {named}")),
-                    others => failure(format!("there are: {named}, and {others} more"))
-                        .hint("`drumlin keyspaces DATABASE` lists them"),
-                })
+                Err(self.not_found(database.keyspaces().into_iter().map(|keyspace| keyspace.name).collect()))
             }
             opened => Ok(opened?),
+        }
+    }
+
+    /// Returns the error if there is no keyspace of this name, but those of `names`.
+    pub(crate) fn not_found(&self, mut names: Vec<String>) -> Failure {
+        const NAMED_MAX: usize = 10;
+        let others = names.len().saturating_sub(NAMED_MAX);
+        names.truncate(NAMED_MAX);
+        let named = names.join(", ");
+        let failure = |there| Failure::not_found(format!("there is no keyspace {:?}; {there}", self.name));
+        match others {
+            0 if names.is_empty() => failure("the database has none".to_owned()),
+            0 => failure(format!("there are: {named}")),
+            others => failure(format!("there are: {named}, and {others} more"))
+                .hint("`drumlin keyspaces DATABASE` lists them"),
         }
     }
 

@@ -97,12 +97,6 @@ impl Failure {
         self
     }
 
-    /// Replaces all hints of the failure by this one.
-    pub(crate) fn with_hint(mut self, hint: &str) -> Failure {
-        self.hints.clear();
-        self.hint(hint)
-    }
-
     /// Adds the hints for a full disk.
     fn space_helps(self) -> Failure {
         self.hint("free space there, or remove rows (`drumlin rm DATABASE`); what was acknowledged is safe")
@@ -134,6 +128,10 @@ impl Failure {
             io::ErrorKind::StorageFull => Failure::new(Exit::DiskFull, "writing the output: the disk is full"),
             _ => Failure::other(format!("writing the output: {}", plain(source))),
         }
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     pub(crate) fn exit(&self) -> Exit {

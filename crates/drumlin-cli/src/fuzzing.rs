@@ -23,6 +23,7 @@ fn read(format: Format, file: &[u8], choice: Choice) -> (Rows, bool) {
         match source.next(&mut row) {
             Ok(Next::End) => return (found, is_clean),
             Ok(Next::Row) => {}
+            Ok(Next::Keyspace) => continue,
             Ok(Next::Streamed) => {
                 if source.value().read_to_end(&mut row.value).is_err() {
                     return (found, false);

@@ -18,6 +18,7 @@ pub mod fuzzing;
 mod interrupt;
 mod own_files;
 mod process;
+mod rescued;
 mod rows;
 mod streamed;
 mod terminal;

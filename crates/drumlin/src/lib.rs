@@ -199,9 +199,9 @@ pub use db::{
     Alteration, AsyncValueReader, Attempt, BackupInfo, BackupOptions, BackupReport, Batch, BulkLoad, Change,
     ChangeStream, Changes, Commit, Config, Database, Field, FolderChanges, Gap, Interrupter, Isolation, KeptSnapshot,
     KeptSnapshotInfo, KeyRange, Keys, Keyspace, KeyspaceInfo, KeyspaceOptions, LargeChange, Limits, LoadReport,
-    LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number,
-    PreparedTransaction, Range, Reader, Readers, ReadyTransaction, ReduceError, Reducer, RowStream, Salvage, Salvaged,
-    Savepoint, Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
+    LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number, PreparedTransaction, Range, Reader,
+    Readers, ReadyTransaction, ReduceError, Reducer, RowStream, Salvage, Salvaged, Savepoint, Snapshot, Stats, Sum,
+    Transaction, TxOptions, Value, ValueReader, Values,
 };
 pub use drumlin_io::IoBackend;
 pub use error::{Error, LockHolder, Recourse, Result};

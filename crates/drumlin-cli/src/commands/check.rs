@@ -10,13 +10,15 @@ use serde::{Serialize, Serializer};
 
 use crate::database::DatabaseArgs;
 use crate::failure::{Exit, Failure, Result};
+use crate::rescued::{Rescued, ScratchFolder};
 use crate::terminal::{Output, Progress, figures, style};
-use crate::text::{Escaped, JsonBytes, harmless, shell_word};
+use crate::text::{JsonBytes, harmless, shell_word};
 
 /// Read and verify every page, table and log record
 ///
-/// Lists each damaged place and the data lost there, and exits with code 4. Also lists the repairs that opening the
-/// database made. If the database is too damaged to be opened, it is examined as it is and nothing is written to it.
+/// Lists each damaged place and the data lost there, and exits with code 4. Then also counts the rows that `drumlin
+/// repair` would save. Also lists the repairs that opening the database made. If the database is too damaged to be
+/// opened, it is examined as it is and nothing is written to it.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
     #[command(flatten)]
@@ -30,6 +32,9 @@ struct Report {
     keyspaces: u64,
     pages: u64,
     rows: u64,
+    /// The rows that `repair` saves, if the database is damaged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    saved_rows: Option<u64>,
     extent_bytes: u64,
     log_records: u64,
     checkpoint: u64,
@@ -119,6 +124,10 @@ impl Check {
             let cost = "the database can't be opened".to_owned();
             corruption.push(Corruption { file: path.display().to_string(), what, reason, cost, keys: None });
         }
+        let saved_rows = match corruption.is_empty() {
+            true => None,
+            false => self.count_saved(output),
+        };
         let elapsed = start.elapsed();
         let report = Report {
             sound: corruption.is_empty(),
@@ -126,6 +135,7 @@ impl Check {
             keyspaces: found.keyspaces,
             pages: found.pages,
             rows: found.rows,
+            saved_rows,
             extent_bytes: found.extent_bytes,
             log_records: found.log_records,
             checkpoint: found.checkpoint.0,
@@ -138,6 +148,21 @@ impl Check {
         };
         output.print(&report, || report.text(elapsed))?;
         if report.sound { Ok(()) } else { Err(Failure::silent(Exit::Corrupted)) }
+    }
+}
+
+impl Check {
+    /// Counts the rows that `repair` would save. Returns `None` if they can't be read either.
+    fn count_saved(&self, output: Output) -> Option<u64> {
+        let spinner = Progress::spinner(output, "counting the rows that can be saved");
+        let counted = Rescued::open(&self.database, ScratchFolder::temporary()).and_then(|opened| {
+            let counted = opened.rescue.count()?;
+            Ok(counted.rows)
+        });
+        spinner.finish();
+        let not_counted =
+            |failure: Failure| output.remark(&format!("counting the rows that can be saved: {}", failure.message()));
+        counted.map_err(not_counted).ok()
     }
 }
 
@@ -163,13 +188,6 @@ impl Report {
                 corruption.what, corruption.file, corruption.reason, corruption.cost
             );
         }
-        if let Some(keys) = self.corruption.iter().find_map(|corruption| corruption.keys.as_ref())
-            && self.opens
-        {
-            let (path, keyspace) = (shell_word(&self.path), Escaped::new(keys.keyspace.as_bytes()));
-            text += "\nTo write the rows that can still be reached:";
-            text += &format!("\n  drumlin dump {} FILE -k {keyspace} --skip-damage", harmless(&path));
-        }
         let hidden_count = self.corruption.len().saturating_sub(DAMAGE_SHOWN_MAX) as u64 + self.unlisted;
         if hidden_count > 0 {
             text += &format!("\n  and {hidden_count} more; --json lists {}", self.corruption.len());
@@ -179,6 +197,11 @@ impl Report {
         }
         if !self.opens {
             text += &self.remains();
+        }
+        if let Some(rows) = self.saved_rows {
+            let path = shell_word(&self.path);
+            text += &format!("\n{} can be saved, those included that only the log has:", figures::plural(rows, "row"));
+            text += &format!("\n  drumlin repair {} SAVED", harmless(&path));
         }
         text
     }
@@ -201,12 +224,6 @@ impl Report {
         text += "\nNothing was written. Restore missing or truncated files, if there are copies of them from";
         text += "\nexactly this state; otherwise restore the database from a backup. Keep this folder";
         text += "\nuntil that is done.";
-        if self.rows > 0 {
-            let path = shell_word(&self.path);
-            text += "\nTo write the rows of the newest checkpoint that can still be reached, which may be far";
-            text += "\nfewer than the sound ones (for each keyspace, with -k NAME):";
-            text += &format!("\n  drumlin dump {} FILE --skip-damage", harmless(&path));
-        }
         text
     }
 }

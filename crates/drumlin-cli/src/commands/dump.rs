@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::ops::{Bound, RangeBounds};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, fchown};
@@ -9,17 +10,18 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use drumlin::{Gap, Salvaged, Value, ValueReader};
+use drumlin::{Database, Gap, KeptSnapshot, Salvaged, Value, ValueReader};
 use rustix::fs::{CWD, Mode, OFlags, fsync, openat};
 use serde::Serialize;
 
 use super::load::parse_delimiter;
-use super::selection::Selection;
+use super::selection::{KeyRange, Selection};
 use crate::database::{DatabaseArgs, ReadArgs};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::own_files::OwnFiles;
-use crate::rows::{self, Format, Layout, RowTooLong};
+use crate::rescued::{Rescued, ScratchFolder};
+use crate::rows::{self, Format, Layout, RowTooLong, Sink};
 use crate::streamed::{self, ValueText};
 use crate::terminal::{Output, Progress, figures, style};
 use crate::text::{Escaped, Hex, harmless};
@@ -29,7 +31,8 @@ use crate::unfinished::Unfinished;
 ///
 /// `drumlin load` restores rows from the binary form without options, and from the text forms with `--key key --value
 /// value`. JSON Lines represents bytes that are not UTF-8 as {"base64": "…"}. With --values or --columns, rows that
-/// were loaded from CSV become CSV again. An existing file is kept, unless --force is given.
+/// were loaded from CSV become CSV again. An existing file is kept, unless --force is given. With --all, one file in
+/// the binary form gets all keyspaces with their settings; `drumlin load --all` restores them.
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
@@ -50,10 +53,13 @@ pub(crate) struct Dump {
     /// Write these fields of the values, which must be JSON objects
     #[arg(long, value_name = "FIELD", value_delimiter = ',', conflicts_with = "values")]
     columns: Vec<String>,
-    /// Continue after rows that can't be read, even if the database does not open; each gap is reported with its
-    /// neighbouring keys, and the exit code is then 4
-    #[arg(long)]
+    /// Write all rows that `drumlin repair` would save, even if the database does not open; each gap is reported with
+    /// its neighbouring keys, and the exit code is then 4
+    #[arg(long, conflicts_with = "snapshot")]
     skip_damage: bool,
+    /// Write all keyspaces with their settings, in the binary form
+    #[arg(long, conflicts_with_all = ["keyspace", "prefix", "from", "to", "limit", "values", "columns"])]
+    all: bool,
     /// Replace an existing file
     #[arg(long, requires = "file")]
     force: bool,
@@ -93,19 +99,25 @@ impl Dump {
         let format = self.format.or(by_name).or(by_delimiter).unwrap_or(Format::Jsonl);
         self.check_format(format)?;
         let range = self.selection.range(self.hex)?;
-        let (database, skipped) = match self.skip_damage {
-            true => self.database.open_to_salvage(output)?,
-            false => (self.database.open_to_read().map_err(skip_damage_helps)?, 0),
+        let rows = match self.skip_damage {
+            true => {
+                let opened = Rescued::open(&self.database, ScratchFolder::temporary())?;
+                opened.remark(&self.database, output);
+                Contents::Rescued(Box::new(opened))
+            }
+            false => {
+                let database = self.database.open_to_read().map_err(skip_damage_helps)?;
+                match self.read.snapshot() {
+                    Some(name) => Contents::Kept(database.open_snapshot(name)?),
+                    None => Contents::Opened(database),
+                }
+            }
         };
-        let keyspace = self.read.existing(&database)?;
-        let range = keyspace.range(range);
-        let rows: Box<dyn Iterator<Item = drumlin::Result<Found>>> = match self.skip_damage {
-            true => Box::new(range.salvage().map(|found| found.map(Found::from))),
-            false => Box::new(range.readers().map(|row| row.map(|(key, value)| Found::Row(key, value)))),
-        };
+        let skipped = rows.damage_count();
+        let sections = self.sections(&rows)?;
         let Some(path) = self.target() else {
             let stdout = BufWriter::with_capacity(256 << 10, io::stdout().lock());
-            let written = self.write_rows(format, stdout, rows, &Progress::none());
+            let written = self.write_sections(format, stdout, (&rows, &sections, &range), &Progress::none());
             let written = written.map_err(|stopped| stopped.or_else(|error| Failure::stdout(&error)))?;
             return written.outcome(skipped);
         };
@@ -116,7 +128,7 @@ impl Dump {
         let target = Target::create(path, self.force)?;
         let progress = Progress::counter(output, "rows written:");
         let buffered = BufWriter::with_capacity(256 << 10, &target.file);
-        let written = self.write_rows(format, buffered, rows, &progress);
+        let written = self.write_sections(format, buffered, (&rows, &sections, &range), &progress);
         progress.finish();
         let written = written.map_err(|stopped| match stopped {
             Stopped::Database(failure) if target.entry.is_some() => failure.hint("no file was made"),
@@ -144,6 +156,10 @@ impl Dump {
             return Err(Failure::usage("the binary form has keys and whole values")
                 .hint("--values and --columns are for csv, tsv and jsonl"));
         }
+        if self.all && format != Format::Binary {
+            return Err(Failure::usage("only the binary form has several keyspaces")
+                .hint("give a FILE.rows, or --format binary"));
+        }
         if self.delimiter.is_some() && !matches!(format, Format::Csv | Format::Tsv) {
             return Err(Failure::usage("--delimiter is for CSV and TSV").hint("add --format csv"));
         }
@@ -158,16 +174,56 @@ impl Dump {
         }
     }
 
-    fn write_rows(
+    /// Returns the keyspaces to write.
+    fn sections(&self, contents: &Contents) -> Result<Vec<Section>> {
+        let all = contents.sections();
+        if self.all {
+            return Ok(all);
+        }
+        let names = || all.iter().map(|section| section.name.clone()).collect();
+        let keyspace = &self.read.keyspace;
+        match all.iter().find(|section| section.name == keyspace.name) {
+            Some(section) => Ok(vec![section.clone()]),
+            None => Err(keyspace.not_found(names())),
+        }
+    }
+
+    fn write_sections(
         &self,
         format: Format,
         output: impl Write,
-        found: impl Iterator<Item = drumlin::Result<Found>>,
+        (contents, sections, range): (&Contents, &[Section], &KeyRange),
         progress: &Progress,
     ) -> Result<Written, Stopped> {
-        const ROWS_BETWEEN_REPORTS: u64 = 1024;
-        let mut sink = rows::sink(format, self.delimiter, self.layout(), output)?;
+        let mut sink = match self.all {
+            true => rows::sink_of_keyspaces(output)?,
+            false => rows::sink(format, self.delimiter, self.layout(), output)?,
+        };
         let mut written = Written { rows: 0, bytes: 0, gaps: 0 };
+        for section in sections {
+            if self.all {
+                sink.begin_keyspace(&section.name, section.page_bytes)?;
+            }
+            let found = contents.rows(section, range).map_err(|error| Stopped::Database(error.into()))?;
+            self.write_rows(sink.as_mut(), found, &mut written, progress)?;
+        }
+        sink.finish()?;
+        if written.rows > 0 {
+            for field in sink.missing_fields() {
+                progress.remark(&format!("no row that was written has a field {field:?}"));
+            }
+        }
+        Ok(written)
+    }
+
+    fn write_rows<'f>(
+        &self,
+        sink: &mut (dyn Sink + '_),
+        found: Box<dyn Iterator<Item = drumlin::Result<Found>> + 'f>,
+        written: &mut Written,
+        progress: &Progress,
+    ) -> Result<(), Stopped> {
+        const ROWS_BETWEEN_REPORTS: u64 = 1024;
         let mut text = ValueText::default();
         let mut gaps = Gaps { hex: self.hex, last: None, open: None };
         let limit = self.limit.unwrap_or(u64::MAX);
@@ -207,13 +263,7 @@ impl Dump {
             }
         }
         gaps.end(progress);
-        sink.finish()?;
-        if written.rows > 0 {
-            for field in sink.missing_fields() {
-                progress.remark(&format!("no row that was written has a field {field:?}"));
-            }
-        }
-        Ok(written)
+        Ok(())
     }
 
     fn not_read(&self, error: drumlin::Error) -> Stopped {
@@ -221,7 +271,7 @@ impl Dump {
         let failure = Failure::from(error);
         Stopped::Database(match is_damage {
             true => {
-                failure.hint("--skip-damage continues after the damage and writes every row that can still be reached")
+                failure.hint("--skip-damage continues after the damage and writes every row that can still be read")
             }
             false => failure,
         })
@@ -296,6 +346,85 @@ impl Target {
     }
 }
 
+/// The database to be dumped: opened, as it was in a kept snapshot, or read as far as it is not damaged.
+enum Contents {
+    Opened(Database),
+    Kept(KeptSnapshot),
+    Rescued(Box<Rescued>),
+}
+
+/// A keyspace to be dumped.
+#[derive(Clone)]
+struct Section {
+    name: String,
+    page_bytes: usize,
+}
+
+impl Contents {
+    fn sections(&self) -> Vec<Section> {
+        match self {
+            Contents::Opened(database) => {
+                let section = |info: drumlin::KeyspaceInfo| Section { name: info.name, page_bytes: info.page_bytes };
+                database.keyspaces().into_iter().map(section).collect()
+            }
+            Contents::Kept(snapshot) => {
+                let section = |info: drumlin::KeyspaceInfo| Section { name: info.name, page_bytes: info.page_bytes };
+                snapshot.keyspaces().into_iter().map(section).collect()
+            }
+            Contents::Rescued(opened) => {
+                let section =
+                    |found: drumlin::RescuedKeyspace| Section { name: found.name, page_bytes: found.page_bytes };
+                opened.rescue.keyspaces().into_iter().map(section).collect()
+            }
+        }
+    }
+
+    fn damage_count(&self) -> usize {
+        match self {
+            Contents::Opened(_) | Contents::Kept(_) => 0,
+            Contents::Rescued(opened) => opened.rescue.damage().len(),
+        }
+    }
+
+    /// Returns the rows of a keyspace in a range, and the gaps that reach into it.
+    fn rows<'c>(
+        &'c self,
+        section: &Section,
+        range: &KeyRange,
+    ) -> drumlin::Result<Box<dyn Iterator<Item = drumlin::Result<Found>> + 'c>> {
+        match self {
+            Contents::Opened(database) => {
+                let rows = database.existing_keyspace(&section.name)?.range(range.clone());
+                Ok(Box::new(rows.readers().map(|row| row.map(|(key, value)| Found::Row(key, value)))))
+            }
+            Contents::Kept(snapshot) => {
+                let rows = snapshot.keyspace(&section.name)?.range(range.clone());
+                Ok(Box::new(rows.readers().map(|row| row.map(|(key, value)| Found::Row(key, value)))))
+            }
+            Contents::Rescued(opened) => {
+                let rows = opened.rescue.rows(&section.name)?;
+                let range = range.clone();
+                let reaches = move |found: &drumlin::Result<Salvaged>| match found {
+                    Ok(Salvaged::Row(key, _)) => range.contains(&key[..].to_vec()),
+                    Ok(Salvaged::Gap(gap)) => overlap(&range, gap),
+                    _ => true,
+                };
+                Ok(Box::new(rows.filter(reaches).map(|found| found.map(Found::from))))
+            }
+        }
+    }
+}
+
+/// Returns `true` if a gap may have keys of the range.
+fn overlap(range: &KeyRange, gap: &Gap) -> bool {
+    let ends_before = |end: &Bound<Vec<u8>>, start: &Bound<Vec<u8>>| match (end, start) {
+        (Bound::Unbounded, _) | (_, Bound::Unbounded) => false,
+        (Bound::Included(end), Bound::Included(start)) => end < start,
+        (Bound::Included(end) | Bound::Excluded(end), Bound::Included(start) | Bound::Excluded(start)) => end <= start,
+    };
+    !ends_before(&gap.end, &range.0) && !ends_before(&range.1, &gap.start)
+}
+
 /// A step of a dump: a row, or a gap between rows.
 enum Found {
     Row(Value, ValueReader),
@@ -331,7 +460,7 @@ impl Written {
             (gaps, _) => format!("{} in the rows, because some can't be read", figures::plural(gaps, "gap")),
         };
         Err(Failure::new(Exit::Corrupted, message)
-            .hint("every row that can still be reached was written; `drumlin check DATABASE` lists the damage"))
+            .hint("every row that can still be read was written; `drumlin check DATABASE` lists the damage"))
     }
 }
 

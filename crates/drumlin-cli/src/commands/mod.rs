@@ -21,6 +21,7 @@ pub(crate) mod man;
 pub(crate) mod prepared;
 pub(crate) mod put;
 pub(crate) mod rename;
+pub(crate) mod repair;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod scan;
@@ -64,6 +65,7 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Backup(command) => command.run(output),
         Command::Verify(command) => command.run(output),
         Command::Restore(command) => command.run(output),
+        Command::Repair(command) => command.run(output),
         Command::Stats(command) => command.run(output),
         Command::Check(command) => command.run(output),
         Command::Checkpoint(command) => command.run(output),

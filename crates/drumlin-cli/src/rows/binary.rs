@@ -1,10 +1,13 @@
 //! The binary form, for any bytes of any size. Damage is detected before a damaged row is stored.
 //!
 //! ```text
-//! file     magic "drumrows", version u32 = 1, zero u32, rows…, end
-//! row      key_bytes u32, value_bytes u64, key, value, checksum u64
-//! end      0xFFFF_FFFF u32, rows_count u64, checksum u64
+//! file      magic "drumrows", version u32 = 1, zero u32, rows…, end
+//!           magic "drumrows", version u32 = 2, zero u32, keyspaces…, end
+//! keyspace  0xFFFF_FFFE u32, page_bytes u32, name_bytes u32, name, checksum u64, rows…
+//! row       key_bytes u32, value_bytes u64, key, value, checksum u64
+//! end       0xFFFF_FFFF u32, rows_count u64, checksum u64
 //! ```
+//! Version 1 has rows of one keyspace, version 2 has keyspaces with their names and page sizes.
 //! Integers are little-endian. A row's checksum is the XXH3-64 of the row's preceding bytes. The end's checksum is the
 //! XXH3-64 of all rows' checksums, in order, and the number of rows. So a reader detects a truncated file, a changed
 //! byte, and a lost, repeated or moved row, without holding the rows in memory.
@@ -18,7 +21,13 @@ use crate::streamed::{self, Stream};
 
 const MAGIC: &[u8; 8] = b"drumrows";
 const VERSION: u32 = 1;
+/// The version of files with keyspaces.
+const VERSION_OF_KEYSPACES: u32 = 2;
 const END: u32 = u32::MAX;
+const KEYSPACE: u32 = u32::MAX - 1;
+
+/// The maximum length of a keyspace's name. No database accepts longer ones.
+const NAME_BYTES_LIMIT: u32 = 255;
 
 /// The maximum size of values that are returned with their key. Larger values are streamed.
 pub(crate) const VALUE_BYTES_STREAMED: u64 = streamed::VALUE_BYTES_WHOLE_MAX;
@@ -39,6 +48,9 @@ pub(super) struct BinarySource<R> {
     rows_count: u64,
     value_bytes_left: u64,
     row_offset: u64,
+    has_keyspaces: bool,
+    /// The name and the page size of the keyspace whose rows are being read.
+    keyspace: Option<(String, usize)>,
 }
 
 fn new_hasher() -> Xxh3Default {
@@ -56,6 +68,8 @@ impl<R: BufRead> BinarySource<R> {
             rows_count: 0,
             value_bytes_left: 0,
             row_offset: 0,
+            has_keyspaces: false,
+            keyspace: None,
         }
     }
 
@@ -94,9 +108,11 @@ impl<R: BufRead> BinarySource<R> {
             return Err(Self::reason(0, "not Drumlin's binary form (give --format for another)"));
         }
         let version = self.u32()?;
-        if version > VERSION {
-            return Err(Self::reason(8, &format!("binary form {version}; this drumlin reads up to {VERSION}")));
+        if version > VERSION_OF_KEYSPACES {
+            let what = format!("binary form {version}; this drumlin reads up to {VERSION_OF_KEYSPACES}");
+            return Err(Self::reason(8, &what));
         }
+        self.has_keyspaces = version == VERSION_OF_KEYSPACES;
         self.u32()?;
         self.started = true;
         Ok(())
@@ -120,12 +136,32 @@ impl<R: BufRead> BinarySource<R> {
 
     /// Reads the checksum that follows the row just read, and verifies it.
     fn verify_row(&mut self) -> Result<(), SourceError> {
+        self.verify_checksum("the row that begins here is damaged: its checksum is wrong")?;
+        self.rows_count += 1;
+        Ok(())
+    }
+
+    fn verify_checksum(&mut self, what: &str) -> Result<(), SourceError> {
         let expected = self.checksum.digest();
         if self.u64()? != expected {
-            return Err(Self::reason(self.row_offset, "the row that begins here is damaged: its checksum is wrong"));
+            return Err(Self::reason(self.row_offset, what));
         }
         self.checksums.update(&expected.to_le_bytes());
-        self.rows_count += 1;
+        Ok(())
+    }
+
+    /// Reads the name and the page size of a keyspace.
+    fn read_keyspace(&mut self) -> Result<(), SourceError> {
+        let (page_bytes, name_bytes) = (self.u32()?, self.u32()?);
+        if name_bytes > NAME_BYTES_LIMIT {
+            return Err(Self::reason(self.row_offset, &format!("a name of {name_bytes} bytes: the file is damaged")));
+        }
+        let mut name = vec![0; name_bytes as usize];
+        self.fill(&mut name)?;
+        self.checksum.update(&name);
+        self.verify_checksum("the keyspace that begins here is damaged: its checksum is wrong")?;
+        let name = String::from_utf8(name).map_err(|_| Self::reason(self.row_offset, "a name that is not UTF-8"))?;
+        self.keyspace = Some((name, page_bytes as usize));
         Ok(())
     }
 }
@@ -143,6 +179,13 @@ impl<R: BufRead> Source for BinarySource<R> {
         if key_bytes == END {
             self.read_end()?;
             return Ok(Next::End);
+        }
+        if key_bytes == KEYSPACE && self.has_keyspaces {
+            self.read_keyspace()?;
+            return Ok(Next::Keyspace);
+        }
+        if self.has_keyspaces && self.keyspace.is_none() {
+            return Err(Self::reason(self.row_offset, "a row before the first keyspace: the file is damaged"));
         }
         let value_bytes = self.u64()?;
         if key_bytes > KEY_BYTES_LIMIT {
@@ -165,6 +208,11 @@ impl<R: BufRead> Source for BinarySource<R> {
 
     fn value(&mut self) -> &mut dyn Read {
         self
+    }
+
+    fn keyspace(&self) -> (&str, usize) {
+        let (name, page_bytes) = self.keyspace.as_ref().expect("`Keyspace` was just returned");
+        (name, *page_bytes)
     }
 }
 
@@ -208,9 +256,18 @@ pub(super) struct BinarySink<W> {
 }
 
 impl<W: Write> BinarySink<W> {
-    pub(super) fn new(mut output: W) -> io::Result<BinarySink<W>> {
+    pub(super) fn new(output: W) -> io::Result<BinarySink<W>> {
+        BinarySink::of_version(output, VERSION)
+    }
+
+    /// Creates a writer of a file with keyspaces.
+    pub(super) fn of_keyspaces(output: W) -> io::Result<BinarySink<W>> {
+        BinarySink::of_version(output, VERSION_OF_KEYSPACES)
+    }
+
+    fn of_version(mut output: W, version: u32) -> io::Result<BinarySink<W>> {
         output.write_all(MAGIC)?;
-        output.write_all(&VERSION.to_le_bytes())?;
+        output.write_all(&version.to_le_bytes())?;
         output.write_all(&0u32.to_le_bytes())?;
         Ok(BinarySink { output, checksums: new_hasher(), rows_count: 0 })
     }
@@ -255,6 +312,18 @@ impl<W: Write> Sink for BinarySink<W> {
         self.end_row(&checksum)
     }
 
+    fn begin_keyspace(&mut self, name: &str, page_bytes: usize) -> io::Result<()> {
+        let mut checksum = new_hasher();
+        let numbers = [KEYSPACE, page_bytes as u32, name.len() as u32].map(u32::to_le_bytes);
+        for part in numbers.iter().map(|number| &number[..]).chain([name.as_bytes()]) {
+            checksum.update(part);
+            self.output.write_all(part)?;
+        }
+        let checksum = checksum.digest().to_le_bytes();
+        self.checksums.update(&checksum);
+        self.output.write_all(&checksum)
+    }
+
     fn finish(&mut self) -> io::Result<()> {
         let rows_count = self.rows_count.to_le_bytes();
         self.checksums.update(&rows_count);
@@ -285,7 +354,7 @@ mod tests {
         loop {
             match source.next(&mut row).map_err(|reason| into_io(reason).to_string())? {
                 Next::End => return Ok(source.rows_count),
-                Next::Row => {}
+                Next::Row | Next::Keyspace => {}
                 Next::Streamed => {
                     io::copy(source.value(), &mut io::sink()).map_err(|error| error.to_string())?;
                 }

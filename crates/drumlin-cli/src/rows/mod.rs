@@ -97,6 +97,8 @@ pub(crate) enum Next {
     Row,
     /// The key is complete. The value is too large for memory and is read from [`Source::value`].
     Streamed,
+    /// The rows that follow belong to another keyspace, which [`Source::keyspace`] describes.
+    Keyspace,
     /// There are no more rows.
     End,
 }
@@ -155,6 +157,11 @@ pub(crate) trait Source {
         unreachable!("only a source that answers `Streamed` has a value to stream")
     }
 
+    /// Returns the name and the page size of the keyspace that was just returned as [`Next::Keyspace`].
+    fn keyspace(&self) -> (&str, usize) {
+        unreachable!("only a source that answers `Keyspace` has one")
+    }
+
     /// Returns a remark to print about the rows read so far. Each remark is returned once.
     fn remark(&mut self) -> Option<String> {
         None
@@ -192,6 +199,10 @@ pub(crate) trait Sink {
         let mut whole = Vec::new();
         value.take(length).read_to_end(&mut whole)?;
         self.write(key, &whole)
+    }
+    /// Begins the rows of a keyspace. Only a [sink of keyspaces](sink_of_keyspaces) can.
+    fn begin_keyspace(&mut self, name: &str, page_bytes: usize) -> io::Result<()> {
+        unreachable!("rows of keyspace {name} ({page_bytes}) in a form without keyspaces")
     }
     /// Completes the output after the last row.
     fn finish(&mut self) -> io::Result<()>;
@@ -249,6 +260,11 @@ pub(crate) fn sink<'a>(
     sink_within(LINE_BYTES_LIMIT, format, delimiter, layout, output)
 }
 
+/// Creates a writer of the binary form with all keyspaces of a database.
+pub(crate) fn sink_of_keyspaces<'a>(output: impl Write + 'a) -> io::Result<Box<dyn Sink + 'a>> {
+    Ok(Box::new(binary::BinarySink::of_keyspaces(output)?))
+}
+
 fn sink_within<'a>(
     bytes_limit: u64,
     format: Format,
@@ -295,6 +311,7 @@ mod tests {
             let mut row = Row::default();
             match source.next(&mut row).expect("a well-formed file") {
                 Next::End => return rows,
+                Next::Keyspace => unreachable!("only the binary form has keyspaces"),
                 Next::Row => {}
                 Next::Streamed => {
                     source.value().read_to_end(&mut row.value).expect("a whole value");

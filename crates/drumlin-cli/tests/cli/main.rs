@@ -16,6 +16,7 @@ mod malformed_input;
 mod pipes;
 mod prepared;
 mod read_only;
+mod repair;
 mod round_trips;
 mod rows;
 mod shell;

@@ -8,10 +8,10 @@ use super::handle::Handle;
 use super::reader::Reader;
 use super::rows::{Horizon, ReadView};
 use super::shortage::Shortage;
-use super::{Database, Keyspace};
+use super::{Database, Keyspace, KeyspaceInfo};
 use crate::error::{Error, Result};
-use crate::format::Timestamp;
-use crate::store::OpenedSnapshot;
+use crate::format::{KeyspaceId, Timestamp};
+use crate::store::{OpenKeyspace, OpenedSnapshot};
 use crate::txn::snapshots::SnapshotHandle;
 
 /// A description of a kept snapshot. Obtaining it reads nothing from disk.
@@ -94,10 +94,16 @@ impl KeptSnapshot {
         self.opened().kept.timestamp
     }
 
-    /// Returns the names of the keyspaces in the snapshot, sorted.
+    /// Returns the keyspaces in the snapshot, sorted by name. The ids are those of the database.
     #[must_use]
-    pub fn keyspaces(&self) -> Vec<String> {
-        self.opened().keyspaces().map(|(name, _)| name.to_string()).collect()
+    pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
+        let info = |(id, open): (KeyspaceId, &Arc<OpenKeyspace>)| KeyspaceInfo {
+            name: open.name().to_string(),
+            id,
+            page_bytes: open.tree.pages.page_bytes,
+            page_count: open.tree.pages.table.page_count(),
+        };
+        self.opened().keyspaces().into_iter().map(info).collect()
     }
 
     /// Returns the keyspace that had this name when the snapshot was taken, to be read with the methods of the keyspace

@@ -154,7 +154,7 @@ impl<'s> LogChanges<'s> {
                     let run = SourceRun { layer, timestamp, freed_to: Vec::new(), is_of_log: true };
                     self.source(keyspace).runs.push(run);
                 }
-                Operation::CommitPrepared { id } => self.commit_prepared(id, timestamp)?,
+                Operation::CommitPrepared { id, .. } => self.commit_prepared(id, timestamp)?,
                 Operation::Put { key, value } => {
                     self.change(keyspace, key, RowChange::Put(value.to_vec()), timestamp)?;
                 }
@@ -163,7 +163,10 @@ impl<'s> LogChanges<'s> {
                     self.change(keyspace, key, RowChange::PutLarge(value), timestamp)?;
                 }
                 Operation::Remove { key } => self.change(keyspace, key, RowChange::Remove, timestamp)?,
-                Operation::PutStored { .. } | Operation::Lock { .. } => return Err(self.malformed(timestamp)),
+                Operation::PutStored { .. }
+                | Operation::Lock { .. }
+                | Operation::PutReference { .. }
+                | Operation::Loaded { .. } => return Err(self.malformed(timestamp)),
             }
         }
         Ok(())

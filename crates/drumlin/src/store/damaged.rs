@@ -24,6 +24,7 @@ use super::recovery::log_state;
 use crate::error::{Error, Result};
 use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
 use crate::format::extent::{self, Header, Kind, SEGMENT_TABLE_ENTRIES};
+use crate::format::features::Features;
 use crate::format::node::PAGE_BYTES_MAX;
 use crate::format::superblock::Superblock;
 use crate::format::{
@@ -311,12 +312,14 @@ impl DamagedStore {
             true => opener.open_log_folder().map_err(|error| damage.push(error)).ok(),
             false => None,
         };
-        let (newest, not_found) = match opener.read_superblocks(&file) {
+        let (newest, not_found) = match opener.read_superblocks(&file, false) {
             Ok(FoundSuperblock { newest, reason }) => {
                 damage.extend(reason);
                 (Some(newest), None)
             }
-            Err(error @ (Error::NewerFormat { .. } | Error::OlderFormat { .. })) => return Err(error),
+            Err(error @ (Error::NewerFormat { .. } | Error::OlderFormat { .. } | Error::UnknownFeatures { .. })) => {
+                return Err(error);
+            }
             Err(error) => (None, Some(error)),
         };
         let is_superblock_known = newest.is_some();
@@ -541,6 +544,7 @@ fn made_up_superblock(file: &FileRef, database: DatabaseId, survey: &Survey) -> 
         log: Vec::new(),
         is_closed: false,
         checkpoint_id: CheckpointId::default(),
+        features: Features::default(),
     }
 }
 

@@ -30,9 +30,12 @@ impl OpenedSnapshot {
         self.by_name.get(name).filter(|_| !name.is_empty())
     }
 
-    /// Returns the keyspaces, sorted by name.
-    pub(crate) fn keyspaces(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<OpenKeyspace>)> {
-        self.by_name.iter().filter(|(name, _)| !name.is_empty())
+    /// Returns the keyspaces, sorted by name, with the ids that they have in the database.
+    pub(crate) fn keyspaces(&self) -> Vec<(KeyspaceId, &Arc<OpenKeyspace>)> {
+        let mut keyspaces: Vec<_> = self.by_id.iter().map(|(id, open)| (*id, open)).collect();
+        keyspaces.retain(|(_, open)| !open.name().is_empty());
+        keyspaces.sort_by_key(|(_, open)| open.name());
+        keyspaces
     }
 
     /// Returns the snapshot's form of a keyspace, which may be one of the database or of this snapshot.

@@ -230,7 +230,7 @@ impl Restoring {
     fn new(opener: &Opener<'_>, segment_bytes: u64) -> Result<Restoring> {
         let (file, sync, superblock): (_, SyncMethod, Superblock) = opener.begin_restoring(segment_bytes)?;
         let budget = Arc::new(Budget::new(opener.settings.memory_bytes, opener.settings.log_stream_count));
-        let space = opener.space(&file, &superblock, &budget)?;
+        let space = opener.space(&file, &superblock, &budget, false)?;
         let superblocks = Arc::new(Superblocks::new(file, sync, superblock.clone()));
         let page_tables = PageTableStore::new(superblock, Arc::clone(&superblocks), usize::MAX);
         let epoch = space.epoch_latch.shared().epoch();

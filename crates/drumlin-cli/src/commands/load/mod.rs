@@ -4,6 +4,7 @@
 //! rows with the same key wins. If the keyspace is empty, one bulk load stores the rows of all files. If the keyspace
 //! has rows, new rows are committed in batches, and commits of different files share their syncs.
 
+mod all;
 mod batch;
 mod compressed;
 mod input;
@@ -43,6 +44,9 @@ pub(crate) struct Load {
     /// The files to load; - for stdin
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
+    /// The file has all keyspaces of a database, written by `drumlin dump --all`: restore them with their settings
+    #[arg(long, conflicts_with_all = ["keyspace", "key", "value", "no_header", "delimiter", "skip_bad", "on_duplicate", "batch"])]
+    all: bool,
     /// The form of the rows [default: from each file's name]
     #[arg(long, value_enum)]
     format: Option<Format>,
@@ -168,6 +172,9 @@ pub(crate) fn parse_delimiter(text: &str) -> Result<u8, String> {
 
 impl Load {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
+        if self.all {
+            return self.run_all(output);
+        }
         let bytes_total = input::bytes_total(&self.files)?;
         self.check_forms_and_names()?;
         interrupt::watch();
@@ -371,6 +378,10 @@ impl Loading<'_, '_> {
                     };
                     let committed = stored.map_err(|error| self.streaming_failure(error))?;
                     self.count(committed)?;
+                }
+                Ok(Next::Keyspace) => {
+                    let failure = Failure::bad_input(format!("{} has all keyspaces of a database", self.name));
+                    return Err(failure.hint("--all restores them with their settings"));
                 }
                 Ok(Next::End) => break,
                 Err(SourceError::Row { place, what }) => self.bad_row(place, &what)?,
