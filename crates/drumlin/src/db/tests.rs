@@ -20,7 +20,7 @@ use crate::memory::{Account, Budget, WRITE_BUFFER_COUNT};
 use crate::space::{PageEntry, PageSpace};
 use crate::store::reclaim::Goal;
 use crate::task::{WaitMode, ready};
-use crate::tree::node::Leaf;
+use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::tree::{RowObserver, Target, Tree};
 use crate::txn::commit::at_once::IS_OFF;
 use crate::txn::engine::{Found, ReadAt};
@@ -1233,4 +1233,21 @@ fn versions_of_a_dropped_keyspace_outlive_its_pages() {
         }
     }
     panic!("{seen_count} readers had passed the root");
+}
+
+/// A check reports a leaf of the tree that has a row as only runs have: one that removes the older row with its key.
+#[test]
+fn a_check_finds_removals_in_leaves_of_the_tree() {
+    let (db, keyspace) = stage();
+    keyspace.insert("a", "1").unwrap();
+    assert!(db.check().unwrap().corruption.is_empty());
+    let tree = keyspace.tree();
+    {
+        let Ok(mut write) = tree.write_leaf(b"b", &|_| false) else { panic!("the leaf is in memory") };
+        let mut leaf = LeafMut::new(write.leaf_mut(&tree.pages.table));
+        leaf.insert(1, b"b", RowValue::Large(LargeRef::REMOVED)).unwrap();
+    }
+    let report = db.check().unwrap();
+    assert_eq!(report.corruption.len(), 1, "{report:#?}");
+    assert_eq!(report.corruption[0].reason, "it has a row that only runs have");
 }

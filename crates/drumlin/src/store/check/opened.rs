@@ -9,11 +9,12 @@ use super::report::{CheckProgress, CheckReport};
 use crate::counts::KeptCounts;
 use crate::counts::count_range::CountCursor;
 use crate::error::{Error, Result};
+use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, Timestamp};
 use crate::store::read_ahead::ReadAhead;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
-use crate::tree::node::Leaf;
+use crate::tree::node::{Leaf, RowValue};
 use crate::tree::{Direction, Target};
 
 impl Store {
@@ -101,6 +102,12 @@ impl Store {
                 let page = open.tree.read_leaf(Target::At(&lower))?;
                 let leaf = Leaf::new(&page);
                 keys_of_pages.look_at(report, &page);
+                let removes = |index| matches!(leaf.value(index), RowValue::Large(LargeRef::REMOVED));
+                if (0..leaf.len()).any(removes) {
+                    let (what, reason) = (open.tree.pages.quoted_page(page.page()), "it has a row that only runs have");
+                    let error = Error::corrupted(self.engine.space.path(), what, reason);
+                    report.report_page(error, &open.name(), open.tree.page_key(page.page()));
+                }
                 if open.tree.has_runs_above(&leaf)
                     && let Some(piece) =
                         open.tree.piece(&leaf, Target::At(&lower), Direction::Forward, Timestamp(u64::MAX))?
