@@ -81,7 +81,7 @@ impl Rescue {
     fn save_prepared(
         &self,
         report: &mut RepairReport,
-        save: impl Fn(&[u8], &[u8], &[&FoundValue]) -> Result<()>,
+        save: impl Fn(&[u8], &[u8], &[FoundValue]) -> Result<()>,
     ) -> Result<()> {
         let rows = &self.sources.prepared;
         for (key, changes) in rows.iter().filter(|(key, _)| !prepared::is_value_key(key)) {
@@ -92,7 +92,11 @@ impl Rescue {
                 report.lost_prepared += 1;
                 continue;
             };
-            let value = |number| rows.get(&prepared::value_key(id, number));
+            // A value that the log names has not been verified yet.
+            let value = |number| match rows.get(&prepared::value_key(id, number))? {
+                FoundValue::Chunked(value) => value.clone().verify(&self.sources.extents).ok(),
+                FoundValue::Whole(value) => Some(FoundValue::Whole(value.clone())),
+            };
             let are_known =
                 prepared::operations(&changes).all(|(keyspace, _)| self.sources.keyspaces.contains_key(&keyspace));
             match (0..head.value_count).map(value).collect::<Option<Vec<_>>>() {
@@ -107,7 +111,7 @@ impl Rescue {
     }
 
     /// Prepares a transaction in the saved database.
-    fn prepare(&self, db: &Database, id: &[u8], changes: &[u8], values: &[&FoundValue]) -> Result<()> {
+    fn prepare(&self, db: &Database, id: &[u8], changes: &[u8], values: &[FoundValue]) -> Result<()> {
         let by_name = self.by_name();
         let keyspace = |id: KeyspaceId| -> Result<Keyspace> {
             let (name, _) = by_name.iter().find(|(_, other)| **other == id).expect("looked for before");
@@ -118,7 +122,7 @@ impl Rescue {
             let keyspace = keyspace(id)?;
             match operation {
                 Operation::Put { key, value } => tx.insert(&keyspace, key, value)?,
-                Operation::PutStored { key, number } => match values[number as usize] {
+                Operation::PutStored { key, number } => match &values[number as usize] {
                     FoundValue::Whole(value) => tx.insert(&keyspace, key, value)?,
                     FoundValue::Chunked(value) => {
                         tx.insert_from(&keyspace, key, ChunkReader::new(&self.sources.extents, value)).map(drop)?;

@@ -473,7 +473,8 @@ fn random_damage_loses_only_what_is_reported() {
         }
     }
     println!("{complete} of {count} were complete, {refused} refused");
-    assert!(refused < count / 10 && complete < count);
+    // Neither superblocks nor anything else may be left.
+    assert!(refused <= count / 50 && complete < count);
 }
 
 /// Everything that a rescue needs is checked before anything is written.
