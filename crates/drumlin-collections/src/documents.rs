@@ -646,7 +646,7 @@ impl<C: Collection> Documents<C> {
         Changes::subscribe(&self.open, capacity)
     }
 
-    /// Returns the durable changes that commits after `since` made to documents, whoever made them: the durable form of
+    /// Returns the durable changes that commits after `since` made to documents, by any program: the durable form of
     /// [`subscribe`](Documents::subscribe). The database must [keep its changes](drumlin::Config::keep_changes).
     ///
     /// Each commit is told whole and once, in the order of timestamps, and after a restart the feed continues after the

@@ -4,8 +4,9 @@
 //! A transaction that has locked a row need not read it to find out if it has changed, as long as no row of its
 //! keyspace has changed since the transaction's snapshot. So a keyspace records a commit that changed it
 //! ([`note_change`](Snapshots::note_change)). If every commit did so, all committers would write to one cache line. A
-//! commit therefore leaves the record alone if it is newer than all snapshots so far: whoever asks about one of these
-//! knows enough by then. So each snapshot causes at most one store for each keyspace that is changed afterwards.
+//! commit therefore leaves the record alone if it is newer than all snapshots so far: a transaction that reads at one
+//! of these learns from it that the keyspace has changed. So each snapshot causes at most one store for each keyspace
+//! that is changed afterwards.
 //!
 //! *Why no change is missed.* Let s be a snapshot, and t > s a commit to the keyspace. The commit is published, issues
 //! a `SeqCst` fence, and loads the newest snapshot. `open_snapshot` stores s as the newest snapshot, issues a `SeqCst`

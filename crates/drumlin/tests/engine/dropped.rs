@@ -737,6 +737,33 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     k.remove("relaxed").unwrap();
     trial.until_done("Database::checkpoint_async", async |_| db.checkpoint_async().await.map(drop).unwrap(), |_| {});
     trial.until_done("Database::compact_async", async |_| db.compact_async().await.map(drop).unwrap(), |_| {});
+    // A worker continues with a snapshot or backup whose future is dropped.
+    let call = async |_| match db.keep_snapshot_async("kept").await {
+        Ok(_) | Err(Error::SnapshotExists { .. }) => {}
+        Err(error) => panic!("{error}"),
+    };
+    trial.until_done("Database::keep_snapshot_async", call, |_| {});
+    let call = async |_| assert!(db.open_snapshot_async("kept").await.unwrap().get(k, "relaxed").unwrap().is_none());
+    trial.until_done("Database::open_snapshot_async", call, |_| {});
+    let attempts = std::cell::Cell::new(0);
+    let options = drumlin::BackupOptions::new().keep("kept");
+    let call = async |_| {
+        attempts.set(attempts.get() + 1);
+        let target = folder.path().with_file_name(format!("backup-{}", attempts.get()));
+        // The backups of dropped futures go on, and may have all the memory.
+        while let Err(error) = db.backup_to_async(&target, &options).await {
+            assert!(matches!(error, Error::MemoryInUse { .. }), "{error}");
+            std::thread::yield_now();
+        }
+    };
+    trial.until_done("Database::backup_to_async", call, |_| {});
+    let last = folder.path().with_file_name(format!("backup-{}", attempts.get()));
+    drumlin::Config::new().verify_backup(last).unwrap();
+    let call = async |_| match db.drop_snapshot_async("kept").await {
+        Ok(()) | Err(Error::NoSuchSnapshot { .. }) => {}
+        Err(error) => panic!("{error}"),
+    };
+    trial.until_done("Database::drop_snapshot_async", call, |_| {});
     let call = async |_| assert!(db.check_async().await.unwrap().corruption.is_empty());
     trial.until_done("Database::check_async", call, |_| {});
     assert!(trial.state() == before);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library, with all parts that its code may name. `sync` is a module of drumlin-io.
-const ARROWS: [(&str, &[&str]); 18] = [
+const ARROWS: [(&str, &[&str]); 19] = [
     ("hash", &[]),
     ("sync", &[]),
     ("format", &[]),
