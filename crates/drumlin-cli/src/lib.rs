@@ -4,6 +4,8 @@
 //! - `rows` reads and writes CSV, TSV, JSON Lines and the binary form;
 //! - `terminal` formats the output for people: figures, tables, colours, progress;
 //! - `failure` maps every error to one line, a hint and a stable exit code.
+// The statistics are one JSON object of more than 64 fields.
+#![recursion_limit = "256"]
 
 mod args;
 mod call;

@@ -501,6 +501,7 @@ fn sample_catalogue() -> Catalogue {
             page_end: 2000,
             leaf_count: 3,
             leaf_rows: 60,
+            has_values: true,
             name: "rows".into(),
             chunks: vec![address, ExtentAddress::NONE],
             runs: vec![

@@ -56,6 +56,8 @@ impl Stats {
             "log_syncs": stats.log_syncs,
             "data_file_bytes": stats.data_file_bytes,
             "live_bytes": stats.live_bytes,
+            "kept_snapshots": stats.kept_snapshots,
+            "kept_snapshot_bytes": stats.kept_snapshot_bytes,
             "segments": stats.segments,
             "free_segments": stats.free_segments,
             "segment_bytes": stats.segment_bytes,

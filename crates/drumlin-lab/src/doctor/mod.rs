@@ -751,10 +751,14 @@ fn pins(stats: &Stats) -> Vec<String> {
     if let Some(snapshot) = stats.oldest_snapshot {
         pins.push(format!("a snapshot of commit {}", snapshot.0));
     }
+    if stats.kept_snapshots > 0 {
+        let bytes = show_bytes(stats.kept_snapshot_bytes);
+        pins.push(format!("{} kept on disk ({bytes})", figures::plural(stats.kept_snapshots, "snapshot")));
+    }
     if stats.log_bytes > 64 << 20 {
         pins.push(format!("the log since the last checkpoint ({})", show_bytes(stats.log_bytes)));
     }
-    let sparse = used_bytes(stats).saturating_sub(stats.live_bytes);
+    let sparse = used_bytes(stats).saturating_sub(stats.live_bytes + stats.kept_snapshot_bytes);
     if sparse > stats.segment_bytes * 4 {
         pins.push(format!("dead pages in segments that still hold live ones ({})", show_bytes(sparse)));
     }

@@ -61,7 +61,7 @@ mod commit;
 mod hooks;
 mod horizon;
 mod live;
-mod observe;
+pub(crate) mod observe;
 mod options;
 mod prepare;
 mod queue;

@@ -11,7 +11,8 @@
 //!
 //! # The log
 //! With a sound superblock, the log is scanned like that of any database, up to the first record that is missing.
-//! Without one, the records themselves show which openings there were ([`ObservedLog`](crate::seglog::ObservedLog)).
+//! Without one, the records themselves show which openings there were
+//! ([`ObservedLog`](crate::seglog::observe::ObservedLog)).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
