@@ -48,7 +48,8 @@ impl KeptList {
     /// # Errors
     /// [`Error::SnapshotExists`].
     pub(crate) fn want(&mut self, space: &Space, name: &str, id: SnapshotId, taken_at_ms: u64) -> Result<()> {
-        let is_listed = self.listed.iter().any(|listed| &*listed.snapshot.name == name);
+        // The drop of a snapshot may be taken back, so its name is free only afterwards.
+        let is_listed = self.listed.iter().chain(&self.dropping).any(|listed| &*listed.snapshot.name == name);
         if is_listed || self.wanted.iter().any(|wanted| &*wanted.name == name) {
             return Err(Error::SnapshotExists { name: name.to_owned() });
         }

@@ -60,20 +60,27 @@ impl Store {
         let id = SnapshotId(self.engine.backend.random().max(1));
         self.page_tables.lock().kept.want(space, name, id, taken_at_ms)?;
         let made = self.checkpoint();
-        // Another thread's checkpoint may have kept the snapshot, even if this one failed.
-        if self.page_tables.lock().kept.withdraw(space, name) {
+        // Another thread's checkpoint may have kept the snapshot, even if this one failed. A checkpoint that failed
+        // after it had begun has neither left the snapshot wanted nor published it.
+        let is_withdrawn = self.page_tables.lock().kept.withdraw(space, name);
+        let kept = space.kept.get(name);
+        if is_withdrawn || kept.is_err() {
             made?;
             self.engine.check_failure()?;
-            unreachable!("a checkpoint keeps every snapshot that was wanted before it");
         }
-        space.kept.get(name).map(|kept| kept.timestamp)
+        assert!(!is_withdrawn, "a checkpoint keeps every snapshot that was wanted before it");
+        kept.map(|kept| kept.timestamp)
     }
 
     /// Drops a kept snapshot. Its space is free when this returns, unless the snapshot is open.
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
         self.check_writable()?;
         let space = &self.engine.space;
-        self.page_tables.lock().kept.begin_drop(space, name)?;
+        let mut page_tables = self.page_tables.lock();
+        // A checkpoint that failed may list snapshots that are not kept.
+        self.engine.check_failure()?;
+        page_tables.kept.begin_drop(space, name)?;
+        drop(page_tables);
         // Unpinning frees segments, so this checkpoint needs to leave none for the next one.
         let made = match self.checkpoint_after(Reclaims::Segments) {
             Err(Error::DiskFull { .. }) => self.checkpoint(),
@@ -105,5 +112,58 @@ impl Store {
             by_id.insert(id, open);
         }
         Ok(OpenedSnapshot { kept, by_name, by_id })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::io::fault::{FaultyBackend, Operation};
+    use crate::{Config, Error};
+
+    /// The name of a snapshot is taken until its drop can't be taken back.
+    #[test]
+    fn a_name_is_free_once_its_drop_is_durable() {
+        let db = Config::new().backend(crate::io::in_memory()).memory(16 << 20).open("/db").unwrap();
+        let timestamp = db.keep_snapshot("a").unwrap();
+        let store = db.store().unwrap();
+        let space = &store.engine.space;
+        store.page_tables.lock().kept.begin_drop(space, "a").unwrap();
+        assert!(matches!(db.keep_snapshot("a"), Err(Error::SnapshotExists { .. })));
+        assert!(store.page_tables.lock().kept.undo_drop(space, "a"), "a checkpoint dropped it");
+        db.checkpoint().unwrap();
+        assert_eq!(db.open_snapshot("a").unwrap().timestamp(), timestamp);
+        store.page_tables.lock().kept.begin_drop(space, "a").unwrap();
+        db.checkpoint().unwrap();
+        db.keep_snapshot("a").unwrap();
+    }
+
+    /// If a checkpoint fails, keeping and dropping report its error, and the snapshot is as before.
+    #[test]
+    fn failed_checkpoints_keep_and_drop_nothing() {
+        for (operation, nth) in
+            [Operation::Write, Operation::Sync].into_iter().flat_map(|of| (1..6).map(move |n| (of, n)))
+        {
+            for is_kept in [false, true] {
+                let backend = Arc::new(FaultyBackend::new(crate::io::in_memory()));
+                let config = Config::new().backend(backend.clone()).memory(16 << 20);
+                let db = config.open("/db").unwrap();
+                db.keyspace("k").unwrap().insert("a", "1").unwrap();
+                if is_kept {
+                    db.keep_snapshot("a").unwrap();
+                }
+                backend.fail_nth(operation, nth, 5);
+                let change = || if is_kept { db.drop_snapshot("a") } else { db.keep_snapshot("a").map(drop) };
+                let changed = change();
+                backend.heal();
+                let Err(error) = changed else { continue };
+                let place = format!("{operation:?} {nth}, kept before: {is_kept}");
+                assert!(matches!(error, Error::Io { .. } | Error::Failed { .. }), "{place}: {error:?}");
+                assert_eq!(db.kept_snapshots().len(), usize::from(is_kept), "{place}");
+                let dropped = db.drop_snapshot("a");
+                assert!(matches!(dropped, Err(Error::Failed { .. })), "{place}: {dropped:?}");
+            }
+        }
     }
 }
