@@ -30,7 +30,8 @@ use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedul
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::client::altering;
-use crate::model::{Alter, Content, Model, Operation, SpaceNumber, Tampering};
+use crate::client::kept::compare_kept;
+use crate::model::{Alter, Content, Kept, Model, Operation, SpaceNumber, Tampering};
 
 /// The limits on the disk states that are tried at each point.
 #[derive(Clone, Copy, Debug)]
@@ -182,6 +183,7 @@ impl Script {
         let kept = (self.streams == 2).then(|| db.snapshot());
         db.checkpoint().expect("a checkpoint");
         self.note();
+        self.keep_on_disk(&db, "first");
         // Run transactions over both keyspaces, with a savepoint. They make leaves split.
         for round in 0..4u64 {
             self.transaction(&db, round, 40);
@@ -221,6 +223,7 @@ impl Script {
         }
         db.checkpoint().expect("a checkpoint");
         self.note();
+        self.keep_on_disk(&db, "second");
         db.compact().expect("compacting");
         self.note();
         self.write_while_compacting(&db);
@@ -344,6 +347,7 @@ impl Script {
         }
         self.transaction(&db, 9, 10);
         self.end_prepared(&db, "left", true);
+        self.drop_kept(&db, "first");
         self.be_idle(&db);
         drop(db);
     }
@@ -371,7 +375,8 @@ impl Script {
         self.disk.medium().cut(Loss::Writes, &mut Random(self.random.next()))
     }
 
-    /// Stores values while the file is being compacted, so that segments are reused soon after they are emptied.
+    /// Stores values while the file is being compacted and kept snapshots are dropped, so that segments are reused soon
+    /// after they are emptied or unpinned.
     fn write_while_compacting(&mut self, db: &Database) {
         let other = db.clone();
         let compacted = self.spawn("compacting", move || {
@@ -379,10 +384,19 @@ impl Script {
                 other.compact().expect("compacting");
             }
         });
+        let (keeping, other) = (self.clone(), db.clone());
+        let kept = self.spawn("keeping", move || {
+            for _ in 0..3 {
+                keeping.drop_kept(&other, "first");
+                keeping.keep_on_disk(&other, "first");
+            }
+            keeping.drop_kept(&other, "first");
+        });
         for number in 0..30 {
             self.put(db, "rows", number % 3, 100_000, true);
         }
         compacted();
+        kept();
         self.note();
     }
 
@@ -465,7 +479,33 @@ impl Script {
                 another.compact().expect("compacting");
             }
         }));
+        let (keeping, other) = (self.clone(), db.clone());
+        waits.push(self.spawn("keeping", move || {
+            let second = other.open_snapshot("second").expect("kept");
+            keeping.keep_on_disk(&other, "third");
+            keeping.drop_kept(&other, "second");
+            keeping.keep_on_disk(&other, "first");
+            keeping.drop_kept(&other, "third");
+            drop(second);
+        }));
         waits.into_iter().for_each(|wait| wait());
+        self.note();
+    }
+
+    /// Keeps a snapshot. Until the call returns, a cut may leave the snapshot or not.
+    fn keep_on_disk(&self, db: &Database, name: &str) {
+        self.model.claim_kept(name).expect("only this thread uses the name");
+        self.note();
+        let at = db.keep_snapshot(name).expect("a snapshot");
+        self.model.settle_kept(name, Kept::At(at.0));
+        self.note();
+    }
+
+    fn drop_kept(&self, db: &Database, name: &str) {
+        self.model.claim_kept(name).expect("only this thread uses the name");
+        self.note();
+        db.drop_snapshot(name).expect("it is kept");
+        self.model.settle_kept(name, Kept::No);
         self.note();
     }
 
@@ -686,6 +726,9 @@ fn verify(db: &Database, model: &Model) -> Result<u64, String> {
         }
         check_aggregates(&keyspace, &rows).map_err(|reason| format!("at commit {last} {name:?} {reason}"))?;
     }
+    let kept: Vec<_> = db.kept_snapshots().into_iter().map(|info| (info.name, info.timestamp.0)).collect();
+    model.reopen_kept(&kept)?;
+    compare_kept(db, model).map_err(text)?;
     // The model does not know of the first prepared transaction, which changes nothing.
     let mut found: Vec<_> = db.prepared().map_err(text)?.into_iter().map(|found| found.id).collect();
     found.retain(|id| id != b"first");

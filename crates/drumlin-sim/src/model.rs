@@ -16,6 +16,9 @@
 //! - *Conditional changes* return the row as the preceding commit left it. A compare-and-swap succeeds only if the row
 //!   has the expected value. A pop removes the row at the end, and a bulk removal removes all existing rows.
 //! - *Dropped futures.* A commit that got a timestamp is valid; a commit that got no timestamp has no effect.
+//! - *Kept snapshots* have exactly the keyspaces and rows at their timestamp, in every session until they are dropped. A
+//!   call that did not return before a power cut may have kept or dropped one. A restored backup has exactly the
+//!   keyspaces, rows and prepared transactions at its timestamp.
 //! - *Atomicity.* A commit that failed has no timestamp, or its outcome is unknown. A commit that put rows and was
 //!   acknowledged has a timestamp.
 
@@ -155,8 +158,38 @@ impl Operation {
     }
 }
 
+/// What the model knows of the snapshot that is kept on disk under a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Kept {
+    #[default]
+    No,
+    /// It is kept as of this commit.
+    At(u64),
+    /// A call that keeps or drops it has not returned, or has failed.
+    Perhaps,
+}
+
+/// The name of a kept snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+struct KeptName {
+    kept: Kept,
+    /// What was known before the call because of which it is uncertain, and the newest commit that was answered then.
+    claim: KeptClaim,
+    /// The number of calls that may have kept or dropped it.
+    changes: u64,
+}
+
+/// The state before a call that keeps or drops a snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeptClaim {
+    pub before: Kept,
+    /// The newest commit that was answered. It must be in a snapshot that is kept.
+    pub from: u64,
+}
+
 #[derive(Clone, Debug, Default)]
 struct State {
+    kept: BTreeMap<String, KeptName>,
     spaces: Vec<Space>,
     prepared: Vec<Prepared>,
     /// The number of commits that changed the names of keyspaces, and how many of them have not returned. The names in
@@ -257,6 +290,7 @@ impl Model {
         let own = self.lock();
         state.acknowledged = own.acknowledged;
         state.answered = own.answered;
+        state.kept = own.kept.clone();
         Model { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -597,6 +631,92 @@ impl Model {
         let state = self.lock();
         let versions = state.spaces[space].rows.values().flatten();
         versions.map(|version| version.timestamp).filter(|timestamp| *timestamp > from).collect()
+    }
+
+    // ── kept snapshots ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Returns what is known of the snapshot that is kept under a name, and the number of its changes.
+    #[must_use]
+    pub fn kept(&self, name: &str) -> (Kept, u64) {
+        self.lock().kept.get(name).map_or((Kept::No, 0), |known| (known.kept, known.changes))
+    }
+
+    /// Records that a call begins to keep or drop a snapshot. Returns `None` if another one has begun and not returned.
+    #[must_use]
+    pub fn claim_kept(&self, name: &str) -> Option<KeptClaim> {
+        let mut state = self.lock();
+        let from = state.answered;
+        let known = state.kept.entry(name.to_owned()).or_default();
+        if known.kept == Kept::Perhaps {
+            return None;
+        }
+        known.claim = KeptClaim { before: known.kept, from };
+        known.kept = Kept::Perhaps;
+        known.changes += 1;
+        Some(known.claim)
+    }
+
+    /// Records the outcome of that call.
+    pub fn settle_kept(&self, name: &str, kept: Kept) {
+        let mut state = self.lock();
+        let known = state.kept.get_mut(name).expect("a claimed name");
+        assert_eq!(known.kept, Kept::Perhaps, "two calls keep or drop {name:?} at once");
+        known.kept = kept;
+    }
+
+    /// Records the kept snapshots, with their timestamps, that a database has after opening.
+    ///
+    /// # Errors
+    /// The first name whose snapshot is not as it may be.
+    pub fn reopen_kept(&self, found: &[(String, u64)]) -> Result<(), String> {
+        let mut state = self.lock();
+        let mut found: BTreeMap<&String, u64> = found.iter().map(|(name, at)| (name, *at)).collect();
+        let mut wrong = None;
+        for (name, known) in &mut state.kept {
+            let found = found.remove(name);
+            let may = match (known.kept, known.claim) {
+                (Kept::No, _) => found.is_none(),
+                (Kept::At(at), _) => found == Some(at),
+                (Kept::Perhaps, KeptClaim { before: Kept::At(at), .. }) => found.is_none_or(|found| found == at),
+                (Kept::Perhaps, KeptClaim { from, .. }) => found.is_none_or(|found| from <= found),
+            };
+            if !may {
+                wrong.get_or_insert(format!("snapshot {name:?} is kept at {found:?}, should be {known:?}"));
+            }
+            let kept = found.map_or(Kept::No, Kept::At);
+            known.changes += u64::from(known.kept != kept);
+            known.kept = kept;
+        }
+        wrong = wrong.or(found.first_key_value().map(|(name, _)| format!("a snapshot {name:?} is kept")));
+        wrong.map_or(Ok(()), Err)
+    }
+
+    /// Returns the keyspaces that existed at a commit, with the names that they had, sorted by name.
+    #[must_use]
+    pub fn spaces_at(&self, timestamp: u64) -> Vec<(String, SpaceNumber)> {
+        let state = self.lock();
+        let was_there =
+            |space: &Space| space.created <= timestamp && space.dropped.is_none_or(|dropped| dropped > timestamp);
+        let name_at = |space: &Space| {
+            let names = space.names.iter().rev();
+            let mut names = names.filter(|(named, _)| *named <= timestamp);
+            names.next().expect("it has a name since its creation").1.clone()
+        };
+        let spaces = state.spaces.iter().enumerate().filter(|(_, space)| was_there(space));
+        let mut spaces: Vec<_> = spaces.map(|(number, space)| (name_at(space), number)).collect();
+        spaces.sort();
+        spaces
+    }
+
+    /// Returns the ids of the transactions that were prepared at a commit, sorted.
+    #[must_use]
+    pub fn prepared_at(&self, timestamp: u64) -> Vec<Vec<u8>> {
+        let state = self.lock();
+        let is_prepared =
+            |prepared: &&Prepared| prepared.at <= timestamp && prepared.ended.is_none_or(|ended| ended > timestamp);
+        let mut ids: Vec<_> = state.prepared.iter().filter(is_prepared).map(|prepared| prepared.id.clone()).collect();
+        ids.sort();
+        ids
     }
 
     // ── cuts ───────────────────────────────────────────────────────────────────────────────────────────────────────

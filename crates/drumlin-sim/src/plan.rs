@@ -92,6 +92,8 @@ pub struct Plan {
     pub drops_large: bool,
     /// The bytes of changes that are kept for a follower; 0: none are kept.
     pub changes_bytes: u64,
+    /// `true` if clients keep snapshots on disk, read and drop them, and make backups.
+    pub keeps_on_disk: bool,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
     /// wait for that snapshot forever.
     pub delays_commits: bool,
@@ -162,6 +164,7 @@ impl Plan {
             spills: Random(seed ^ 0x0B16_1DEA).below(4) == 0,
             drops_large: Random(seed ^ 0x0DD0_1DEA).below(6) == 0,
             changes_bytes: [256 << 10, 1 << 40, 0, 0, 0, 0, 0, 0][Random(seed ^ 0xFEED_1DEA).below(8) as usize],
+            keeps_on_disk: Random(seed ^ 0x0CE9_71DE).below(3) == 0,
         }
     }
 
@@ -186,6 +189,7 @@ impl Plan {
             spills: false,
             drops_large: false,
             changes_bytes: 0,
+            keeps_on_disk: false,
             ..self
         }
     }
@@ -211,8 +215,19 @@ impl Plan {
         // Scans of so many rows take long, so let clients make fewer steps.
         let (sessions, steps) = (self.sessions.max(3), self.steps.min(60));
         let memory_bytes = self.memory_bytes + more_bytes + keyspaces_beside * KEYSPACE_BYTES;
-        let plan = Plan { prepares: false, spills: false, drops_large: false, changes_bytes: 0, ..self };
-        Plan { key_count, memory_bytes, sessions, steps, keyspaces_beside, ..plan }
+        Plan {
+            key_count,
+            memory_bytes,
+            sessions,
+            steps,
+            keyspaces_beside,
+            prepares: false,
+            spills: false,
+            drops_large: false,
+            keeps_on_disk: false,
+            changes_bytes: 0,
+            ..self
+        }
     }
 
     /// Returns the plan of one session.
@@ -236,8 +251,8 @@ impl Plan {
         };
         config
             // The smallest of these budgets are half of the smallest one that users can set. They have no room for the
-            // buffers of a spill.
-            .memory(self.memory_bytes + if self.spills { 1 << 20 } else { 0 })
+            // buffers of a spill, nor for those of a backup and the page tables of open snapshots.
+            .memory(self.memory_bytes + (u64::from(self.spills) << 20) + (u64::from(self.keeps_on_disk) << 21))
             .page_bytes(self.page_bytes)
             .segment_bytes(256 << 10)
             .log_segment_bytes(self.log_segment_bytes)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use drumlin::{Database, Error, Isolation, KeyspaceOptions, LockMode, TxOptions};
 use drumlin_io::testing::sim::{self, Disk, FaultCounts, Faults, Loss, Medium, Random};
 
-use crate::client::{self, Count, Counts, DURABLE, Session, recorded};
+use crate::client::{self, Backups, Count, Counts, DURABLE, Session, recorded};
 use crate::crowd;
 use crate::follower::Follower;
 use crate::model::{Model, Operation, Tampering};
@@ -57,6 +57,7 @@ struct World {
     model: Model,
     follower: Arc<Mutex<Follower>>,
     counts: Counts,
+    backups: Backups,
     report: RunReport,
     /// `true` if the disk was damaged without the database's knowledge, in this or an earlier session.
     is_damaged: bool,
@@ -81,6 +82,7 @@ impl World {
             model: Model::default(),
             follower: Arc::default(),
             counts: Counts::default(),
+            backups: Backups::default(),
             report: RunReport::default(),
             is_damaged: false,
         }
@@ -106,6 +108,8 @@ impl World {
             ("snapshot| too old", Count::SnapshotsTooOld),
             ("call| refused for lack of memory", Count::MemoryInUse),
             ("checkpoint| requested", Count::Checkpoints),
+            ("snapshot| kept on disk", Count::Kept),
+            ("backup| restored", Count::Backups),
             ("future| dropped", Count::Dropped),
             ("commit| dropped with a timestamp", Count::DroppedLate),
         ];
@@ -337,6 +341,7 @@ impl World {
         }
         self.verify_prepared(db).map_err(text)?;
         self.verify_feed(db, disk, last)?;
+        self.verify_kept(db, disk)?;
         if self.random.chance(50) {
             let report = db.check().map_err(text)?;
             let harmless = self.is_damaged || disk.is_off() || disk.fault_counts().may_fail_reads();
@@ -372,6 +377,24 @@ impl World {
                 error => return Err(format!("following the feed: {error}")),
             }
         }
+    }
+
+    /// Checks that the snapshots are kept that the model has, and some of their rows.
+    fn verify_kept(&mut self, db: &Database, disk: &Disk) -> Result<(), String> {
+        let text = |error: Error| error.to_string();
+        let mut kept = db.kept_snapshots();
+        // A backup that did not end leaves its snapshot.
+        for left in kept.extract_if(.., |info| info.name.starts_with("backup ")) {
+            match db.drop_snapshot(&left.name) {
+                Err(Error::DiskFull { .. }) if disk.fault_counts().refused_full > 0 => {}
+                dropped => dropped.map_err(text)?,
+            }
+        }
+        let found: Vec<_> = kept.into_iter().map(|info| (info.name, info.timestamp.0)).collect();
+        if let Err(reason) = self.model.reopen_kept(&found) {
+            assert!(self.tampering(disk) != Tampering::None, "after opening: {reason}");
+        }
+        client::kept::compare_kept(db, &self.model).map_err(text)
     }
 
     /// Checks that the transactions are prepared that the model has, and that their rows are locked.
@@ -422,6 +445,7 @@ impl World {
             model: self.model.clone(),
             plan: self.plan.clone(),
             counts: self.counts.clone(),
+            backups: self.backups.clone(),
             was_damaged: self.is_damaged,
             has_put: AtomicBool::default(),
             queue_is_busy: AtomicBool::default(),

@@ -23,6 +23,7 @@ pub(super) enum Call {
     /// Reads that copy rows at one snapshot: scans, counts, and values read as streams.
     Copy,
     Transaction,
+    Backup,
 }
 
 /// Returns `true` if this call may fail because other operations hold all of this part of the memory budget.
@@ -36,7 +37,7 @@ fn may_be_in_use(what: &str, call: Call) -> bool {
         | "the changes of prepared transactions that are ready"
         | "the pages of prepared transactions that are ready"
         | "the old rows of prepared transactions that are ready" => call == Call::Transaction,
-        "the buffers of bulk loads" => call == Call::Transaction,
+        "the buffers of bulk loads" => matches!(call, Call::Transaction | Call::Backup),
         "rows and values copied by open scans and readers" => matches!(call, Call::Copy | Call::Transaction),
         "values being written from readers or shown to reducers" => {
             matches!(call, Call::Change | Call::FailingSource | Call::Copy | Call::Transaction)
@@ -58,7 +59,7 @@ impl Client {
         let is_damaged = self.session.was_damaged || harm.has_damaged();
         match error {
             Error::Conflict { .. } | Error::LockTimeout { .. }
-                if !matches!(call, Call::Plain | Call::Snapshot | Call::Copy) =>
+                if !matches!(call, Call::Plain | Call::Snapshot | Call::Copy | Call::Backup) =>
             {
                 self.session.counts.add(Count::Conflicts);
             }

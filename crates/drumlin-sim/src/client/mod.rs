@@ -10,6 +10,7 @@ mod answers;
 mod changes;
 mod commits;
 mod drops;
+pub(crate) mod kept;
 mod reads;
 mod scans;
 mod spills;
@@ -25,11 +26,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use drumlin::{Database, Durability, Error, Isolation, Keyspace, LockHolder, Snapshot, TxOptions};
+use drumlin::{Database, Durability, Error, Isolation, KeptSnapshot, Keyspace, LockHolder, Snapshot, TxOptions};
 use drumlin_io::testing::sim::{self, Disk, Random};
 
 use self::answers::Call;
 pub use self::commits::{altering, recorded};
+pub use self::kept::Backups;
 use crate::model::{Content, Model, SpaceNumber};
 use crate::plan::Plan;
 use crate::tasks::{self, Timer, or_drop};
@@ -53,6 +55,7 @@ pub struct Session {
     pub model: Model,
     pub plan: Plan,
     pub counts: Counts,
+    pub backups: Backups,
     /// `true` if the disk was damaged before this session began.
     pub was_damaged: bool,
     /// `true` if a row was put in this session, which makes the engine reserve space for removals.
@@ -83,6 +86,9 @@ pub enum Count {
     /// Calls that were refused because other operations hold the memory that they need.
     MemoryInUse,
     Checkpoints,
+    Kept,
+    /// Backups that were restored.
+    Backups,
     /// Futures that were dropped before they were ready. The second count contains only those whose commits are valid
     /// nevertheless.
     Dropped,
@@ -129,11 +135,20 @@ struct Client {
     timer: Timer,
     /// A snapshot that was kept from an earlier step.
     snapshot: Option<Snapshot>,
+    /// A kept snapshot that an earlier step left open.
+    kept: Option<KeptSnapshot>,
 }
 
 /// Runs a client that blocks its thread, for `steps` steps or until the database accepts no further operations.
 pub fn run(session: Arc<Session>, seed: u64, steps: u64) {
-    let client = Client { session, random: Random(seed), api: Api::Blocking, timer: Timer::default(), snapshot: None };
+    let client = Client {
+        session,
+        random: Random(seed),
+        api: Api::Blocking,
+        timer: Timer::default(),
+        snapshot: None,
+        kept: None,
+    };
     let session = pin!(client.live(steps)).poll(&mut Context::from_waker(Waker::noop()));
     assert!(session.is_ready(), "a blocking client waited like a task");
 }
@@ -143,7 +158,7 @@ pub fn run_tasks(session: &Arc<Session>, mut random: Random, count: u64, steps: 
     let timer = Timer::default();
     let mut client = || {
         let (session, random, timer) = (Arc::clone(session), Random(random.next()), timer.clone());
-        Client { session, random, api: Api::Tasks, timer, snapshot: None }
+        Client { session, random, api: Api::Tasks, timer, snapshot: None, kept: None }
     };
     let clients: Vec<Client> = (0..count).map(|_| client()).collect();
     let tasks = clients.into_iter().map(|client| Box::pin(client.live(steps)) as tasks::Task).collect();
@@ -242,6 +257,7 @@ impl Client {
             350..600 if self.session.plan.prepares && self.random.chance(20) => self.end_prepared().await,
             350..600 if self.session.plan.spills && self.random.chance(6) => self.spilling_transaction().await,
             350..600 => self.transaction().await,
+            600..760 if self.session.plan.keeps_on_disk && self.random.chance(30) => self.kept_snapshots().await,
             600..680 => self.plain_reads().await,
             680..760 => self.plain_scan().await,
             760..860 => self.snapshot_reads().await,

@@ -23,13 +23,20 @@ fn with_client(body: impl FnOnce(&mut Client, Keyspace, SpaceNumber) + Send + 's
             disk,
             model,
             plan,
+            backups: Backups::default(),
             counts: Counts::default(),
             was_damaged: false,
             has_put: AtomicBool::default(),
             queue_is_busy: AtomicBool::default(),
         });
-        let mut client =
-            Client { session, random: Random(1), api: Api::Blocking, timer: Timer::default(), snapshot: None };
+        let mut client = Client {
+            session,
+            random: Random(1),
+            api: Api::Blocking,
+            timer: Timer::default(),
+            snapshot: None,
+            kept: None,
+        };
         body(&mut client, keyspace, space);
     });
     outcome.result
