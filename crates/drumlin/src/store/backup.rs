@@ -24,7 +24,7 @@ use crate::space::kept_tables::ChunkReader;
 const PART_BYTES: usize = 512 << 10;
 
 /// The number of pages whose extents are sorted together, so that they are read in the order of the disk.
-const WINDOW_PAGES: usize = 16 << 10;
+const WINDOW_PAGES: usize = 4 << 10;
 
 /// The memory for making a backup, in bytes: the part, and the list of the window's pages.
 const BACKUP_MEMORY_BYTES: u64 = (PART_BYTES + WINDOW_PAGES * size_of::<Item>()) as u64;

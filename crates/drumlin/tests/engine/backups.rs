@@ -422,3 +422,53 @@ fn backups_are_made_while_others_write() {
         }
     }
 }
+
+/// In the smallest budget, a database with many pages is backed up while a snapshot is open, and restored.
+#[test]
+fn backups_fit_into_the_smallest_budget() {
+    const ROWS: u64 = 70_000;
+    let folder = Folder::new();
+    let config = small().page_bytes(512);
+    let db = config.open(folder.path()).unwrap();
+    let rows: Model = (0..ROWS).map(|row| (row.to_be_bytes().to_vec(), Random(row).bytes(300))).collect();
+    load(&db, "k", &rows).unwrap();
+    let keyspace = db.keyspace("k").unwrap();
+    let full = backup(&db, &new().keep("a"));
+    write(&keyspace, (0..ROWS).step_by(1000), 2);
+    let snapshot = db.open_snapshot("a").unwrap();
+    let increment = backup(&db, &new().since("a"));
+    assert!(increment.len() * 20 < full.len(), "{} and {} bytes", full.len(), increment.len());
+    assert_eq!(snapshot.get(&keyspace, 1000u64.to_be_bytes()).unwrap().unwrap(), Random(1000).bytes(300));
+    let target = folder.path().with_file_name("restored");
+    config.restore_from([&full[..], &increment[..]], &target).unwrap();
+    let restored = config.open(&target).unwrap().keyspace("k").unwrap();
+    assert_eq!(restored.len().unwrap(), ROWS);
+    assert_eq!(restored.get(1000u64.to_be_bytes()).unwrap().unwrap(), value(1000, 2));
+    assert_eq!(restored.get(1001u64.to_be_bytes()).unwrap().unwrap(), Random(1001).bytes(300));
+}
+
+/// A database is closed while it is backed up. The backup either completes or reports the closing, and can be made
+/// afterwards.
+#[test]
+fn closing_ends_a_backup() {
+    for round in 0..5u64 {
+        let folder = Folder::new();
+        let (db, keyspace) = filled(&small(), folder.path(), 10_000);
+        drop(keyspace);
+        let (path, other) = (folder.path().with_file_name("backup"), db.clone());
+        let made = std::thread::scope(|scope| {
+            let making = scope.spawn(|| other.backup_to(&path, &new().keep("a")));
+            std::thread::sleep(std::time::Duration::from_millis(4 * round));
+            let _ = db.close();
+            making.join().unwrap()
+        });
+        drop(other);
+        assert!(matches!(made, Ok(_) | Err(Error::Closed)), "{made:?}");
+        let db = small().open(folder.path()).unwrap();
+        assert!(db.check().unwrap().corruption.is_empty());
+        db.backup_to(&path, &new().keep("a")).unwrap();
+        let target = folder.path().with_file_name("restored");
+        small().restore([&path], &target).unwrap();
+        assert_eq!(small().open(&target).unwrap().keyspace("k").unwrap().len().unwrap(), 10_000);
+    }
+}
