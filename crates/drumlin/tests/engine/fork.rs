@@ -7,7 +7,7 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use drumlin::{Durability, Error, Keyspace};
+use drumlin::{BackupOptions, Durability, Error, Keyspace};
 use support::{Folder, alone, small};
 
 /// Runs `body` in a forked child. Returns `true` if the child exited normally and `body` returned `true`.
@@ -55,6 +55,7 @@ fn a_fork_touches_nothing() {
             keyspace.insert_with(number.to_be_bytes(), [7; 100], Durability::Relaxed).unwrap();
         }
         keyspace.insert(b"film", vec![1; 300_000]).unwrap();
+        db.keep_snapshot("kept").unwrap();
         let (stop, next) = (AtomicBool::new(false), AtomicU64::new(2000));
         let committed = std::thread::scope(|scope| {
             let writers: Vec<_> = (0..3)
@@ -75,6 +76,7 @@ fn a_fork_touches_nothing() {
                 tx.insert(&keyspace, b"own", b"value").unwrap();
                 tx.insert(&keyspace, b"large", vec![3; 200_000]).unwrap();
                 let snapshot = db.snapshot();
+                let kept = db.open_snapshot("kept").unwrap();
                 let mut range = keyspace.iter();
                 assert!(range.next().unwrap().is_ok());
                 let mut reader = keyspace.read(b"film").unwrap().unwrap();
@@ -115,12 +117,18 @@ fn a_fork_touches_nothing() {
                         && is_forked(db.drop_keyspace("rows"))
                         && is_forked(db.checkpoint())
                         && is_forked(db.compact())
+                        && is_forked(kept.get(&keyspace, b"film"))
+                        && is_forked(db.keep_snapshot("other"))
+                        && is_forked(db.open_snapshot("kept"))
+                        && is_forked(db.drop_snapshot("kept"))
+                        && is_forked(db.backup_into(std::io::sink(), &BackupOptions::new()))
+                        && db.kept_snapshots().is_empty()
                         && is_forked(db.check())
                         && is_forked(db.transact(|tx| tx.insert(&keyspace, b"k", b"v")))
                         && db.keyspaces().is_empty()
                         && format!("{}", db.stats().path.display()).is_empty();
                     let is_right = is_right && is_forked(tx.commit().map(drop));
-                    drop((snapshot, range, reader, keyspace, load));
+                    drop((snapshot, kept, range, reader, keyspace, load));
                     is_right && is_forked(db.close())
                 }));
             }

@@ -427,3 +427,85 @@ fn checks_read_kept_snapshots() {
     let snapshot = db.open_snapshot("a").unwrap();
     assert!(snapshot.iter(&keyspace).any(|row| matches!(row, Err(Error::Corrupted { .. }))));
 }
+
+/// A kept snapshot and its keyspaces are refused by another database, by other snapshots and by transactions, even if
+/// all names and ids are the same.
+#[test]
+fn snapshots_of_two_databases_are_not_mixed_up() {
+    let folders = [Folder::new(), Folder::new()];
+    let [one, other] = folders.each_ref().map(|folder| filled(&small(), folder.path(), 100));
+    let [kept, foreign] = [&one, &other].map(|(db, _)| {
+        db.keep_snapshot("a").unwrap();
+        db.open_snapshot("a").unwrap()
+    });
+    let key = 0u64.to_be_bytes();
+    let [own, strange] = [&kept, &foreign].map(|snapshot| snapshot.keyspace("k").unwrap());
+    assert_eq!(kept.get(&own, key).unwrap().unwrap(), value(0, 1));
+    for keyspace in [&other.1, &strange] {
+        assert!(matches!(kept.get(keyspace, key), Err(Error::Invalid(_))));
+        assert!(matches!(one.0.snapshot().get(keyspace, key), Err(Error::Invalid(_))));
+    }
+    let mut tx = one.0.begin().unwrap();
+    assert!(matches!(tx.get(&own, key), Err(Error::Invalid(_))));
+    assert!(matches!(tx.insert(&own, key, "value"), Err(Error::Invalid(_))));
+    assert!(matches!(tx.remove_range(&own, ..), Err(Error::Invalid(_))));
+    assert!(matches!(one.0.snapshot().get(&own, key), Err(Error::Invalid(_))));
+    let again = one.0.open_snapshot("a").unwrap();
+    assert!(matches!(again.get(&own, key), Err(Error::NoSuchKeyspace { .. })));
+}
+
+/// Names may have any characters, and errors show them escaped.
+#[test]
+fn names_of_snapshots_may_have_any_characters() {
+    const NAMES: [&str; 5] = ["\0", "\n\x1b[2J", "../a/b", "\u{202e}x", " "];
+    let folder = Folder::new();
+    let (db, keyspace) = filled(&small(), folder.path(), 10);
+    for name in NAMES {
+        keyspace.insert("name", name).unwrap();
+        db.keep_snapshot(name).unwrap();
+    }
+    drop(keyspace);
+    db.close().unwrap();
+    let db = small().open(folder.path()).unwrap();
+    for name in NAMES {
+        let snapshot = db.open_snapshot(name).unwrap();
+        assert_eq!(snapshot.keyspace("k").unwrap().get("name").unwrap().unwrap(), name);
+        let error = db.keep_snapshot(name).unwrap_err().to_string();
+        assert!(!error.contains(|character: char| character.is_control()), "{error:?}");
+    }
+}
+
+/// A snapshot of 5,000 keyspaces can be read, and 30 snapshots are kept and dropped.
+#[test]
+fn snapshots_have_many_keyspaces() {
+    let folder = Folder::new();
+    let db = small().memory(64 << 20).open(folder.path()).unwrap();
+    let name = |number: u32| format!("keyspace {number}");
+    for first in (0..5000).step_by(500) {
+        let create =
+            |alteration: drumlin::Alteration, number| alteration.create(&name(number), drumlin::KeyspaceOptions::new());
+        (first..first + 500).fold(db.alter(), create).commit().unwrap();
+    }
+    for number in 0..5000 {
+        let keyspace = db.keyspace(&name(number)).unwrap();
+        keyspace.insert_with("row", number.to_be_bytes(), Durability::Relaxed).unwrap();
+    }
+    db.keep_snapshot("all").unwrap();
+    let changing = db.keyspace(&name(7)).unwrap();
+    for round in 0..30u32 {
+        changing.insert("row", round.to_be_bytes()).unwrap();
+        db.keep_snapshot(&format!("{round}")).unwrap();
+    }
+    let all = db.open_snapshot("all").unwrap();
+    assert_eq!(all.keyspaces().len(), 5000);
+    for number in 0..5000 {
+        assert_eq!(all.keyspace(&name(number)).unwrap().get("row").unwrap().unwrap(), number.to_be_bytes());
+    }
+    for round in 0..30u32 {
+        let snapshot = db.open_snapshot(&format!("{round}")).unwrap();
+        assert_eq!(snapshot.get(&changing, "row").unwrap().unwrap(), round.to_be_bytes());
+        drop(snapshot);
+        db.drop_snapshot(&format!("{round}")).unwrap();
+    }
+    assert!(db.check().unwrap().corruption.is_empty());
+}
