@@ -312,8 +312,8 @@ fn restore(backups: &[Arc<Vec<u8>>], at: u64, model: &Model, plan: &Plan, seed: 
     let restored = config.restore_from(readers, "/restored").unwrap_or_else(|error| panic!("restoring: {error}"));
     assert_eq!(restored.timestamp.0, at, "the restored state");
     let db = config.open("/restored").unwrap_or_else(|error| panic!("opening what was restored: {error}"));
-    let names = db.keyspaces().into_iter().map(|info| info.name).collect();
-    let compared = compare(names, |name| db.existing_keyspace(name), model, at, "the restored database");
+    let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
+    let compared = compare(&names, |name| db.existing_keyspace(name), model, at, "the restored database");
     compared.unwrap_or_else(|error| panic!("reading what was restored: {error}"));
     let report = db.check().unwrap_or_else(|error| panic!("checking what was restored: {error}"));
     assert!(report.corruption.is_empty(), "the restored database is damaged: {:?}", report.corruption);
@@ -334,14 +334,14 @@ pub(crate) fn compare_kept(db: &Database, model: &Model) -> Result<(), Error> {
             opened => opened?,
         };
         let (at, what) = (kept.timestamp().0, format!("after opening, {kept:?}"));
-        compare(kept.keyspaces(), |name| kept.keyspace(name), model, at, &what)?;
+        compare(&kept.keyspaces(), |name| kept.keyspace(name), model, at, &what)?;
     }
     Ok(())
 }
 
 /// Compares keyspaces with those of the model at a commit.
 fn compare(
-    names: Vec<String>,
+    names: &[String],
     open: impl Fn(&str) -> Result<Keyspace, Error>,
     model: &Model,
     at: u64,
@@ -353,7 +353,7 @@ fn compare(
         let keyspace = open(&name)?;
         let rows = model.rows_at(space, at);
         let mut wanted = rows.iter();
-        for row in keyspace.iter() {
+        for row in &keyspace {
             let (key, value) = row?;
             compare_row(wanted.next(), &key, &value, &format!("{what}, keyspace {name:?}"));
         }
