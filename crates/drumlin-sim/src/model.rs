@@ -16,8 +16,8 @@
 //! - *Conditional changes* return the row as the preceding commit left it. A compare-and-swap succeeds only if the row
 //!   has the expected value. A pop removes the row at the end, and a bulk removal removes all existing rows.
 //! - *Dropped futures.* A commit that got a timestamp is valid; a commit that got no timestamp has no effect.
-//! - *Kept snapshots* have exactly the keyspaces and rows at their timestamp, in every session until they are dropped. A
-//!   call that did not return before a power cut may have kept or dropped one. A restored backup has exactly the
+//! - *Kept snapshots* have exactly the keyspaces and rows at their timestamp, in every session until they are dropped.
+//!   A call that did not return before a power cut may have kept or dropped one. A restored backup has exactly the
 //!   keyspaces, rows and prepared transactions at its timestamp.
 //! - *Atomicity.* A commit that failed has no timestamp, or its outcome is unknown. A commit that put rows and was
 //!   acknowledged has a timestamp.
@@ -158,7 +158,7 @@ impl Operation {
     }
 }
 
-/// What the model knows of the snapshot that is kept on disk under a name.
+/// The state of the snapshot that is kept on disk under a name, as far as the model knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Kept {
     #[default]
@@ -173,7 +173,7 @@ pub enum Kept {
 #[derive(Clone, Copy, Debug, Default)]
 struct KeptName {
     kept: Kept,
-    /// What was known before the call because of which it is uncertain, and the newest commit that was answered then.
+    /// The state before the last call that keeps or drops it.
     claim: KeptClaim,
     /// The number of calls that may have kept or dropped it.
     changes: u64,

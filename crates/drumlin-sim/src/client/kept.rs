@@ -29,7 +29,7 @@ struct Chain {
     backups: Vec<Arc<Vec<u8>>>,
 }
 
-/// The increments after which a chain begins anew.
+/// The maximum number of increments in a chain.
 const INCREMENTS_MAX: usize = 4;
 
 impl Client {

@@ -458,7 +458,10 @@ fn closing_ends_a_backup() {
         let (path, other) = (folder.path().with_file_name("backup"), db.clone());
         let made = std::thread::scope(|scope| {
             let making = scope.spawn(|| other.backup_to(&path, &new().keep("a")));
-            std::thread::sleep(std::time::Duration::from_millis(4 * round));
+            let part = path.join(format!("part-{round:06}"));
+            while !part.exists() && !making.is_finished() {
+                std::thread::yield_now();
+            }
             let _ = db.close();
             making.join().unwrap()
         });
