@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use drumlin::{BackupOptions, Database, Error, KeptSnapshot, Keyspace, Range};
+use drumlin::{BackupOptions, Database, Error, KeptSnapshot, Keyspace, KeyspaceInfo, Range};
 use drumlin_io::testing::sim::{Disk, Medium};
 
 use super::answers::Call;
@@ -112,7 +112,7 @@ impl Client {
         };
         let spaces = self.session.model.spaces_at(kept.timestamp().0);
         let names: Vec<&String> = spaces.iter().map(|(name, _)| name).collect();
-        let found = kept.keyspaces();
+        let found = names_of(kept.keyspaces());
         assert_eq!(found.iter().collect::<Vec<_>>(), names, "the keyspaces of {kept:?}");
         for _ in 0..1 + self.random.below(3) {
             let Some((name, space)) = spaces.get(self.random.below(spaces.len().max(1) as u64) as usize) else { break };
@@ -312,7 +312,7 @@ fn restore(backups: &[Arc<Vec<u8>>], at: u64, model: &Model, plan: &Plan, seed: 
     let restored = config.restore_from(readers, "/restored").unwrap_or_else(|error| panic!("restoring: {error}"));
     assert_eq!(restored.timestamp.0, at, "the restored state");
     let db = config.open("/restored").unwrap_or_else(|error| panic!("opening what was restored: {error}"));
-    let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
+    let names = names_of(db.keyspaces());
     let compared = compare(&names, |name| db.existing_keyspace(name), model, at, "the restored database");
     compared.unwrap_or_else(|error| panic!("reading what was restored: {error}"));
     let report = db.check().unwrap_or_else(|error| panic!("checking what was restored: {error}"));
@@ -334,9 +334,13 @@ pub(crate) fn compare_kept(db: &Database, model: &Model) -> Result<(), Error> {
             opened => opened?,
         };
         let (at, what) = (kept.timestamp().0, format!("after opening, {kept:?}"));
-        compare(&kept.keyspaces(), |name| kept.keyspace(name), model, at, &what)?;
+        compare(&names_of(kept.keyspaces()), |name| kept.keyspace(name), model, at, &what)?;
     }
     Ok(())
+}
+
+fn names_of(keyspaces: Vec<KeyspaceInfo>) -> Vec<String> {
+    keyspaces.into_iter().map(|info| info.name).collect()
 }
 
 /// Compares keyspaces with those of the model at a commit.
