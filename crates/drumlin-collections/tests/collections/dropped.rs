@@ -470,6 +470,14 @@ fn the_rest_of_the_calls(trial: &Trial) {
     block_on(entries.wait_built_async()).unwrap();
     drop(block_on(within_polls(1, entries.remove_expired_async())));
     assert_eq!(block_on(entries.remove_expired_async()).unwrap(), 0);
+    let config = drumlin::Config::in_memory().keep_changes(drumlin::Retention::bytes(1 << 20));
+    let kept = config.open("").unwrap();
+    let told = Collections::new(&kept).open::<Entry>().unwrap();
+    let mut feed = told.changes_since(kept.snapshot().timestamp()).unwrap();
+    assert!(block_on(within_polls(1, feed.next_async())).is_none());
+    told.put(&Entry::draw(1, 3)).unwrap();
+    let committed = block_on(feed.next_async()).expect("the feed goes on").unwrap();
+    assert_eq!(feed.position(), committed.timestamp);
     let loaded = loads_are_whole(trial);
     loaded.wait_built().unwrap();
     assert!(loaded.iter().map(|entry| entry.unwrap().0).eq((0..LOADED).map(|id| Entry::draw(id, 1))));
@@ -487,5 +495,6 @@ fn the_rest_of_the_calls(trial: &Trial) {
         "Collections::open_async",
         "Documents::wait_built_async",
         "Documents::remove_expired_async",
+        "DurableChanges::next_async",
     ]);
 }
