@@ -169,7 +169,7 @@ impl Database {
         let temporary = match &options.keep {
             Some(name) if kept.get(name).is_ok() => None,
             Some(name) => {
-                store.keep_snapshot(name)?;
+                store.keep_snapshot(name, false)?;
                 None
             }
             None => Some(TemporarySnapshot::take(store)?),
@@ -198,7 +198,7 @@ impl Database {
     }
 }
 
-/// A snapshot that is dropped when the backup of it ends.
+/// A snapshot that is dropped when the backup of it ends, or with the database.
 struct TemporarySnapshot<'s> {
     store: &'s Store,
     name: String,
@@ -207,7 +207,7 @@ struct TemporarySnapshot<'s> {
 impl TemporarySnapshot<'_> {
     fn take(store: &Store) -> Result<TemporarySnapshot<'_>> {
         let name = format!("backup {:016x}", store.engine.backend.random());
-        store.keep_snapshot(&name)?;
+        store.keep_snapshot(&name, true)?;
         Ok(TemporarySnapshot { store, name })
     }
 }
@@ -285,7 +285,7 @@ impl Config {
     }
 
     /// Reads every byte of a backup in a folder and verifies it: the checksums of its parts and of each page, and that
-    /// nothing is missing. Writes nothing. An incremental backup is verified by itself. O(backup).
+    /// nothing is missing. Writes nothing. Does not read the backups before an incremental one. O(backup).
     ///
     /// # Errors
     /// [`Error::UnusableBackup`], [`Error::Io`].

@@ -100,7 +100,7 @@ impl KeptSnapshot {
         let info = |(id, open): (KeyspaceId, &Arc<OpenKeyspace>)| KeyspaceInfo {
             name: open.name().to_string(),
             id,
-            page_bytes: open.tree.pages.page_bytes,
+            page_bytes: open.tree.pages.page_bytes(),
             page_count: open.tree.pages.table.page_count(),
         };
         self.opened().keyspaces().into_iter().map(info).collect()
@@ -147,7 +147,7 @@ impl Database {
     /// [`Error::SnapshotExists`]; [`Error::Invalid`] for a name that is empty or over 255 bytes; the errors of
     /// [`checkpoint`](Database::checkpoint).
     pub fn keep_snapshot(&self, name: &str) -> Result<Timestamp> {
-        self.store()?.keep_snapshot(name)
+        self.store()?.keep_snapshot(name, false)
     }
 
     /// Opens a kept snapshot for reading. Reads its page tables: O(pages), a few milliseconds for each gigabyte.

@@ -10,6 +10,9 @@
 //! The reclaimer bounds this space: it moves the last live extents out of a pinned segment, so that later snapshots
 //! don't pin the segment again (`store/reclaim`).
 //!
+//! The snapshot of a backup may be *temporary*: the database's catalogue does not list it, so it does not outlive the
+//! opening.
+//!
 //! The parts of a snapshot's catalogue are ordinary live extents, which checkpoints move out of segments that are being
 //! emptied.
 //!

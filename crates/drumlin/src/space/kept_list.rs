@@ -21,6 +21,7 @@ struct Listed {
     catalogue: CatalogueRef,
     /// The addresses of the catalogue's parts.
     parts: Vec<ExtentAddress>,
+    is_temporary: bool,
 }
 
 /// A snapshot that the next checkpoint will keep.
@@ -29,6 +30,7 @@ struct Wanted {
     name: Arc<str>,
     id: SnapshotId,
     taken_at_ms: u64,
+    is_temporary: bool,
 }
 
 /// The kept snapshots as the thread that makes the next checkpoint sees them.
@@ -43,18 +45,27 @@ pub(crate) struct KeptList {
 }
 
 impl KeptList {
-    /// Makes the next checkpoint keep a snapshot with this name.
+    /// Makes the next checkpoint keep a snapshot with this name. A temporary snapshot is in no catalogue of the
+    /// database, so it lasts until it is dropped or the database is closed, and does not survive a kill.
     ///
     /// # Errors
     /// [`Error::SnapshotExists`].
-    pub(crate) fn want(&mut self, space: &Space, name: &str, id: SnapshotId, taken_at_ms: u64) -> Result<()> {
+    pub(crate) fn want(
+        &mut self,
+        space: &Space,
+        name: &str,
+        id: SnapshotId,
+        taken_at_ms: u64,
+        is_temporary: bool,
+    ) -> Result<()> {
+        assert!(id != SnapshotId(0), "a backup since snapshot 0 would be a full one");
         // The drop of a snapshot may be taken back, so its name is free only afterwards.
         let is_listed = self.listed.iter().chain(&self.dropping).any(|listed| &*listed.snapshot.name == name);
         if is_listed || self.wanted.iter().any(|wanted| &*wanted.name == name) {
             return Err(Error::SnapshotExists { name: name.to_owned() });
         }
         space.add_catalogue_bytes(catalogue::kept_bytes(name.len()));
-        self.wanted.push(Wanted { name: name.into(), id, taken_at_ms });
+        self.wanted.push(Wanted { name: name.into(), id, taken_at_ms, is_temporary });
         Ok(())
     }
 
@@ -141,19 +152,19 @@ impl KeptList {
         let kept = KeptCatalogue { segments: space.segments.of_checkpoint(epoch), ..tables };
         let bytes = kept.encode();
         debug_assert!(KeptCatalogue::decode(&bytes).as_ref() == Some(&kept), "a catalogue can't be read as written");
-        for Wanted { name, id, taken_at_ms } in std::mem::take(&mut self.wanted) {
+        for Wanted { name, id, taken_at_ms, is_temporary } in std::mem::take(&mut self.wanted) {
             let (parts, last) = append_parts(space, epoch, Kind::Kept, &bytes)?;
             let catalogue = CatalogueRef { last, bytes: bytes.len() as u64 };
             assert!(space.segments.pin(&kept.segments), "a snapshot pins segments outside of the file");
             let segments = kept.segments.clone();
             let place = Mutex::new(catalogue);
             let snapshot = KeptSnapshot { name, id, timestamp, taken_at_ms, segments, catalogue: place };
-            self.listed.push(listed(space, snapshot, catalogue, parts));
+            self.listed.push(Listed { is_temporary, ..listed(space, snapshot, catalogue, parts) });
         }
         Ok(())
     }
 
-    /// Returns the entries of the kept snapshots in the next catalogue.
+    /// Returns the entries of the kept snapshots in the next catalogue, which has none for temporary ones.
     pub(super) fn entries(&self) -> Vec<KeptEntry> {
         assert!(!self.is_wanted(), "a checkpoint leaves out a snapshot that it was to keep");
         let entry = |Listed { snapshot, catalogue, .. }: &Listed| KeptEntry {
@@ -164,7 +175,7 @@ impl KeptList {
             catalogue: catalogue.last,
             catalogue_bytes: catalogue.bytes,
         };
-        self.listed.iter().map(entry).collect()
+        self.listed.iter().filter(|listed| !listed.is_temporary).map(entry).collect()
     }
 
     /// Publishes the snapshots that the durable checkpoint keeps, and unpins the segments of dropped snapshots that are
@@ -241,5 +252,5 @@ fn load_entry(space: &Space, entry: &KeptEntry, restore: impl Fn(&str, ExtentRef
 fn listed(space: &Space, snapshot: KeptSnapshot, catalogue: CatalogueRef, parts: Vec<ExtentAddress>) -> Listed {
     assert!(!snapshot.name.is_empty() && !parts.is_empty(), "a kept snapshot has no name or no catalogue");
     space.budget.take(Account::Tables, snapshot.memory_bytes());
-    Listed { snapshot: Arc::new(snapshot), catalogue, parts }
+    Listed { snapshot: Arc::new(snapshot), catalogue, parts, is_temporary: false }
 }

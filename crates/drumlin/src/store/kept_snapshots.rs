@@ -46,8 +46,9 @@ impl OpenedSnapshot {
 }
 
 impl Store {
-    /// Takes a kept snapshot: makes a checkpoint and keeps it. Returns the timestamp of the newest commit in it.
-    pub(crate) fn keep_snapshot(&self, name: &str) -> Result<Timestamp> {
+    /// Takes a kept snapshot: makes a checkpoint and keeps it. Returns the timestamp of the newest commit in it. A
+    /// temporary snapshot does not survive the opening.
+    pub(crate) fn keep_snapshot(&self, name: &str, is_temporary: bool) -> Result<Timestamp> {
         self.check_writable()?;
         if name.is_empty() || name.len() > SNAPSHOT_NAME_BYTES_MAX {
             return Err(Error::Invalid(format!(
@@ -58,7 +59,7 @@ impl Store {
         let space = &self.engine.space;
         let taken_at_ms = self.engine.backend.wall_clock().as_millis() as u64;
         let id = SnapshotId(self.engine.backend.random().max(1));
-        self.page_tables.lock().kept.want(space, name, id, taken_at_ms)?;
+        self.page_tables.lock().kept.want(space, name, id, taken_at_ms, is_temporary)?;
         let made = self.checkpoint();
         // Another thread's checkpoint may have kept the snapshot, even if this one failed. A checkpoint that failed
         // after it had begun has neither left the snapshot wanted nor published it.
@@ -106,7 +107,7 @@ impl Store {
         engine.pool.fit_frames(table_bytes)?;
         let (mut by_name, mut by_id) = (BTreeMap::new(), BTreeMap::new());
         for (id, pages) in kept.open(space, &catalogue)? {
-            engine.pool.reserve_frames(pages.page_bytes)?;
+            engine.pool.reserve_frames(pages.page_bytes())?;
             let open = Arc::new(open_kept_keyspace(engine, pages, Arc::clone(&kept)));
             by_name.insert(open.name(), Arc::clone(&open));
             by_id.insert(id, open);

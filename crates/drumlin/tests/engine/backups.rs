@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use drumlin::{BackupOptions, Config, Database, Durability, Error, Keyspace};
+use drumlin::{BackupOptions, Database, Durability, Error};
 use drumlin_io::testing::fault::{FaultyBackend, Operation};
 use drumlin_io::testing::sim::{Disk, Medium};
 
+use crate::kept_snapshots::{Ends, assert_pairs, filled, value, write, write_pairs};
 use crate::runs::{compare, config, end_life, key, load, some_rows};
 use crate::support::{Folder, Model, Random, number, small};
 
@@ -39,7 +39,7 @@ fn restore(made: &[Made], last: usize, random: &mut Random, place: &str) {
     compare(&restored.snapshot(), &keyspace, &made[last].rows, random, place);
     let report = restored.check().unwrap();
     assert!(report.corruption.is_empty(), "{place}: {report:#?}");
-    // It goes on like any other database.
+    // It can be written to like any other database.
     keyspace.insert(key(5), "after the restore").unwrap();
     restored.checkpoint().unwrap();
     assert_eq!(restored.keyspace("k").unwrap().get(key(5)).unwrap().unwrap(), "after the restore");
@@ -124,24 +124,6 @@ fn what_is_restored_is_what_was_backed_up() {
             }
         }
     }
-}
-
-fn filled(config: &Config, path: impl AsRef<Path>, row_count: u64) -> (Database, Keyspace) {
-    let db = config.open(path).unwrap();
-    let keyspace = db.keyspace("k").unwrap();
-    write(&keyspace, 0..row_count, 1);
-    (db, keyspace)
-}
-
-fn write(keyspace: &Keyspace, rows: impl IntoIterator<Item = u64>, round: u64) {
-    for row in rows {
-        keyspace.insert_with(row.to_be_bytes(), value(row, round), Durability::Relaxed).unwrap();
-    }
-}
-
-/// Returns a value that does not compress.
-fn value(row: u64, round: u64) -> Vec<u8> {
-    Random(row << 8 | round).bytes(200)
 }
 
 fn backup(db: &Database, options: &BackupOptions) -> Vec<u8> {
@@ -370,13 +352,40 @@ fn failing_backups_leave_nothing() {
     assert!(db.check().unwrap().corruption.is_empty());
 }
 
-/// Ends the other threads of a test, even if an assertion fails.
-pub(crate) struct Ends<'e>(pub(crate) &'e AtomicBool);
+/// A kill in the middle of a backup leaves nothing: neither its snapshot nor the space that this pinned.
+#[test]
+fn a_killed_backup_leaves_no_snapshot() {
+    /// Turns the disk off after some bytes.
+    struct Kill<'d>(&'d Disk, usize);
 
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+    impl Write for Kill<'_> {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.1 = self.1.saturating_sub(bytes.len());
+            if self.1 == 0 {
+                self.0.turn_off();
+            }
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
+
+    let disk = Disk::new(Medium::default(), 1);
+    let (db, keyspace) = filled(&config(&disk), "/db", 10_000);
+    db.keep_snapshot("kept").unwrap();
+    assert!(db.backup_into(Kill(&disk, 1 << 20), &new()).is_err());
+    drop((db, keyspace));
+    let medium = disk.medium().cut(drumlin_io::testing::sim::Loss::ALL[0], &mut drumlin_io::testing::sim::Random(1));
+    let disk = Disk::new(medium, 2);
+    let db = config(&disk).open("/db").unwrap();
+    let names: Vec<String> = db.kept_snapshots().into_iter().map(|info| info.name).collect();
+    assert_eq!(names, ["kept"]);
+    db.drop_snapshot("kept").unwrap();
+    db.checkpoint().unwrap();
+    assert_eq!(db.stats().kept_snapshot_bytes, 0);
+    assert!(db.check().unwrap().corruption.is_empty());
 }
 
 /// Backups are made while other threads write. Each has a state between two commits.
@@ -387,21 +396,7 @@ fn backups_are_made_while_others_write() {
     let (db, keyspace) = filled(&small(), folder.path(), ROWS);
     let is_done = AtomicBool::new(false);
     let backups: Vec<Vec<u8>> = std::thread::scope(|scope| {
-        for thread in 0..2 {
-            let (db, keyspace, is_done) = (&db, &keyspace, &is_done);
-            scope.spawn(move || {
-                let mut random = Random(thread);
-                while !is_done.load(Ordering::Relaxed) {
-                    // Each transaction writes one number to two rows.
-                    let (row, number) = (random.below(ROWS / 2), random.next().to_be_bytes());
-                    let written = db.transact(|tx| {
-                        tx.insert(keyspace, row.to_be_bytes(), number)?;
-                        tx.insert(keyspace, (ROWS - 1 - row).to_be_bytes(), number)
-                    });
-                    written.unwrap();
-                }
-            });
-        }
+        write_pairs(scope, &db, &keyspace, ROWS, &is_done);
         let _ends = Ends(&is_done);
         let mut backups = vec![backup(&db, &new().keep("0"))];
         for round in 1..5u32 {
@@ -414,12 +409,7 @@ fn backups_are_made_while_others_write() {
         let target = folder.path().with_file_name(format!("restored-{end}"));
         small().restore_from(backups[..end].iter().map(|bytes| &bytes[..]), &target).unwrap();
         let keyspace = small().open(&target).unwrap().keyspace("k").unwrap();
-        for row in 0..ROWS / 2 {
-            let get = |row: u64| keyspace.get(row.to_be_bytes()).unwrap().unwrap();
-            let (one, other) = (get(row), get(ROWS - 1 - row));
-            let is_as_filled = one == value(row, 1) && other == value(ROWS - 1 - row, 1);
-            assert!(is_as_filled || one == other, "half a commit is in backup {end}");
-        }
+        assert_pairs(ROWS, |row| keyspace.get(row.to_be_bytes()).unwrap().unwrap(), &format!("backup {end}"));
     }
 }
 

@@ -9,7 +9,6 @@ use drumlin::{Config, Database, Durability, Error, KeptSnapshot, Keyspace, LockM
 use drumlin_io::testing::fault::FaultyBackend;
 use drumlin_io::testing::sim::{Disk, Medium};
 
-use crate::backups::Ends;
 use crate::runs::{compare, config, end_life, key, load, some_rows};
 use crate::support::{self, Folder, Model, Random, number, small};
 
@@ -124,22 +123,22 @@ fn kept_snapshots_show_what_was_there() {
     }
 }
 
-fn filled(config: &Config, path: impl AsRef<std::path::Path>, row_count: u64) -> (Database, Keyspace) {
+pub(crate) fn filled(config: &Config, path: impl AsRef<std::path::Path>, row_count: u64) -> (Database, Keyspace) {
     let db = config.open(path).unwrap();
     let keyspace = db.keyspace("k").unwrap();
     write(&keyspace, 0..row_count, 1);
     (db, keyspace)
 }
 
-fn write(keyspace: &Keyspace, rows: impl IntoIterator<Item = u64>, round: u64) {
+pub(crate) fn write(keyspace: &Keyspace, rows: impl IntoIterator<Item = u64>, round: u64) {
     for row in rows {
         keyspace.insert_with(row.to_be_bytes(), value(row, round), Durability::Relaxed).unwrap();
     }
 }
 
 /// Returns a value that does not compress.
-fn value(row: u64, round: u64) -> Vec<u8> {
-    Random(row << 8 | round).bytes(100)
+pub(crate) fn value(row: u64, round: u64) -> Vec<u8> {
+    Random(row << 8 | round).bytes(200)
 }
 
 fn assert_round(reader: &drumlin::Reader, keyspace: &Keyspace, row_count: u64, round: u64) {
@@ -189,7 +188,7 @@ fn a_dropped_snapshot_lasts_until_its_readers_are_gone() {
 /// Snapshots tell what dropping each of them gives back, and that is what it gives back.
 #[test]
 fn the_space_of_a_snapshot_is_what_dropping_it_frees() {
-    const ROWS: u64 = 20_000;
+    const ROWS: u64 = 80_000;
     let folder = Folder::new();
     let (db, keyspace) = filled(&small(), folder.path(), ROWS);
     let used_bytes = || {
@@ -210,9 +209,7 @@ fn the_space_of_a_snapshot_is_what_dropping_it_frees() {
         db.drop_snapshot(name).unwrap();
         db.checkpoint().unwrap();
         let freed_bytes = kept_bytes - used_bytes();
-        // A segment with live pages is free only once these have been moved.
-        let difference = bytes.abs_diff(freed_bytes);
-        assert!(difference <= 2 * support::SEGMENT_BYTES, "{name}: {freed_bytes} instead of {bytes}");
+        assert!((bytes * 9 / 10..bytes * 11 / 10).contains(&freed_bytes), "{name}: {freed_bytes} instead of {bytes}");
     }
     assert!(used_bytes() < before_bytes * 3 / 2, "{} bytes of {before_bytes}", used_bytes());
 }
@@ -326,6 +323,47 @@ fn keyspaces_of_a_snapshot_are_read_only() {
     assert_eq!(k.len().unwrap(), 1001);
 }
 
+/// Ends the other threads of a test, even if an assertion fails.
+pub(crate) struct Ends<'e>(pub(crate) &'e AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Lets two threads write one number to two rows in each transaction, until `is_done`.
+pub(crate) fn write_pairs<'s>(
+    scope: &'s std::thread::Scope<'s, '_>,
+    db: &'s Database,
+    keyspace: &'s Keyspace,
+    row_count: u64,
+    is_done: &'s AtomicBool,
+) {
+    for thread in 0..2 {
+        scope.spawn(move || {
+            let mut random = Random(thread);
+            while !is_done.load(Ordering::Relaxed) {
+                let (row, number) = (random.below(row_count / 2), random.next().to_be_bytes());
+                let written = db.transact(|tx| {
+                    tx.insert(keyspace, row.to_be_bytes(), number)?;
+                    tx.insert(keyspace, (row_count - 1 - row).to_be_bytes(), number)
+                });
+                written.unwrap();
+            }
+        });
+    }
+}
+
+/// Checks that no half of a transaction of [`write_pairs`] is there.
+pub(crate) fn assert_pairs(row_count: u64, get: impl Fn(u64) -> drumlin::Value, place: &str) {
+    for row in 0..row_count / 2 {
+        let (one, other) = (get(row), get(row_count - 1 - row));
+        let is_as_filled = one == value(row, 1) && other == value(row_count - 1 - row, 1);
+        assert!(is_as_filled || one == other, "half a commit is in {place}");
+    }
+}
+
 /// Snapshots are taken and dropped while other threads write, and each shows a state between two commits.
 #[test]
 fn snapshots_are_taken_while_others_write() {
@@ -334,33 +372,18 @@ fn snapshots_are_taken_while_others_write() {
     let (db, keyspace) = filled(&small(), folder.path(), ROWS);
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for thread in 0..2 {
-            let (db, keyspace, is_done) = (&db, &keyspace, &is_done);
-            scope.spawn(move || {
-                let mut random = Random(thread);
-                while !is_done.load(Ordering::Relaxed) {
-                    // Each transaction writes one number to two rows.
-                    let (row, number) = (random.below(ROWS / 2), random.next().to_be_bytes());
-                    let written = db.transact(|tx| {
-                        tx.insert(keyspace, row.to_be_bytes(), number)?;
-                        tx.insert(keyspace, (ROWS - 1 - row).to_be_bytes(), number)
-                    });
-                    written.unwrap();
-                }
-            });
-        }
+        write_pairs(scope, &db, &keyspace, ROWS, &is_done);
         let _ends = Ends(&is_done);
         for round in 0..12u64 {
             let name = round.to_string();
             let timestamp = db.keep_snapshot(&name).unwrap();
             let snapshot = db.open_snapshot(&name).unwrap();
             assert_eq!(snapshot.timestamp(), timestamp);
-            for row in 0..ROWS / 2 {
-                let get = |row: u64| snapshot.get(&keyspace, row.to_be_bytes()).unwrap().unwrap();
-                let (one, other) = (get(row), get(ROWS - 1 - row));
-                let is_as_filled = one == value(row, 1) && other == value(ROWS - 1 - row, 1);
-                assert!(is_as_filled || one == other, "half a commit is in snapshot {name}");
-            }
+            assert_pairs(
+                ROWS,
+                |row| snapshot.get(&keyspace, row.to_be_bytes()).unwrap().unwrap(),
+                &format!("snapshot {name}"),
+            );
             if round >= 3 {
                 db.drop_snapshot(&(round - 3).to_string()).unwrap();
             }
