@@ -649,7 +649,7 @@ impl<C: Collection> Documents<C> {
     /// Returns the durable changes that commits after `since` made to documents, by any program: the durable form of
     /// [`subscribe`](Documents::subscribe). The database must [keep its changes](drumlin::Config::keep_changes).
     ///
-    /// Each commit is told whole and once, in the order of timestamps, and after a restart the feed continues after the
+    /// Each commit appears whole and once, in the order of timestamps, and after a restart the feed continues after the
     /// last timestamp that was stored. To begin, read the documents, and continue after the timestamp of a snapshot
     /// that is older than the reading.
     ///

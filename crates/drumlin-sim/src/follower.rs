@@ -98,7 +98,7 @@ impl Follower {
                     if let Ok(Some(mut reader)) = changes.read_large(key, value)
                         && reader.read_to_end(&mut bytes).is_ok()
                     {
-                        assert!(content.is(&bytes), "commit {at} is told with another value");
+                        assert!(content.is(&bytes), "commit {at} has another value");
                     }
                     self.rows(keyspace).insert(key.to_vec(), content.bytes());
                 }

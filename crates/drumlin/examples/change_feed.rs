@@ -1,5 +1,5 @@
 //! Follows the change feed while another thread commits, and measures it: rows told per second, the time from a durable
-//! commit until it is told, and the cost for the writer.
+//! commit until a reader has it, and the cost for the writer.
 //!
 //! Run: `cargo run --release -p drumlin --example change_feed [ROWS]`
 
@@ -40,7 +40,7 @@ fn main() -> Result<(), Error> {
     let mut delays = delays(&db)?;
     delays.sort_unstable();
     println!(
-        "a commit is told after {:?} (median), {:?} (p99)",
+        "a reader has a commit after {:?} (median), {:?} (p99)",
         delays[delays.len() / 2],
         delays[delays.len() * 99 / 100]
     );

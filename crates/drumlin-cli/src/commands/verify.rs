@@ -14,8 +14,8 @@ use crate::text::harmless;
 
 /// Read every byte of a backup and verify it
 ///
-/// Nothing is written. A backup that is damaged, cut short or lacks a part is refused, with the reason. An incremental
-/// backup is verified by itself: `drumlin restore` shows whether it follows the backups before it.
+/// Nothing is written. A backup that is damaged, cut short or lacks a part is refused, with the reason. The backups
+/// before an incremental one are not read: `drumlin restore` shows whether it follows them.
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
     /// The backup's folder, or - for stdin

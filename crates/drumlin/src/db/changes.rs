@@ -67,11 +67,11 @@ impl Commit {
     /// order of their keys. O(1) for each.
     pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
         let names = &*self.found.names;
-        let told = record::decode(&self.found.body).filter_map(move |operation| {
+        let changes = record::decode(&self.found.body).filter_map(move |operation| {
             let (keyspace, operation) = operation.expect("the reader checked it");
             Change::of(names, keyspace, &operation)
         });
-        told.filter(|change| change.is_of(self.filter.as_deref()))
+        changes.filter(|change| change.is_of(self.filter.as_deref()))
     }
 }
 
@@ -117,7 +117,7 @@ pub enum Change<'c> {
         value: LargeChange,
     },
     /// A row was removed, or a row that did not exist. An insertion that a later call of the same transaction has
-    /// undone may be told as a removal.
+    /// undone may appear as a removal.
     Remove {
         /// The name of its keyspace.
         keyspace: &'c str,
@@ -351,7 +351,7 @@ impl Changes {
             let Some(found) = found? else { return Ok(NextCommit::None) };
             self.position = found.timestamp;
             let commit = Commit::new(found, self.filter.clone());
-            // Commits that change nothing a reader can see, such as a prepare, are not told.
+            // Commits that change nothing a reader can see, such as a prepare, are skipped.
             if commit.changes().next().is_some() {
                 return Ok(NextCommit::Commit(commit));
             }
@@ -565,11 +565,11 @@ impl Database {
     /// To follow a database from the beginning, read the rows of a [snapshot](Database::snapshot), and then the changes
     /// since its [`timestamp`](crate::Snapshot::timestamp). Store the [timestamp](Commit::timestamp) of each commit
     /// together with its effects: after a restart of either side, the feed since that timestamp continues with the next
-    /// commit. Any number of feeds can be read at once, each at its own pace. They delay no writer. A feed that falls
-    /// behind the retention ends with [`Error::ChangesGone`].
+    /// commit. Any number of feeds can be read at once, each at its own pace. They delay no writer. A feed whose next
+    /// commit is no longer kept ends with [`Error::ChangesGone`].
     ///
-    /// A prepared transaction is told when it is committed. The rows of bulk loads and of transactions that outgrew
-    /// memory are not told one by one, but as [`Change::Loaded`]. Old values are not told.
+    /// A prepared transaction appears when it is committed. The rows of bulk loads and of transactions that outgrew
+    /// memory do not appear one by one, but as [`Change::Loaded`]. Old values do not appear.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the database keeps no changes, or if no commit has a timestamp as high as `since`;

@@ -8,7 +8,7 @@ use super::names::Names;
 use super::retention::Retention;
 use super::scan::FileScan;
 use super::shared::{ListedFile, Shared};
-use super::told::tell;
+use super::translation::translate;
 use crate::error::{Error, Result};
 use crate::format::changes::{FileHeader, RECORD_HEADER_BYTES, RecordKind};
 use crate::format::{DatabaseId, Timestamp};
@@ -183,7 +183,7 @@ impl Copier {
             self.begin_file_if_due(shared)?;
             self.record.clear();
             self.record.resize(RECORD_HEADER_BYTES, 0);
-            let made_sense = tell(&record.body, &mut self.record).and_then(|()| {
+            let made_sense = translate(&record.body, &mut self.record).and_then(|()| {
                 let body = &self.record[RECORD_HEADER_BYTES..];
                 if Names::are_changed_by(body) { self.names.apply(body) } else { Some(()) }
             });

@@ -28,7 +28,7 @@ mod reader;
 mod retention;
 mod scan;
 mod shared;
-mod told;
+mod translation;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -39,7 +39,7 @@ pub(crate) struct FeedFigures {
     pub(crate) from: Timestamp,
     pub(crate) last: Timestamp,
     pub(crate) reader_count: u64,
-    /// The position of the reader that is furthest behind.
+    /// The position of the slowest reader.
     pub(crate) slowest: Option<Timestamp>,
     pub(crate) failure: Option<Arc<str>>,
 }

@@ -3,10 +3,10 @@
 use crate::format::KeyspaceId;
 use crate::format::record::{self, Operation};
 
-/// Appends the operations of a change file that tell what the commit with this log record has changed. Rows of the
-/// keyspace of prepared transactions are left out, so a prepared transaction is told when it is committed. Returns
+/// Translates the log record of a commit into the operations of a change file, and appends them. Leaves out rows of the
+/// keyspace of prepared transactions, so a prepared transaction appears in the feed when it is committed. Returns
 /// `None` if the record makes no sense.
-pub(super) fn tell(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
+pub(super) fn translate(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
     for operation in record::decode(body) {
         let (keyspace, operation) = operation?;
         match operation {
@@ -38,13 +38,13 @@ mod tests {
     use super::*;
     use crate::format::{ExtentAddress, ExtentRef, SegmentUse, ValueId};
 
-    fn told(operations: &[(KeyspaceId, Operation<'_>)]) -> Option<Vec<u8>> {
+    fn translated(operations: &[(KeyspaceId, Operation<'_>)]) -> Option<Vec<u8>> {
         let (mut body, mut out) = (Vec::new(), Vec::new());
         operations.iter().for_each(|(keyspace, operation)| record::encode(*keyspace, operation, &mut body));
-        tell(&body, &mut out).map(|()| out)
+        translate(&body, &mut out).map(|()| out)
     }
 
-    /// A large value is told as a reference. Rows of prepared transactions are not told, but their commit is.
+    /// A large value becomes a reference. Rows of prepared transactions have no operations, but their commit has.
     #[test]
     fn records_are_told_as_what_they_are() {
         let extent = ExtentRef { address: ExtentAddress::new(4096, 64, SegmentUse(1)), segment_use: SegmentUse(1) };
@@ -53,12 +53,15 @@ mod tests {
         let large = Operation::PutLarge { key: b"b", length, value_id, extents: vec![extent] };
         let reference = Operation::PutReference { key: b"b", length, value_id };
         let one = KeyspaceId(1);
-        assert_eq!(told(&[(one, put.clone()), (one, large)]), told_as(&[(one, put.clone()), (one, reference.clone())]));
-        assert_eq!(told(&[(KeyspaceId::PREPARED, put.clone())]), Some(Vec::new()));
+        assert_eq!(
+            translated(&[(one, put.clone()), (one, large)]),
+            told_as(&[(one, put.clone()), (one, reference.clone())])
+        );
+        assert_eq!(translated(&[(KeyspaceId::PREPARED, put.clone())]), Some(Vec::new()));
         let changes = told_as(&[(one, put.clone()), (one, reference.clone())]).unwrap();
         let commit = Operation::CommitPrepared { id: b"transfer", changes: &changes };
-        assert_eq!(told(&[(KeyspaceId::PREPARED, commit)]), Some(changes));
-        assert_eq!(told(&[(one, put), (one, reference)]), None);
+        assert_eq!(translated(&[(KeyspaceId::PREPARED, commit)]), Some(changes));
+        assert_eq!(translated(&[(one, put), (one, reference)]), None);
     }
 
     fn told_as(operations: &[(KeyspaceId, Operation<'_>)]) -> Option<Vec<u8>> {

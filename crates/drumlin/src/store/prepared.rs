@@ -90,7 +90,7 @@ struct StoredChanges {
 
 impl StoredChanges {
     /// Returns an upper bound of the bytes of its changes as a record repeats them.
-    fn told_bytes(&self) -> usize {
+    fn feed_bytes(&self) -> usize {
         let reference_bytes = record::PUT_REFERENCE_BYTES - record::PUT_STORED_BYTES;
         self.changes.len() + self.values.len() * reference_bytes
     }
@@ -253,8 +253,8 @@ impl Store {
         let taken = self.prepared.take(id)?;
         let stored = self.stored_changes(mode, &taken).await?;
         let rows = stored.rows();
-        let told = self.told_changes(id, &stored)?;
-        let recorded = Recorded::Prepared { id, told: &told, gate: None };
+        let feed_changes = self.feed_changes(id, &stored)?;
+        let recorded = Recorded::Prepared { id, feed_changes: &feed_changes, gate: None };
         let applied = self.apply_hidden(mode, &rows, RowsSeen::Nothing, durability, recorded).await?;
         taken.end();
         self.end_locks(());
@@ -273,8 +273,8 @@ impl Store {
         let gate = Gate::new(permit, signal);
         let stored = self.stored_changes(mode, &taken).await?;
         let rows = stored.rows();
-        let told = self.told_changes(id, &stored)?;
-        let recorded = Recorded::Prepared { id, told: &told, gate: Some(&gate) };
+        let feed_changes = self.feed_changes(id, &stored)?;
+        let recorded = Recorded::Prepared { id, feed_changes: &feed_changes, gate: Some(&gate) };
         let admitted = self.engine.admit(mode, &rows, None, 0).await;
         let (applied, _admitted) =
             self.engine.apply_as(mode, &rows, None, RowsSeen::Nothing, admitted, recorded).await?;
@@ -343,12 +343,12 @@ impl Store {
 
     /// Returns the changes of a prepared transaction as its record repeats them for the readers of changes. They are
     /// empty if no changes are kept.
-    fn told_changes(&self, id: &[u8], stored: &StoredChanges) -> Result<Vec<u8>> {
-        let mut told = Vec::new();
+    fn feed_changes(&self, id: &[u8], stored: &StoredChanges) -> Result<Vec<u8>> {
+        let mut feed_changes = Vec::new();
         if self.feed.is_none() {
-            return Ok(told);
+            return Ok(feed_changes);
         }
-        told.reserve_exact(stored.told_bytes());
+        feed_changes.reserve_exact(stored.feed_bytes());
         for (keyspace, operation) in prepared::operations(&stored.changes) {
             let operation = match operation {
                 Operation::PutStored { key, number } => {
@@ -358,14 +358,15 @@ impl Store {
                 Operation::Lock { .. } => continue,
                 other => other,
             };
-            record::encode(keyspace, &operation, &mut told);
+            record::encode(keyspace, &operation, &mut feed_changes);
         }
-        let (bytes, limit_bytes) = (told.len() + record::commit_prepared_bytes(id), self.engine.log().body_bytes_max());
+        let (bytes, limit_bytes) =
+            (feed_changes.len() + record::commit_prepared_bytes(id), self.engine.log().body_bytes_max());
         if bytes > limit_bytes {
             let row_count = stored.values.len();
             return Err(Error::record_too_large(row_count, bytes as u64, limit_bytes as u64));
         }
-        Ok(told)
+        Ok(feed_changes)
     }
 
     /// Returns the error for a prepared transaction whose rows verify but make no sense.

@@ -108,7 +108,7 @@ impl Replica {
     }
 }
 
-/// Every kind of change is told as what it is.
+/// Every kind of change appears as what it is.
 #[test]
 fn changes_are_told_as_what_they_are() {
     let db = Config::in_memory().memory(16 << 20).keep_changes(all()).open("").unwrap();
@@ -146,7 +146,7 @@ fn changes_are_told_as_what_they_are() {
     assert_eq!(told, [vec![Change::Rename { from: "k", to: "other" }], vec![put("other", "in other", "3")]]);
 }
 
-/// A prepared transaction is told when it is committed, with its large values, even after the database was reopened.
+/// A prepared transaction appears when it is committed, with its large values, even after the database was reopened.
 /// An aborted one is never told.
 #[test]
 fn a_prepared_transaction_is_told_when_it_is_committed() {
@@ -355,8 +355,8 @@ fn readers_that_are_killed_get_each_commit_once() {
     }
 }
 
-/// Within the retention nothing is missing. A feed that begins before it, or falls behind it, gets an error that says
-/// where there is something. Statistics show what is kept.
+/// Within the retention nothing is missing. A feed that begins before it, or is too slow for it, gets an error that
+/// says where there is something. Statistics show what is kept.
 #[test]
 fn the_retention_is_a_promise() {
     const KEPT_BYTES: u64 = 8 << 20;
@@ -626,7 +626,7 @@ fn a_folder_is_followed_without_opening_it() {
     db.keyspace("k").unwrap().insert("a", "1").unwrap();
     let commit = followed.next().unwrap().unwrap();
     assert_eq!((commit.timestamp().0, commit.changes().collect::<Vec<_>>()), (end + 1, vec![put("k", "a", "1")]));
-    // Removed commits are told as gone.
+    // A reader of removed commits gets an error.
     let k = db.keyspace("k").unwrap().with_durability(Durability::Relaxed);
     (0..2000u32).for_each(|row| k.insert(row.to_be_bytes(), vec![7; 10_000]).unwrap());
     db.checkpoint().unwrap();

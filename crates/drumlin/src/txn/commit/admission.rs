@@ -109,7 +109,7 @@ impl Engine {
         let mut image_bytes = 0;
         let mut page_bytes = 0;
         for row in rows {
-            page_bytes = page_bytes.max(row.tree.pages.page_bytes as u64);
+            page_bytes = page_bytes.max(row.tree.pages.page_bytes() as u64);
             body_bytes += row.key.len() + 24;
             match row.change {
                 Change::Put(value) => {
@@ -270,7 +270,7 @@ impl Engine {
 impl<L> Engine<L> {
     /// Returns an upper bound for the bytes of pages that a commit of these rows will make dirty.
     fn dirtied_bytes_max(&self, rows: &[Row<'_>]) -> u64 {
-        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes as u64).max().unwrap_or(0);
+        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes() as u64).max().unwrap_or(0);
         let row_bytes = |row: &Row<'_>| match row.change {
             Change::Put(value) => (row.key.len() + value.len()) as u64 + 128,
             // Each extent of a large value needs a page number and an entry in the page table.

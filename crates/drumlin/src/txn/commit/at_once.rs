@@ -147,9 +147,9 @@ impl Engine {
         let body = match recorded {
             Recorded::RowsAndRanges(_) => unreachable!("removing ranges may wait"),
             Recorded::Rows => self.encode(rows, None, spare)?,
-            Recorded::Prepared { id, told, gate } => {
+            Recorded::Prepared { id, feed_changes, gate } => {
                 assert!(gate.is_none(), "a ready commit waits for its signal");
-                prepared_body(id, told, spare)
+                prepared_body(id, feed_changes, spare)
             }
         };
         let ends_prepared = matches!(recorded, Recorded::Prepared { .. });

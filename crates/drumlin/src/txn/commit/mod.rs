@@ -85,9 +85,9 @@ pub(crate) enum Recorded<'a, 'g> {
     /// The changes of the rows, and ranges whose other rows are removed. There may be no changed rows.
     RowsAndRanges(&'a Removals<'a>),
     /// The id of a prepared transaction. The changes of the rows are in the keyspace of prepared transactions. The
-    /// record repeats them if readers are to be told of them. With a gate, the commit waits for its signal before it is
-    /// applied.
-    Prepared { id: &'a [u8], told: &'a [u8], gate: Option<&'a Gate<'g>> },
+    /// record repeats them if the database keeps changes for readers. With a gate, the commit waits for its signal
+    /// before it is applied.
+    Prepared { id: &'a [u8], feed_changes: &'a [u8], gate: Option<&'a Gate<'g>> },
 }
 
 /// Returns the body of the record that commits a prepared transaction. `body` must be empty.
@@ -167,7 +167,7 @@ impl Engine {
                     let removed_bytes = removals.map_or(0, Removals::record_bytes);
                     self.encode(rows, removals, Vec::with_capacity(admitted.body_bytes_max + removed_bytes))?
                 }
-                Recorded::Prepared { id, told, .. } => prepared_body(id, told, Vec::new()),
+                Recorded::Prepared { id, feed_changes, .. } => prepared_body(id, feed_changes, Vec::new()),
             };
             let body_bytes = body.bytes().len();
             let reserved_pages = self.reserve_pages(mode, rows).await?;

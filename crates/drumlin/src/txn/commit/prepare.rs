@@ -369,7 +369,7 @@ impl<L> Engine<L> {
         incoming: &[Incoming<'_>],
         reads: Option<Reads<'_>>,
     ) -> Result<(PinnedLeaves<'_>, usize)> {
-        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes).max().expect("rows");
+        let page_bytes = rows.iter().map(|row| row.tree.pages.page_bytes()).max().expect("rows");
         let leaf_count_max = self.pinned_leaves_max(page_bytes as u64, reads) as usize;
         let pinned = PinnedLeaves::new(&self.pool);
         // Read few enough leaves together, compared with the number of frames, that none is evicted before it is

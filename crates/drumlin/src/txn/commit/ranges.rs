@@ -122,7 +122,7 @@ impl<L> Engine<L> {
     /// rows.
     pub(super) fn removed_version_bytes(&self, rows: &[Row<'_>], removals: &Removals<'_>) -> usize {
         let is_inside = |row: &&Row<'_>| removals.of(row.tree.pages.id).is_some_and(|removed| removed.covers(row.key));
-        let page_bytes = rows.iter().filter(is_inside).map(|row| row.tree.pages.page_bytes);
+        let page_bytes = rows.iter().filter(is_inside).map(|row| row.tree.pages.page_bytes());
         let limit_bytes = self.budget.limit_bytes(Account::Versions) as usize / 4;
         page_bytes.map(|bytes| 2 * bytes).sum::<usize>().min(limit_bytes)
     }
