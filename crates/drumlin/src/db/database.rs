@@ -142,7 +142,7 @@ impl Database {
             .map(|open| KeyspaceInfo {
                 name: open.name().to_string(),
                 id: open.tree.pages.id,
-                page_bytes: open.tree.pages.page_bytes,
+                page_bytes: open.tree.pages.page_bytes(),
                 page_count: open.tree.pages.table.page_count(),
             })
             .collect()

@@ -90,7 +90,7 @@ impl Transaction {
         let open = self.open(keyspace)?;
         self.store()?.check_write(open, &[])?;
         let Some((lower, upper)) = interval(bounds) else { return Ok(()) };
-        let key_bytes_max = key_bytes_max(open.tree.pages.page_bytes);
+        let key_bytes_max = key_bytes_max(open.tree.pages.page_bytes());
         let [lower, upper] = [Some(lower), upper].map(|end| end.map(|end| shortened(end, key_bytes_max)));
         let range = RemovedRange { lower: lower.expect("a range has a lower end"), upper };
         if range.is_empty() {

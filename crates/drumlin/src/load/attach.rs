@@ -177,7 +177,7 @@ impl Engine {
             return Ok(false);
         }
         // A merge changes two nodes, replaces a third, and frees a page.
-        let (changes, bytes) = (4, 4 * tree.pages.page_bytes as u64);
+        let (changes, bytes) = (4, 4 * tree.pages.page_bytes() as u64);
         let emptied = tree.merge_empty_leaves(|| {
             ready(self.secure_changes(WaitMode::Blocking, changes));
             ready(self.reserve_space(WaitMode::Blocking, Purpose::Remove, bytes))

@@ -245,7 +245,7 @@ impl Loader {
         self.tree.keep_counts(engine);
         let Sorting { buffer, runs, .. } = self.sorting.take().expect("rows are sorted");
         let memory = buffer.into_memory();
-        let page_bytes = self.open.tree.pages.page_bytes;
+        let page_bytes = self.open.tree.pages.page_bytes();
         let runs_max = (memory.bytes() as usize / (RUN_PAGES * page_bytes)).max(2);
         let new_tree = || PackedTree::new(engine, &self.open, self.buffer_bytes);
         let runs = merging::merge_to(engine, runs, runs_max, memory.bytes(), new_tree)?;
@@ -342,7 +342,7 @@ fn attach_durably(
         let changes = 2;
         ready(engine.secure_changes(WaitMode::Blocking, changes));
         let chunk_list_bytes = (pages.tables().images.len() * size_of::<u64>()) as u64;
-        let bytes = 2 * tree.pages.page_bytes as u64 + chunk_list_bytes;
+        let bytes = 2 * tree.pages.page_bytes() as u64 + chunk_list_bytes;
         let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
         let _none_ready = match pages.tables().root {
             LoadRoot::Tree(_) => None,

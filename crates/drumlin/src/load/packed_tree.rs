@@ -43,7 +43,7 @@ impl PackedTree {
     pub(super) fn new(engine: &Engine, open: &Arc<OpenKeyspace>, buffer_bytes: usize) -> PackedTree {
         let tree = &open.tree;
         let pages = LoadPages::new(&tree.pool, &tree.pages, buffer_bytes, &engine.reclaim);
-        let packer = Packer::new(tree.pages.page_bytes);
+        let packer = Packer::new(tree.pages.page_bytes());
         PackedTree { open: Arc::clone(open), packer, pages, counts: None, rest: Vec::new(), rows: 0 }
     }
 

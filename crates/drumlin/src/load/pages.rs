@@ -102,7 +102,7 @@ impl LoadPages {
         buffer_bytes: usize,
         reclaim: &Arc<dyn Reclaim>,
     ) -> LoadPages {
-        assert!(buffer_bytes > pages.page_bytes, "a page does not fit into a buffer of {buffer_bytes} bytes");
+        assert!(buffer_bytes > pages.page_bytes(), "a page does not fit into a buffer of {buffer_bytes} bytes");
         let buffers = WriteBuffers::new(buffer_bytes.min(pool.space.segments.segment_bytes() as usize));
         LoadPages {
             pool: Arc::clone(pool),

@@ -52,7 +52,7 @@ const EXTRA_PAGES: usize = 4;
 
 impl LoadedRows {
     pub(super) fn new(open: Arc<OpenKeyspace>, pages: LoadPages) -> LoadedRows {
-        let batch_pages = (BATCH_BYTES / open.tree.pages.page_bytes).max(1);
+        let batch_pages = (BATCH_BYTES / open.tree.pages.page_bytes()).max(1);
         LoadedRows {
             batch_pages,
             reads_ahead: true,
@@ -78,7 +78,7 @@ impl LoadedRows {
 
     /// Limits the memory for reading; `bytes` must be at least [`bytes_min`](Self::bytes_min).
     pub(super) fn limit_memory(&mut self, bytes: usize) {
-        let page_bytes = self.open.tree.pages.page_bytes;
+        let page_bytes = self.open.tree.pages.page_bytes();
         assert!(bytes >= Self::bytes_min(page_bytes), "a load is read in {bytes} bytes");
         let leaves_max = bytes / page_bytes - EXTRA_PAGES;
         self.reads_ahead = leaves_max >= 2;
@@ -222,7 +222,7 @@ mod tests {
         let _keyspace = db.keyspace("k").unwrap();
         let store = db.store().unwrap();
         let open = store.keyspaces.get("k").unwrap();
-        let page_bytes = open.tree.pages.page_bytes;
+        let page_bytes = open.tree.pages.page_bytes();
         let live_bytes = || store.engine.space.segments.usage().live_bytes;
         let before = live_bytes();
         for (leaves, until) in [(1, ROWS), (2, ROWS), (64, ROWS), (1, 10_000), (64, 10_000)] {

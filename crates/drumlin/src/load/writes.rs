@@ -74,7 +74,7 @@ pub(crate) fn commit_spilled(
         }
         ready(engine.secure_changes(WaitMode::Blocking, 2 * packed.len() as u64));
         let list_bytes = |changes: &PackedChanges| (changes.pages.tables().images.len() * size_of::<u64>()) as u64;
-        let page_bytes: u64 = packed.iter().map(|changes| 2 * changes.open.tree.pages.page_bytes as u64).sum();
+        let page_bytes: u64 = packed.iter().map(|changes| 2 * changes.open.tree.pages.page_bytes() as u64).sum();
         let bytes = page_bytes + packed.iter().map(list_bytes).sum::<u64>();
         let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, bytes))?;
         let _none_ready = ready(ready_commits.none(WaitMode::Blocking, engine.backend.as_ref()))?;
@@ -144,7 +144,7 @@ fn pack(
         if tree.as_ref().is_none_or(|(open, ..)| open.tree.pages.id != keyspace) {
             finish(tree.take(), &mut large, &mut packed)?;
             let open = open(keyspace)?;
-            let memory = LoadMemory::reserve_packing(&engine.budget, open.tree.pages.page_bytes)?;
+            let memory = LoadMemory::reserve_packing(&engine.budget, open.tree.pages.page_bytes())?;
             engine.pool.fit_frames(0)?;
             let packed_tree = PackedTree::new(engine, &open, memory.buffer_bytes());
             tree = Some((open, packed_tree, memory));

@@ -59,7 +59,7 @@ pub(super) enum WantedContent {
 impl Wanted {
     /// Describes the fault of a leaf or an inner node.
     pub(crate) fn node(pages: &PageSpace, page: PageId) -> Wanted {
-        Wanted { page, frame_bytes: pages.page_bytes, content: WantedContent::Node, is_of_scan: false }
+        Wanted { page, frame_bytes: pages.page_bytes(), content: WantedContent::Node, is_of_scan: false }
     }
 
     pub(crate) fn frame_bytes(&self) -> usize {
@@ -71,7 +71,7 @@ impl Wanted {
     pub(crate) fn resident(pages: &PageSpace, listed: &ResidentPage) -> Option<Wanted> {
         let frame_bytes = listed.frame_bytes as usize;
         match listed.value {
-            None => (frame_bytes == pages.page_bytes).then(|| Wanted::node(pages, listed.page)),
+            None => (frame_bytes == pages.page_bytes()).then(|| Wanted::node(pages, listed.page)),
             Some(_) if !is_page_bytes(frame_bytes) => None,
             Some(value) => Some(Wanted::value(listed.page, frame_bytes, value)),
         }

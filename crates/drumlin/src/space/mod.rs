@@ -73,7 +73,7 @@ fn entry_bytes(pages: &PageSpace, run: &Run) -> u64 {
         catalogue::REMOVED_RANGE_BYTES + (range.lower.len() + range.upper.as_ref().map_or(0, Vec::len)) as u64
     };
     let ranges_bytes: u64 = run.removed.ranges().iter().map(range_bytes).sum();
-    catalogue::RUN_BYTES + crate::format::node::key_bytes_max(pages.page_bytes) as u64 + ranges_bytes
+    catalogue::RUN_BYTES + crate::format::node::key_bytes_max(pages.page_bytes()) as u64 + ranges_bytes
 }
 
 impl Space {

@@ -60,7 +60,8 @@ impl LeavesOnDisk {
 #[derive(Debug)]
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
-    pub(crate) page_bytes: usize,
+    /// The logarithm of the page size. A byte keeps an empty keyspace small.
+    page_bytes_log2: u8,
     /// The keyspace's name, for the catalogue and for error messages. It changes under the epoch latch.
     name: RwLock<Arc<str>>,
     pub(crate) table: PageTable,
@@ -87,7 +88,7 @@ impl PageSpace {
         let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
         PageSpace {
             id,
-            page_bytes,
+            page_bytes_log2: page_bytes.ilog2() as u8,
             name: RwLock::new(name.into()),
             table,
             dropped_in,
@@ -98,6 +99,13 @@ impl PageSpace {
             has_values: AtomicBool::new(false),
             runs: Runs::default(),
         }
+    }
+
+    /// Returns the page size in bytes.
+    #[inline]
+    pub(crate) fn page_bytes(&self) -> usize {
+        debug_assert!(is_page_bytes(1 << self.page_bytes_log2), "keyspace {} has no page size", self.id);
+        1 << self.page_bytes_log2
     }
 
     /// Marks the keyspace as dropped. The caller holds the epoch latch exclusively.

@@ -146,7 +146,7 @@ impl Keyspaces {
     pub(super) fn entries(&self) -> (Vec<KeyspaceEntry>, u32) {
         let entry = |open: &Arc<OpenKeyspace>| KeyspaceEntry {
             id: open.tree.pages.id,
-            page_bytes: open.tree.pages.page_bytes as u32,
+            page_bytes: open.tree.pages.page_bytes() as u32,
             page_end: open.tree.pages.table.number_end(),
             leaf_count: 0,
             leaf_rows: 0,

@@ -237,7 +237,7 @@ impl Store {
     pub(crate) fn begin_load(&self, open: &Arc<OpenKeyspace>) -> Result<Loader> {
         self.check_writable()?;
         self.engine.check_failure()?;
-        let memory = LoadMemory::reserve(&self.engine.budget, open.tree.pages.page_bytes)?;
+        let memory = LoadMemory::reserve(&self.engine.budget, open.tree.pages.page_bytes())?;
         self.shed_states();
         self.engine.pool.fit_frames(0)?;
         Ok(Loader::new(&self.engine, Arc::clone(open), memory))

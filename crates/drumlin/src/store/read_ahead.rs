@@ -129,7 +129,7 @@ impl ReadAhead {
         let scan_count = Arc::strong_count(scans) - 1;
         let bytes_max = AHEAD_BYTES_MAX.min(engine.pool.frames.limit_bytes() / AHEAD_SHARE / scan_count);
         let expected = (self.leaves_seen * 4).min(EARLY_PAGES).max(self.leaves_seen / 4);
-        expected.min(AHEAD_PAGES).min(bytes_max / tree.pages.page_bytes).max(1)
+        expected.min(AHEAD_PAGES).min(bytes_max / tree.pages.page_bytes()).max(1)
     }
 }
 

@@ -658,7 +658,7 @@ impl SortedBatch {
         let tree = &open.tree;
         // Each thread may pin a leaf for each row.
         let pinned_max =
-            self.engine.budget.limit_bytes(Account::Pinned) as usize / THREAD_COUNT / tree.pages.page_bytes;
+            self.engine.budget.limit_bytes(Account::Pinned) as usize / THREAD_COUNT / tree.pages.page_bytes();
         let count_max = count_max.min(pinned_max.max(1));
         let mut rows = Vec::with_capacity(count_max.min(operations.len()));
         let mut next = operations.start;

@@ -247,7 +247,7 @@ impl Tree {
 
     /// Returns a guess for a keyspace none of whose leaves was ever written: leaves half full with rows of 64 bytes.
     fn rows_of_unknown_leaf(&self) -> f64 {
-        self.pages.page_bytes as f64 / 2.0 / 64.0
+        self.pages.page_bytes() as f64 / 2.0 / 64.0
     }
 }
 

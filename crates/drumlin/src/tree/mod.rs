@@ -193,12 +193,12 @@ impl Tree {
 
     /// Returns the maximum length of a key.
     pub(crate) fn key_bytes_max(&self) -> usize {
-        crate::format::node::key_bytes_max(self.pages.page_bytes)
+        crate::format::node::key_bytes_max(self.pages.page_bytes())
     }
 
     /// Returns the maximum length of a value that is stored inline with this key.
     pub(crate) fn inline_bytes_max(&self, key: &[u8]) -> usize {
-        crate::format::node::inline_bytes_max(self.pages.page_bytes, key.len())
+        crate::format::node::inline_bytes_max(self.pages.page_bytes(), key.len())
     }
 
     // ── faults ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -473,7 +473,7 @@ impl Tree {
         let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), PageEntry::OnDisk(_));
         let path = self.descend(target, |_, _, inner, child| {
             if inner.level() == 2 {
-                let parents = from(child, inner.len(), 1 + count * CHILD_BYTES / self.pages.page_bytes);
+                let parents = from(child, inner.len(), 1 + count * CHILD_BYTES / self.pages.page_bytes());
                 upcoming.inner = parents.into_iter().map(|index| inner.child(index)).filter(on_disk).collect();
             }
             if inner.level() == 1 {

@@ -465,7 +465,7 @@ impl Tree {
         if merged.rows.is_empty() {
             return Ok(Some(Piece { page: PiecePage::Removed, lower, upper }));
         }
-        let (page_bytes, mut bytes, count) = (self.pages.page_bytes, SLOTS_OFFSET, merged.rows.len());
+        let (page_bytes, mut bytes, count) = (self.pages.page_bytes(), SLOTS_OFFSET, merged.rows.len());
         let mut fits = |row: &SourceRow| {
             bytes += merged.row_bytes(*row, 0);
             bytes <= page_bytes
@@ -562,7 +562,7 @@ impl Tree {
             let (next, boundary) = merged.cut(start, lower.as_deref(), (end.as_deref(), is_end), prefix_bytes);
             let upper = boundary.or_else(|| end.clone());
             if upper.as_deref().is_none_or(|upper| key < upper) {
-                let page = merged.pack(self.pages.page_bytes, (lower.as_deref(), upper.as_deref()), start..next);
+                let page = merged.pack(self.pages.page_bytes(), (lower.as_deref(), upper.as_deref()), start..next);
                 let is_of_run = |index: &usize| merged.rows[start + index].source < run_leaves.len();
                 let changed = (0..next - start).filter(is_of_run).collect();
                 let splits_lower = lower.as_deref() != leaf.lower_fence();
@@ -606,7 +606,7 @@ impl Tree {
             upper: fences.1.map(<[u8]>::to_vec),
             splits_lower: false,
             splits_upper: false,
-            page: merged.pack(self.pages.page_bytes, fences, 0..count),
+            page: merged.pack(self.pages.page_bytes(), fences, 0..count),
             changed: Vec::new(),
             removed,
         }
@@ -670,7 +670,7 @@ impl Tree {
             if upper.is_some_and(|upper| *upper <= from[..]) {
                 return Ok(RunLeaves { pages: leaves, end: upper.map(<[u8]>::to_vec) });
             }
-            if bytes > 2 * self.pages.page_bytes {
+            if bytes > 2 * self.pages.page_bytes() {
                 return Ok(RunLeaves { pages: leaves, end: Some(from) });
             }
             let read = self.read_run_leaf(run, Target::At(&from))?;

@@ -183,7 +183,7 @@ impl Tree {
 
     fn try_split<'p>(&'p self, cause: SplitFor<'_>, frames: &mut Vec<NewFrame<'p>>) -> Result<Progress, Stop> {
         if frames.len() < FRAMES_NEEDED {
-            return Err(Needs::Frame(self.pages.page_bytes).into());
+            return Err(Needs::Frame(self.pages.page_bytes()).into());
         }
         let key = cause.key();
         let epoch_guard = self.pool.space.epoch_latch.shared();
@@ -515,9 +515,9 @@ impl Tree {
         let is_wanted = |left: &[u8], right: &[u8], merged_bytes: usize| match merging {
             Merging::Underfull => {
                 (Tree::is_underfull(left) || Tree::is_underfull(right))
-                    && merged_bytes * UNDERFULL_SHARE <= self.pages.page_bytes * (UNDERFULL_SHARE - 1)
+                    && merged_bytes * UNDERFULL_SHARE <= self.pages.page_bytes() * (UNDERFULL_SHARE - 1)
             }
-            Merging::AllThatFit => merged_bytes <= self.pages.page_bytes,
+            Merging::AllThatFit => merged_bytes <= self.pages.page_bytes(),
         };
         if level == 0 {
             let Some(mut left) = self.latch_leaf(left_page) else { return Ok(false) };
@@ -569,7 +569,7 @@ impl Tree {
 
     /// Takes a free frame for a node.
     pub(super) fn free_frame(&self) -> Result<NewFrame<'_>, Stop> {
-        let page_bytes = self.pages.page_bytes;
+        let page_bytes = self.pages.page_bytes();
         self.pool.frames.try_take(page_bytes).ok_or_else(|| Needs::Frame(page_bytes).into())
     }
 

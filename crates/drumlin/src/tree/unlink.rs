@@ -62,14 +62,14 @@ impl Tree {
         if !leaf.covers(key) || leaf.newest() < removal {
             return Ok(None);
         }
-        let mut empty = vec![0; self.pages.page_bytes];
+        let mut empty = vec![0; self.pages.page_bytes()];
         let mut unlinked = Vec::new();
         let end = inner.len().min(position + 1 + UNLINKED_LEAVES_MAX);
         for child in position + 1..end {
             let (lower, upper) = child_fences(&inner, child);
             let lower = lower.expect("a child after another has a lower fence");
             LeafMut::init(&mut empty, leaf.upper_fence(), upper.as_deref());
-            let has_room = leaf.merged_bytes(&Leaf::new(&empty)) <= self.pages.page_bytes;
+            let has_room = leaf.merged_bytes(&Leaf::new(&empty)) <= self.pages.page_bytes();
             if !has_room || !removed.covers_range(&lower, upper.as_deref()) {
                 break;
             }

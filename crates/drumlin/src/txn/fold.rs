@@ -73,13 +73,13 @@ impl<L> Engine<L> {
             };
             let pages = &tree.pages;
             self.space.check_table_growth(pages.table.growth_bytes_max(PAGES_MAX))?;
-            let _reserved_pages = self.space.reserve(purpose, PAGES_MAX * pages.page_bytes as u64)?;
+            let _reserved_pages = self.space.reserve(purpose, PAGES_MAX * pages.page_bytes() as u64)?;
             let memory = if self.is_seen_before(plan.run) {
                 let rows = Leaf::new(&plan.page);
                 let key_bytes = |index: &usize| rows.prefix().len() + rows.key_suffix(*index).len();
                 let of_rows = plan.changed.iter().map(|index| version_bytes_max(&[], key_bytes(index)));
                 let of_removed = plan.removed.iter().map(|key| version_bytes_max(key, 0));
-                let bytes = undo_bytes_max(of_rows.chain(of_removed).sum::<usize>() + pages.page_bytes);
+                let bytes = undo_bytes_max(of_rows.chain(of_removed).sum::<usize>() + pages.page_bytes());
                 let memory = self.budget.try_hold(Account::Versions, bytes as u64);
                 Some(memory.ok_or(FoldError::Versions(bytes))?)
             } else {
@@ -407,7 +407,7 @@ impl Engine {
         }
         ready(self.secure_changes(WaitMode::Blocking, UNLINKED_LEAVES_MAX as u64));
         // The new version of the parent, and the leaf that takes over the range.
-        match self.space.reserve(Purpose::Remove, 2 * tree.pages.page_bytes as u64) {
+        match self.space.reserve(Purpose::Remove, 2 * tree.pages.page_bytes() as u64) {
             Ok(_reserved) => tree.pool.waiting(|_| tree.unlink_after(key, run.timestamp)),
             Err(Error::DiskFull { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -417,7 +417,7 @@ impl Engine {
     /// Merges the leaf that covers the key with a neighbour if both are nearly empty.
     fn merge_folded(&self, tree: &CountedTree, key: Option<&[u8]>) {
         // A merge changes two nodes, replaces a third, and frees a page.
-        let bytes = 4 * tree.pages.page_bytes as u64;
+        let bytes = 4 * tree.pages.page_bytes() as u64;
         if let Some(key) = key
             && self.space.reserve(Purpose::Remove, bytes).is_ok()
         {

@@ -267,7 +267,7 @@ impl ReadSet {
     pub(crate) fn leaf_bytes_max(&self) -> Option<u64> {
         (self.trees.iter().map(|(tree, spans)| {
             let are_keys = spans.0.values().all(|end| *end == End::OneKey);
-            are_keys.then(|| (spans.0.len() * tree.pages.page_bytes) as u64)
+            are_keys.then(|| (spans.0.len() * tree.pages.page_bytes()) as u64)
         }))
         .sum()
     }

@@ -114,7 +114,7 @@ impl Reclaimer<'_> {
         // Packing has already reserved all its space.
         let _reserved_page = match moves.purpose() {
             Purpose::Pack => None,
-            purpose => Some(engine.space.reserve(purpose, pages.page_bytes as u64)?),
+            purpose => Some(engine.space.reserve(purpose, pages.page_bytes() as u64)?),
         };
         engine.pool.relieve()?;
         let epoch_guard = engine.space.epoch_latch.shared();
