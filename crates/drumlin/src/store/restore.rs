@@ -79,7 +79,8 @@ pub(crate) fn read_backup<S>(
     };
     let catalogue = KeptCatalogue::decode(&head.catalogue).ok_or_else(|| malformed(source))?;
     begin(state, &head, &catalogue)?;
-    let mut read = BackupRead { head, catalogue, part_count: 1, page_count: 0, bytes: body.len() as u64 };
+    let bytes = (PART_HEADER_BYTES + body.len()) as u64;
+    let mut read = BackupRead { head, catalogue, part_count: 1, page_count: 0, bytes };
     let backup = header.0.backup;
     loop {
         let number = read.part_count;

@@ -244,6 +244,7 @@ fn damaged_backups_are_refused() {
     assert!(report.parts > 3, "{report:?}");
     let whole = backup(&db, &new());
     let info = small().verify_backup_from(&whole[..]).unwrap();
+    assert_eq!(info.bytes, whole.len() as u64);
     assert_eq!((info.timestamp, info.pages, info.since), (report.timestamp, report.pages, None));
     let is_refused = |result: drumlin::Result<drumlin::BackupInfo>, place: &str| {
         assert!(matches!(result, Err(Error::UnusableBackup { .. })), "{place}: {result:?}");
