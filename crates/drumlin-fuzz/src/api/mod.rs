@@ -9,6 +9,7 @@
 
 mod answers;
 mod calls;
+mod copies;
 mod futures;
 mod generator;
 mod maintenance;
@@ -60,7 +61,8 @@ pub fn perform(bytes: &[u8]) -> u64 {
             4 => one.closures(&mut script),
             5 => one.shared(&mut script),
             6..9 => one.maintenance(&mut script),
-            9..12 => one.look_back(&other.keyspaces[which], &mut script),
+            9 => one.copies(&mut script),
+            10..12 => one.look_back(&other.keyspaces[which], &mut script),
             12..18 => one.transaction(&other, &mut script),
             18..24 => one.read(which, &mut script),
             _ => one.write(which, &mut script),

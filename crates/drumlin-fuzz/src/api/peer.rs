@@ -17,6 +17,8 @@ pub(super) struct Peer {
     pub(super) keyspaces: Vec<Keyspace>,
     pub(super) models: Models,
     pub(super) snapshots: Vec<(Snapshot, Models, Vec<Keyspace>)>,
+    /// The rows in the snapshot that is kept on disk.
+    pub(super) kept: Option<Models>,
     pub(super) settings: Settings,
     pub(super) place: Place,
     /// The largest budget that the database has had so far.
@@ -39,7 +41,7 @@ impl Peer {
         let keyspaces = NAMES.map(|name| must(call!("Database::keyspace", db.keyspace(name)))).into();
         let budget_bytes = settings.memory_bytes;
         let (models, snapshots) = (Models::default(), Vec::new());
-        Peer { db: Some(db), keyspaces, models, snapshots, settings, place, budget_bytes }
+        Peer { db: Some(db), keyspaces, models, snapshots, kept: None, settings, place, budget_bytes }
     }
 
     pub(super) fn db(&self) -> &Database {
@@ -66,8 +68,8 @@ impl Peer {
 
     /// Returns the memory of this database's models, in bytes.
     pub(super) fn held_bytes(&self) -> u64 {
-        let kept = self.snapshots.iter().map(|(_, models, _)| model_bytes(models));
+        let models = self.snapshots.iter().map(|(_, models, _)| models);
         // Count the models twice, because a call may copy them once.
-        2 * model_bytes(&self.models) + kept.sum::<u64>()
+        2 * model_bytes(&self.models) + models.chain(&self.kept).map(model_bytes).sum::<u64>()
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use drumlin::{Config, Database, Durability, Error, IoBackend, VersionOverflow};
+use drumlin::{Config, Database, Durability, Error, IoBackend, Retention, VersionOverflow};
 use drumlin_io::Backend;
 
 use super::answers::{checked, must};
@@ -70,6 +70,7 @@ pub(super) struct Settings {
     durability: Durability,
     warm_start: bool,
     version_disk_bytes: u64,
+    pub(super) keeps_changes: bool,
 }
 
 impl Settings {
@@ -95,6 +96,7 @@ impl Settings {
             durability: [Durability::Full, Durability::Relaxed][one(&[0, 1]) as usize],
             warm_start: one(&[1, 0]) == 1,
             version_disk_bytes: one(&[u64::MAX, 0, 1, 256 << 10]),
+            keeps_changes: script.byte() < 80,
         }
     }
 
@@ -122,6 +124,8 @@ impl Settings {
         let is_unlimited = self.version_disk_bytes == u64::MAX;
         let choice = if is_unlimited { VersionOverflow::DelayCommits } else { VersionOverflow::EndSnapshots };
         let config = call!("Config::version_overflow", config.version_overflow(choice));
+        let retention = if self.keeps_changes { Retention::bytes(1 << 20) } else { Retention::none() };
+        let config = call!("Config::keep_changes", config.keep_changes(retention));
         match place {
             Place::Memory(backend) => config.backend(Arc::clone(backend)),
             Place::Disk(_) => call!("Config::io_backend", config.io_backend(self.io_backend)),
