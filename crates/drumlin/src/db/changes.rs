@@ -682,8 +682,8 @@ impl Config {
     /// a kill until the database is opened again.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the database keeps no changes; [`Error::ChangesGone`] if the feed begins after `since`;
-    /// [`Error::Io`].
+    /// [`Error::Invalid`] if the database keeps no changes, or has had no commit since it began to;
+    /// [`Error::ChangesGone`] if the feed begins after `since`; [`Error::Io`].
     pub fn changes(&self, path: impl AsRef<Path>, since: Timestamp) -> Result<FolderChanges> {
         let path = path.as_ref();
         let backend = self.settings.choose_backend(path)?;

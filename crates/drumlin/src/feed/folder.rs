@@ -19,8 +19,11 @@ impl FileList {
         let path = parent.path().join(file::FOLDER_NAME);
         let io = |action, error| Error::io(action, &path, error);
         if !parent.exists(file::FOLDER_NAME).map_err(|error| io("looking for", error))? {
-            let hint = format!("{}: the database keeps no changes: see Config::keep_changes", parent.path().display());
-            return Err(Error::Invalid(hint));
+            return Err(Error::Invalid(format!(
+                "{}: the database keeps no changes (see Config::keep_changes), or nothing has been committed since it \
+                 began to",
+                parent.path().display()
+            )));
         }
         let folder = parent.folder(file::FOLDER_NAME).map_err(|error| io("opening", error))?;
         let names = folder.list().map_err(|error| io("listing", error))?;
