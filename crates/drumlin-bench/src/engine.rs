@@ -82,6 +82,9 @@ pub struct Peer {
     pub capabilities: Capabilities,
     /// Opens the database in an existing folder. Creates it if the folder is empty.
     pub open: fn(&Path, &Settings) -> Result<Box<dyn Engine>>,
+    /// Makes a database in the second folder of the [backups](Backups) in the first. `None` if the engine makes no
+    /// backups while it is open, or is not measured doing so.
+    pub restore: Option<fn(&Path, &Path) -> Result<()>>,
 }
 
 /// A sequence of rows. Each row is valid until the next one is requested.
@@ -133,6 +136,11 @@ pub trait Engine: Send + Sync {
         None
     }
 
+    /// Returns the calls that make backups. Only for engines that can [restore](Peer::restore) them.
+    fn backups(&self) -> Option<&dyn Backups> {
+        None
+    }
+
     /// Syncs and closes the database.
     fn close(self: Box<Self>) -> Result<()>;
 }
@@ -162,6 +170,16 @@ pub trait Tables: Sync {
     /// # Errors
     /// The engine's own errors.
     fn drop_rows(&self) -> Result<()>;
+}
+
+/// The backups of an open database.
+pub trait Backups: Sync {
+    /// Writes a backup of the database into a folder. If the folder has an earlier backup, the engine may write only
+    /// what has changed since. Other threads may write meanwhile.
+    ///
+    /// # Errors
+    /// The engine's own errors.
+    fn back_up(&self, folder: &Path) -> Result<()>;
 }
 
 /// A snapshot of the rows.

@@ -144,6 +144,14 @@ pub enum Job {
     RemoveRange,
     /// One transaction of as many changes as there are rows, while a thread commits to another table.
     Large(Change),
+    /// One backup of all rows, an increment, and restoring them.
+    Backup,
+    /// One commit that replaces a uniformly drawn row, without and with backups at the same time.
+    CommitBesideBackups,
+    /// One get from a kept snapshot; also commits beside kept snapshots.
+    KeptSnapshots,
+    /// One row read from a change feed.
+    Feed,
     /// One opening of the database after a kill or a close, and one get.
     Open {
         /// `true` if the last process that wrote was killed before closing the database.
@@ -226,6 +234,10 @@ impl Workload {
             | Job::Large(_)
             | Job::Drop
             | Job::Tables
+            | Job::Backup
+            | Job::CommitBesideBackups
+            | Job::KeptSnapshots
+            | Job::Feed
             | Job::Shop { .. } => true,
         }
     }
@@ -239,7 +251,7 @@ impl Workload {
     /// Returns `true` if a turn leaves other rows than the next turn needs.
     #[must_use]
     pub fn uses_up_rows(&self) -> bool {
-        matches!(self.job, Job::RemoveRange | Job::Large(_) | Job::Drop)
+        matches!(self.job, Job::RemoveRange | Job::Large(_) | Job::Drop | Job::Backup | Job::Feed)
     }
 
     /// Returns `true` if the job repeats its operation until the time has run out. Such a job can also run at a fixed
@@ -249,7 +261,16 @@ impl Workload {
         !matches!(
             self.job,
             Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange | Job::Open { .. } | Job::Shop { .. }
-        ) && !matches!(self.job, Job::Drop | Job::Tables | Job::Large(_))
+        ) && !matches!(
+            self.job,
+            Job::Drop
+                | Job::Tables
+                | Job::Large(_)
+                | Job::Backup
+                | Job::CommitBesideBackups
+                | Job::KeptSnapshots
+                | Job::Feed
+        )
     }
 
     /// Returns `true` if this engine takes part in the workload.
@@ -261,6 +282,8 @@ impl Workload {
             Job::Prepare => peer.capabilities.two_phases,
             Job::Drop | Job::Tables => peer.capabilities.tables,
             Job::RemoveRange => peer.capabilities.range_deletes,
+            Job::Backup | Job::CommitBesideBackups => peer.restore.is_some(),
+            Job::KeptSnapshots | Job::Feed => peer.name == "drumlin",
             Job::Large(_) => peer.capabilities.large_transactions && peer.capabilities.tables,
             _ => !peer.capabilities.inserts_only,
         }
@@ -280,8 +303,9 @@ impl Workload {
     pub fn unit(&self) -> &'static str {
         match self.job {
             Job::Get(_) | Job::Ycsb(_) | Job::Half | Job::Shop { .. } => "operations",
-            Job::GetMany(_) => "rows",
-            Job::Commit(1) | Job::Prepare | Job::Insert => "commits",
+            Job::GetMany(_) | Job::Backup | Job::Feed => "rows",
+            Job::KeptSnapshots => "operations",
+            Job::Commit(1) | Job::Prepare | Job::Insert | Job::CommitBesideBackups => "commits",
             Job::Scan(_) => "scans",
             Job::Count(_) => "counts",
             Job::Drop => "drops",
@@ -433,6 +457,10 @@ pub const WORKLOADS: &[Workload] = &{
         of("18", "keyspaces", "opening with 50,000 tables of ten rows, then a get from each", TABLES, Job::Tables)
             .cold(),
         of("18", "drop", "drop of a table larger than memory, beside commits to another", LARGE_100, Job::Drop).cold(),
+        of("19", "backup", "backup of all rows, an increment, restoring both", LARGE_1K, Job::Backup).cold(),
+        of("19", "backup-beside", "commits of a row, beside backups", LARGE_1K, Job::CommitBesideBackups).cold(),
+        of("19", "kept-snapshots", "gets from a kept snapshot, in memory", SMALL, Job::KeptSnapshots).cold(),
+        of("19", "feed", "rows read from the change feed", SMALL, Job::Feed).cold(),
         of("S2", "insert-1k", "durable insert of a row of 1 KiB, 1 thread", S2, Job::Insert).durable().cold(),
         shop("commerce-small-balanced-1", "commerce, small, balanced, 1 agent", Size::Small, Traffic::Balanced, 1),
         shop("commerce-small-balanced-4", "commerce, small, balanced, 4 agents", Size::Small, Traffic::Balanced, 4),

@@ -17,6 +17,10 @@ use crate::measure::files;
 const BLOCK_BYTES: usize = 4096;
 /// The size of a sequential read in bytes.
 const SEQUENTIAL_BYTES: usize = 1 << 20;
+/// The number of requests in flight of a copy.
+const COPY_DEPTH: usize = 8;
+/// The token of a read of a copy. Its write has another.
+const IS_READ: u64 = 0;
 /// Files smaller than this are ignored.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
@@ -88,6 +92,56 @@ fn reads_at(files: &[(FileRef, u64)], depth: usize, duration: Duration) -> io::R
         }
     }
     Ok(count as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// Copies the large files of a folder into a new file, 1 MiB at a time with several requests in flight, bypassing the
+/// page cache, syncs the copy and removes it. Returns the bytes copied per second, or `None` as [`reads`] does.
+///
+/// # Errors
+/// The errors of reading and writing.
+pub fn copy(folder: &Path, target: &Path) -> io::Result<Option<f64>> {
+    let files = open_files(folder)?;
+    if files.is_empty() {
+        return Ok(None);
+    }
+    let path = target.join("raw-copy");
+    let io = backend(IoBackend::Auto)?;
+    let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
+    let copy = io.open(&path, options)?;
+    let queue = io.queue(COPY_DEPTH)?;
+    let mut chunks = files.iter().flat_map(|(file, blocks)| {
+        let bytes = blocks * BLOCK_BYTES as u64;
+        (0..bytes / SEQUENTIAL_BYTES as u64).map(move |chunk| (file, chunk * SEQUENTIAL_BYTES as u64))
+    });
+    let mut free: Vec<AlignedBuffer> = (0..COPY_DEPTH).map(|_| AlignedBuffer::zeroed(SEQUENTIAL_BYTES)).collect();
+    let (mut finished, mut in_flight, mut read, mut written) = (Vec::new(), 0, 0u64, 0u64);
+    let begun = Instant::now();
+    loop {
+        while let Some(buffer) = free.pop() {
+            let Some((file, offset)) = chunks.next() else { break };
+            queue.push_read(file, offset, buffer, IS_READ);
+            in_flight += 1;
+        }
+        if in_flight == 0 {
+            break;
+        }
+        queue.wait(1, &mut finished)?;
+        for completion in finished.drain(..) {
+            completion.result?;
+            if completion.token == IS_READ {
+                queue.push_write(&copy, read, completion.buffer, 1);
+                read += SEQUENTIAL_BYTES as u64;
+            } else {
+                written += SEQUENTIAL_BYTES as u64;
+                in_flight -= 1;
+                free.push(completion.buffer);
+            }
+        }
+    }
+    std::fs::File::open(&path)?.sync_data()?;
+    let rate = written as f64 / begun.elapsed().as_secs_f64();
+    std::fs::remove_file(path)?;
+    Ok((written > 0).then_some(rate))
 }
 
 /// Reads all files of a folder once, bypassing the page cache.

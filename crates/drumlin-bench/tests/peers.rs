@@ -112,6 +112,31 @@ fn all_engines_give_the_same_answers() {
     }
 }
 
+/// A backup that is made again into the same folder restores the rows of the second time.
+#[test]
+fn backups_restore_the_rows() {
+    for peer in engines::all() {
+        let Some(restore) = peer.restore else { continue };
+        let [folder, backups, restored] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let engine = open(&peer, folder.path(), Durability::Relaxed);
+        let mut model = BTreeMap::new();
+        change(&mut *engine.session().unwrap(), &mut model);
+        engine.backups().unwrap().back_up(backups.path()).unwrap();
+        let mut session = engine.session().unwrap();
+        let added: Vec<Row> = (0..ROWS).step_by(3).map(|number| (key(number), vec![7; VALUE_BYTES])).collect();
+        session.write(&added).unwrap();
+        model.extend(added);
+        engine.backups().unwrap().back_up(backups.path()).unwrap();
+        session.write(&[(key(1), vec![8; VALUE_BYTES])]).unwrap();
+        drop(session);
+        engine.close().unwrap();
+        restore(backups.path(), restored.path()).unwrap();
+        let engine = open(&peer, restored.path(), Durability::Relaxed);
+        compare(peer.name, &mut *engine.session().unwrap(), &model);
+        engine.close().unwrap();
+    }
+}
+
 /// Engines that support only the insert workload retain their rows when reopened.
 #[test]
 fn engines_that_insert_keep_their_rows() {
@@ -153,6 +178,9 @@ fn a_quick_run_measures_every_engine() {
         "count-50k",
         "open-closed",
         "open-killed",
+        "backup",
+        "kept-snapshots",
+        "feed",
         "insert-1k",
         "commerce-small-balanced",
         "commerce-medium-writes-4",

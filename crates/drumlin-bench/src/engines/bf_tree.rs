@@ -26,6 +26,7 @@ pub(super) const PEER: Peer = Peer {
         large_transactions: false,
     },
     open,
+    restore: None,
 };
 
 /// The maximum size of a record, larger than any record in this benchmark. Buffers for scans and reads have twice this

@@ -1,13 +1,13 @@
 //! Drumlin.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use drumlin::{Config, Database, Keyspace, KeyspaceOptions, Snapshot};
+use drumlin::{BackupOptions, Config, Database, Keyspace, KeyspaceOptions, Snapshot};
 
 use crate::engine::{
-    Capabilities, Changes, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
-    Tables, missing_row,
+    Backups, Capabilities, Changes, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings,
+    Source, Tables, missing_row,
 };
 
 pub(super) const PEER: Peer = Peer {
@@ -27,6 +27,7 @@ pub(super) const PEER: Peer = Peer {
         large_transactions: true,
     },
     open,
+    restore: Some(restore),
 };
 
 /// Drumlin with larger pages, for finding the best page size.
@@ -53,14 +54,48 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
 }
 
 fn open_with(folder: &Path, settings: &Settings, page_bytes: usize) -> Result<Box<dyn Engine>> {
+    let db = config(settings).page_bytes(page_bytes).open(folder.join("drumlin"))?;
+    let rows = db.keyspace("rows")?;
+    Ok(Box::new(Drumlin { db, rows }))
+}
+
+pub(crate) fn config(settings: &Settings) -> Config {
     let durability = match settings.durability {
         Durability::Full => drumlin::Durability::Full,
         Durability::Relaxed => drumlin::Durability::Relaxed,
     };
-    let config = Config::new().memory(settings.memory_bytes).durability(durability).page_bytes(page_bytes);
-    let db = config.open(folder.join("drumlin"))?;
-    let rows = db.keyspace("rows")?;
-    Ok(Box::new(Drumlin { db, rows }))
+    Config::new().memory(settings.memory_bytes).durability(durability)
+}
+
+/// Returns the folders of the backups in a folder, oldest first.
+fn backups_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    found.sort_unstable();
+    Ok(found)
+}
+
+fn restore(backups: &Path, target: &Path) -> Result<()> {
+    Config::new().restore(backups_in(backups)?, target.join("drumlin"))?;
+    Ok(())
+}
+
+impl Backups for Drumlin {
+    fn back_up(&self, folder: &Path) -> Result<()> {
+        let earlier = backups_in(folder)?.len();
+        let name = |number: usize| format!("backup-{number:06}");
+        if earlier == 0 {
+            // It may be left of a backup in another folder.
+            for kept in self.db.kept_snapshots() {
+                self.db.drop_snapshot(&kept.name)?;
+            }
+        }
+        let mut options = BackupOptions::new().keep(&name(earlier));
+        if let Some(base) = earlier.checked_sub(1) {
+            options = options.since(&name(base));
+        }
+        self.db.backup_to(folder.join(name(earlier)), &options)?;
+        Ok(())
+    }
 }
 
 impl Engine for Drumlin {
@@ -86,6 +121,10 @@ impl Engine for Drumlin {
     }
 
     fn tables(&self) -> Option<&dyn Tables> {
+        Some(self)
+    }
+
+    fn backups(&self) -> Option<&dyn Backups> {
         Some(self)
     }
 

@@ -25,6 +25,7 @@ pub(super) const PEER: Peer = Peer {
         large_transactions: false,
     },
     open,
+    restore: None,
 };
 
 /// The number of rows per batch of an unsorted bulk load.

@@ -5,10 +5,10 @@ use std::ops::Bound;
 use std::path::Path;
 
 use heed::types::Bytes;
-use heed::{CommitOrAbort, Env, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, WithTls};
+use heed::{CommitOrAbort, CompactionOption, Env, EnvFlags, EnvOpenOptions, PutFlags, RoTxn, WithTls};
 
 use crate::engine::{
-    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+    Backups, Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
 };
 use crate::engine::{load_in_batches, missing_row};
 
@@ -30,6 +30,7 @@ pub(super) const PEER: Peer = Peer {
         large_transactions: false,
     },
     open,
+    restore: Some(restore),
 };
 
 /// The size of the memory map, larger than any workload needs.
@@ -69,6 +70,22 @@ impl Lmdb {
     }
 }
 
+fn restore(backups: &Path, target: &Path) -> Result<()> {
+    std::fs::copy(backups.join("backup.mdb"), target.join("data.mdb"))?;
+    Ok(())
+}
+
+impl Backups for Lmdb {
+    fn back_up(&self, folder: &Path) -> Result<()> {
+        let path = folder.join("backup.mdb");
+        if path.exists() {
+            std::fs::remove_file(&path)?;
+        }
+        self.env.copy_to_path(path, CompactionOption::Disabled)?;
+        Ok(())
+    }
+}
+
 impl Engine for Lmdb {
     fn session(&self) -> Result<Box<dyn Session + '_>> {
         Ok(Box::new(Access { env: &self.env, rows: self.rows()? }))
@@ -97,6 +114,10 @@ impl Engine for Lmdb {
                 return Ok(());
             }
         }
+    }
+
+    fn backups(&self) -> Option<&dyn Backups> {
+        Some(self)
     }
 
     fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {

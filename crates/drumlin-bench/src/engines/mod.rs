@@ -1,6 +1,6 @@
 //! The engines of this build, one per file.
 
-mod drumlin;
+pub(crate) mod drumlin;
 
 #[cfg(feature = "bf-tree")]
 mod bf_tree;

@@ -26,6 +26,7 @@ pub(super) const PEER: Peer = Peer {
         large_transactions: false,
     },
     open,
+    restore: None,
 };
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");

@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
+use rocksdb::backup::{BackupEngine, BackupEngineOptions, RestoreOptions};
 use rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType,
-    DEFAULT_COLUMN_FAMILY_NAME, IteratorMode, OptimisticTransactionDB, OptimisticTransactionOptions, Options,
+    DEFAULT_COLUMN_FAMILY_NAME, Env, IteratorMode, OptimisticTransactionDB, OptimisticTransactionOptions, Options,
     ReadOptions, SingleThreaded, SnapshotWithThreadMode, WaitForCompactOptions, WriteBatchWithTransaction,
     WriteOptions,
 };
 
 use crate::engine::{
-    Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
+    Backups, Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
 };
 use crate::engine::{LOAD_BATCH_ROWS, missing_row};
 
@@ -32,6 +33,7 @@ pub(super) const PEER: Peer = Peer {
         large_transactions: false,
     },
     open,
+    restore: Some(restore),
 };
 
 type Db = OptimisticTransactionDB<SingleThreaded>;
@@ -85,6 +87,21 @@ fn batch_of(rows: &[Row]) -> WriteBatchWithTransaction<true> {
     batch
 }
 
+fn backup_engine(folder: &Path) -> Result<BackupEngine> {
+    Ok(BackupEngine::open(&BackupEngineOptions::new(folder)?, &Env::new()?)?)
+}
+
+fn restore(backups: &Path, target: &Path) -> Result<()> {
+    Ok(backup_engine(backups)?.restore_from_latest_backup(target, target, &RestoreOptions::default())?)
+}
+
+impl Backups for Rocks {
+    fn back_up(&self, folder: &Path) -> Result<()> {
+        // Memtables are flushed first, so that the log need not be copied.
+        Ok(backup_engine(folder)?.create_new_backup_flush(&self.db, true)?)
+    }
+}
+
 impl Engine for Rocks {
     fn session(&self) -> Result<Box<dyn Session + '_>> {
         let mut many = ReadOptions::default();
@@ -116,6 +133,10 @@ impl Engine for Rocks {
 
     fn settle(&self) -> Result<()> {
         Ok(self.db.wait_for_compact(&WaitForCompactOptions::default())?)
+    }
+
+    fn backups(&self) -> Option<&dyn Backups> {
+        Some(self)
     }
 
     fn hold(&self) -> Result<Option<Box<dyn HeldSnapshot + '_>>> {

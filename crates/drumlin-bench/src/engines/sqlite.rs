@@ -7,7 +7,8 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use crate::engine::{
-    Capabilities, Changes, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source, Tables,
+    Backups, Capabilities, Changes, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source,
+    Tables,
 };
 use crate::engine::{load_in_batches, missing_row};
 
@@ -30,6 +31,7 @@ pub(super) const PEER: Peer = Peer {
         large_transactions: true,
     },
     open: open_wal,
+    restore: Some(restore),
 };
 
 pub(super) const ROLLBACK_PEER: Peer = Peer {
@@ -38,6 +40,7 @@ pub(super) const ROLLBACK_PEER: Peer = Peer {
     settings: "like sqlite, with a rollback journal, its default",
     capabilities: Capabilities { inserts_only: true, ..PEER.capabilities },
     open: open_rollback,
+    restore: None,
 };
 
 /// The number of rows per transaction of a bulk load.
@@ -91,6 +94,25 @@ fn connect(path: &Path, journal: &str, synchronous: &str, cache_kib: u64) -> Res
     Ok(connection)
 }
 
+fn restore(backups: &Path, target: &Path) -> Result<()> {
+    std::fs::copy(backups.join("backup.sqlite"), target.join("rows.sqlite"))?;
+    Ok(())
+}
+
+impl Backups for Sqlite {
+    fn back_up(&self, folder: &Path) -> Result<()> {
+        let mut target = Connection::open(folder.join("backup.sqlite"))?;
+        self.with_connection(|connection| {
+            let backup = rusqlite::backup::Backup::new(connection, &mut target)?;
+            // In one step, because a commit between two steps begins the backup again.
+            backup.step(-1)?;
+            Ok(())
+        })?;
+        target.close().map_err(|(_, error)| error)?;
+        Ok(())
+    }
+}
+
 impl Engine for Sqlite {
     fn session(&self) -> Result<Box<dyn Session + '_>> {
         let idle = self.idle.lock().expect("no call panics").pop();
@@ -113,6 +135,10 @@ impl Engine for Sqlite {
     }
 
     fn tables(&self) -> Option<&dyn Tables> {
+        Some(self)
+    }
+
+    fn backups(&self) -> Option<&dyn Backups> {
         Some(self)
     }
 
@@ -157,8 +183,14 @@ impl Tables for Sqlite {
     fn get(&self, name: &str, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.with_connection(|connection| {
             let mut statement = connection.prepare(&format!("SELECT value FROM \"{name}\" WHERE key = ?1"))?;
-            let found = statement.query_row([integer(key)], |row| Ok(see(row.get_ref(0)?.as_blob()?))).optional()?;
-            Ok(found.is_some())
+            let mut rows = statement.query([integer(key)])?;
+            match rows.next()? {
+                Some(row) => {
+                    see(row.get_ref(0)?.as_blob()?);
+                    Ok(true)
+                }
+                None => Ok(false),
+            }
         })
     }
 

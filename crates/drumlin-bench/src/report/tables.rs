@@ -1,9 +1,13 @@
 //! The tables of the report.
 
+use std::collections::BTreeSet;
+
 use drumlin_lab::Form;
 
 use crate::commerce::Kind;
+use crate::measure::Latencies;
 use crate::results::{Entry, Measured, Results};
+use crate::workloads::Figures;
 
 /// A table whose cells are text.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,7 +56,10 @@ pub(super) fn all(results: &Results) -> Vec<Table> {
     tables.extend([inserts(results), operations(results, |_| true), tails(results), writes(results)]);
     tables.extend([memory(results), sizes(results)]);
     tables.retain(|table| !table.rows.is_empty());
-    tables.extend(results.workloads.iter().map(detail));
+    for workload in &results.workloads {
+        tables.push(detail(workload));
+        tables.extend(Some(others(workload)).filter(|table| !table.rows.is_empty()));
+    }
     tables
 }
 
@@ -206,7 +213,9 @@ pub(super) fn inserts(results: &Results) -> Table {
 
 /// Builds the table of latencies by kind of operation, for the workloads that `shows` selects.
 pub(super) fn operations(results: &Results, shows: impl Fn(&Measured) -> bool) -> Table {
-    let has_kinds = |entry: &Entry| entry.turns.iter().any(|turn| !turn.figures.kinds.is_empty());
+    let is_of_shoppers = |name: &str| Kind::ALL.iter().any(|kind| kind.name() == name);
+    let has_kinds =
+        |entry: &Entry| entry.turns.iter().flat_map(|turn| &turn.figures.kinds).any(|(name, _)| is_of_shoppers(name));
     let workloads: Vec<&Measured> =
         results.workloads.iter().filter(|workload| shows(workload) && workload.entries.iter().any(has_kinds)).collect();
     let is_shown = |name: &str| workloads.iter().any(|workload| workload.entry(name).is_some_and(has_kinds));
@@ -391,6 +400,38 @@ pub(super) fn detail(workload: &Measured) -> Table {
         Table { title: format!("{}: {}", workload.name, workload.title), about, titles: texts(&titles), rows };
     drop_empty_columns(&mut table);
     table
+}
+
+/// Builds the table of the figures that only this workload has, with a column for each engine.
+fn others(workload: &Measured) -> Table {
+    let entries = || workload.entries.iter().filter(|entry| !entry.turns.is_empty());
+    let turns = || entries().flat_map(|entry| &entry.turns);
+    let names: BTreeSet<&String> = turns().flat_map(|turn| turn.figures.more.keys()).collect();
+    let kinds: BTreeSet<&String> = turns().flat_map(|turn| turn.figures.kinds.iter().map(|(name, _)| name)).collect();
+    let shoppers = |name: &&&String| !Kind::ALL.iter().any(|kind| kind.name() == name.as_str());
+    let row = |name: String, figure: &dyn Fn(&Figures) -> f64, form: Form| {
+        let cells = entries().map(|entry| show(form, entry.median(figure)));
+        [name].into_iter().chain(cells).collect::<Vec<String>>()
+    };
+    let more = names.iter().map(|name| {
+        let figure = |figures: &Figures| figures.more.get(*name).copied().unwrap_or(f64::NAN);
+        row((*name).clone(), &figure, Form::Ratio)
+    });
+    let latencies = kinds.iter().filter(shoppers).flat_map(|name| {
+        let of = |figures: &Figures, quantile: fn(&Latencies) -> f64| {
+            figures.kinds.iter().find(|(kind, _)| kind == *name).map_or(f64::NAN, |(_, latencies)| quantile(latencies))
+        };
+        [
+            row(format!("{name}, p50"), &|figures| of(figures, |all| all.p50_us), Form::Micros),
+            row(format!("{name}, p99"), &|figures| of(figures, |all| all.p99_us), Form::Micros),
+        ]
+    });
+    Table {
+        title: format!("{}: other figures", workload.name),
+        about: "Medians of the turns.\n".to_owned(),
+        rows: more.chain(latencies).collect(),
+        titles: ["figure".to_owned()].into_iter().chain(entries().map(|entry| entry.engine.clone())).collect(),
+    }
 }
 
 /// Removes columns that are empty in every row.

@@ -108,6 +108,10 @@ impl Work<'_> {
             | Job::Large(_)
             | Job::Drop
             | Job::Tables
+            | Job::Backup
+            | Job::CommitBesideBackups
+            | Job::KeptSnapshots
+            | Job::Feed
             | Job::Open { .. }
             | Job::Shop { .. } => {
                 unreachable!("these jobs have other actors, or none")

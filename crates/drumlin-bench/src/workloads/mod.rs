@@ -1,6 +1,8 @@
 //! Runs and measures the job of each workload.
 
 mod actors;
+mod copies;
+mod kept;
 mod large;
 mod loads;
 mod open;
@@ -128,6 +130,10 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
         Job::FullScan => full_scan(turn)?,
         Job::RemoveRange => remove_range(turn)?,
         Job::Large(change) => large::measure(turn, change)?,
+        Job::Backup => copies::measure_backup(turn)?,
+        Job::CommitBesideBackups => copies::measure_commits_beside(turn)?,
+        Job::KeptSnapshots => kept::measure_snapshots(turn)?,
+        Job::Feed => kept::measure_feed(turn)?,
         Job::Shop { size, traffic } => shop::measure(turn, size, traffic)?,
         _ => repeated(turn)?,
     };
