@@ -28,6 +28,7 @@ fn the_commands_of_the_page_work() {
             let printed = String::from_utf8(output.stdout).unwrap();
             match line {
                 "drumlin get shop order/7 --snapshot before-import" => assert_eq!(printed, "three apples"),
+                "drumlin count busy-restored -k bench" => assert_eq!(printed.trim(), "20000"),
                 "drumlin get restored order/9" => assert_eq!(printed, "ten plums"),
                 _ => {}
             }

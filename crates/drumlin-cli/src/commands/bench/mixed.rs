@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use drumlin::{Error, Keyspace};
+use drumlin::{BackupOptions, Error, Keyspace};
 
 use super::data::{Random, key};
 use super::get::Getter;
 use super::load;
 use super::measure::{TURNS, Task, Turns, Worker, measure, measure_tasks};
-use super::report::{Facts, Report};
+use super::report::{Backup, Facts, Report};
 use super::target::Target;
 use crate::failure::Result;
 use crate::process;
@@ -88,10 +88,16 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
     let slice = target.options.seconds / TURNS;
     measure(0, slice / 2)?;
     process::reset_resident_bytes_max();
-    let mut turns = Turns::new();
-    for turn in 1..=u64::from(TURNS) {
-        turns.add(measure(turn, slice)?, None);
-    }
+    let (turns, backup) = std::thread::scope(|scope| -> Result<_> {
+        let (database, folder) = (target.database(), target.options.backup.as_ref());
+        let backing_up = folder.map(|folder| scope.spawn(move || database.backup_to(folder, &BackupOptions::new())));
+        let mut turns = Turns::new();
+        for turn in 1..=u64::from(TURNS) {
+            turns.add(measure(turn, slice)?, None);
+        }
+        let backup = backing_up.map(|thread| thread.join().expect("the thread of the backup panicked"));
+        Ok((turns, backup.transpose()?))
+    })?;
     let facts = Facts {
         name: "mixed",
         unit: "operations",
@@ -100,5 +106,7 @@ pub(super) fn run(target: &mut Target<'_>) -> Result<Report> {
         data_bytes: target.about.data_bytes(),
         limit: None,
     };
-    Ok(Report::new(target, &turns, facts))
+    let mut report = Report::new(target, &turns, facts);
+    report.backup = backup.map(Backup::from);
+    Ok(report)
 }

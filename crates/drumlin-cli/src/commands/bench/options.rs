@@ -49,6 +49,9 @@ pub(super) struct Options {
     /// mixed: hold a snapshot open during the measurement
     #[arg(long)]
     pub(super) hold_snapshot: bool,
+    /// mixed: back up the database to this new folder during the measurement
+    #[arg(long, value_name = "BACKUP")]
+    pub(super) backup: Option<PathBuf>,
     /// The durability that a commit waits for
     #[arg(long, value_enum, default_value_t = Durability::Full)]
     pub(super) durability: Durability,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use drumlin::BackupReport;
 use serde::Serialize;
 
 use super::measure::{Measured, Spread, Turns};
@@ -43,6 +44,9 @@ pub(super) struct Report {
     value_size: u64,
     threads: u64,
     batch: u64,
+    /// The backup that was made during the measurement.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) backup: Option<Backup>,
     /// The name of the operation that is counted.
     #[serde(skip)]
     unit: &'static str,
@@ -51,6 +55,19 @@ pub(super) struct Report {
     call: String,
     #[serde(skip)]
     limit: Option<Limit>,
+}
+
+/// A backup that was made during the measurement.
+#[derive(Debug, Serialize)]
+pub(super) struct Backup {
+    bytes: u64,
+    seconds: f64,
+}
+
+impl From<BackupReport> for Backup {
+    fn from(report: BackupReport) -> Backup {
+        Backup { bytes: report.bytes, seconds: report.duration.as_secs_f64() }
+    }
 }
 
 /// The facts specific to one benchmark.
@@ -114,6 +131,7 @@ impl Report {
             value_size: target.about.value_size,
             threads: target.threads(),
             batch: facts.batch,
+            backup: None,
             unit: facts.unit,
             call: facts.call,
             ops_per_second_spread: turns.spread_of(Measured::ops_per_second),
@@ -183,6 +201,10 @@ impl Report {
                 resident.unwrap_or_default()
             ),
         );
+        if let Some(Backup { bytes, seconds }) = self.backup {
+            let in_time = figures::duration(Duration::from_secs_f64(seconds));
+            line("backup", format!("{} in {in_time}, during the measurement", figures::bytes(bytes)));
+        }
         lines.join("\n")
     }
 }
