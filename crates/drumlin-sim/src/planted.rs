@@ -14,7 +14,7 @@ use std::time::Instant;
 use diffy::{Line, Patch};
 use drumlin_testing::documents;
 
-/// A command of this program that searches for bugs.
+/// What searches for bugs: a command of this program, or the library's models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finder {
     /// Cuts the power or kills the process after each disk change of one script.
@@ -23,10 +23,12 @@ pub enum Finder {
     Worlds,
     /// Runs simulated worlds whose disks flip bits.
     RottenWorlds,
+    /// Explores every interleaving of the lock-free parts, like `scripts/models`.
+    Models,
 }
 
 impl Finder {
-    const ALL: [Self; 3] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds];
+    const ALL: [Self; 4] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds, Self::Models];
 
     /// Returns the name used in patches.
     fn name(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Finder {
             Self::CrashPoints => "crash-points",
             Self::Worlds => "worlds",
             Self::RottenWorlds => "worlds --fault rot",
+            Self::Models => "models",
         }
     }
 
@@ -43,11 +46,12 @@ impl Finder {
             Self::CrashPoints => "crash points",
             Self::Worlds => "worlds",
             Self::RottenWorlds => "worlds with `--fault rot`",
+            Self::Models => "models",
         }
     }
 
-    /// Returns the arguments of the command. They limit the run to the same operations on every machine. The limit of
-    /// ten minutes matters only if a run hangs.
+    /// Returns the arguments of this program, or of `cargo test` for the models. They limit the run to the same
+    /// operations on every machine. The limit of ten minutes matters only if a run hangs.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::CrashPoints => {
@@ -57,6 +61,8 @@ impl Finder {
             Self::RottenWorlds => {
                 &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120", "--fault", "rot"]
             }
+            // On one thread, the time of the run is its processor time.
+            Self::Models => &["loom_", "--", "--test-threads", "1"],
         }
     }
 }
@@ -181,17 +187,16 @@ pub fn run(only: &str, updates_docs: bool) -> Result<bool> {
         return Err(Error::other(format!("no planted bug's name contains {only}")));
     }
     let mut is_as_meant = true;
-    let program = build(None)?;
     for finder in Finder::ALL.into_iter().filter(|finder| plants.iter().any(|plant| plant.finder == *finder)) {
-        println!("without a bug: drumlin-sim {}", finder.arguments().join(" "));
-        let outcome = find(&program, finder)?;
+        println!("without a bug: {}, {}", finder.name(), finder.arguments().join(" "));
+        let outcome = find(&copy_sources(None)?, finder)?;
         println!("  {}: {}", if outcome.found { "FOUND SOMETHING" } else { "nothing found" }, outcome.text);
         is_as_meant &= !outcome.found;
     }
     let mut rows = Vec::new();
     for plant in plants {
         println!("{}: {}", plant.name, plant.bug);
-        let outcome = find(&build(Some(&plant))?, plant.finder)?;
+        let outcome = find(&copy_sources(Some(&plant))?, plant.finder)?;
         let is_caught = outcome.found && outcome.processor_seconds <= SECONDS_MAX;
         println!("  {} by {}: {}", if is_caught { "found" } else { "NOT FOUND" }, plant.finder.name(), outcome.text);
         is_as_meant &= is_caught;
@@ -207,37 +212,34 @@ pub fn run(only: &str, updates_docs: bool) -> Result<bool> {
     Ok(is_as_meant)
 }
 
-/// Builds drumlin-sim from a copy of its sources in `target/planted`, with the bug if one is given, and returns the
-/// path of the program. The copies share a target folder, so dependencies are built only once.
-fn build(plant: Option<&Plant>) -> Result<PathBuf> {
-    let folder = workspace().join("target/planted");
-    let name = plant.map_or("no-bug", |plant| &plant.name);
-    let copy = folder.join(name);
-    copy_sources(&copy)?;
-    if let Some(plant) = plant {
-        plant.apply(&copy)?;
-    }
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(&copy).args(["build", "--quiet", "-p", "drumlin-sim", "--profile", "planted"]);
-    command.args(["--target-dir", "../target"]);
-    if !command.status()?.success() {
-        return Err(Error::other(format!("{name} does not build in {}", copy.display())));
-    }
-    Ok(folder.join("target/planted/drumlin-sim"))
-}
-
-/// Replaces `copy` with the sources that drumlin-sim is built from, as a separate workspace.
-fn copy_sources(copy: &Path) -> Result<()> {
+/// Copies the sources that drumlin-sim is built from to `target/planted`, as a separate workspace, with the bug if one
+/// is given. Returns the path of the copy.
+fn copy_sources(plant: Option<&Plant>) -> Result<PathBuf> {
+    let copy = workspace().join("target/planted").join(plant.map_or("no-bug", |plant| &plant.name));
     if copy.exists() {
-        fs::remove_dir_all(copy)?;
+        fs::remove_dir_all(&copy)?;
     }
-    fs::create_dir_all(copy)?;
+    fs::create_dir_all(&copy)?;
     let manifest = fs::read_to_string(workspace().join("Cargo.toml"))?;
     // Leave out the default members, because some of those crates are not copied.
     let lines = manifest.lines().filter(|line| !line.starts_with("default-members"));
     fs::write(copy.join("Cargo.toml"), lines.flat_map(|line| [line, "\n"]).collect::<String>())?;
-    SOURCES.iter().try_for_each(|source| copy_all(&workspace().join(source), &copy.join(source)))
+    SOURCES.iter().try_for_each(|source| copy_all(&workspace().join(source), &copy.join(source)))?;
+    plant.map_or(Ok(()), |plant| plant.apply(&copy))?;
+    Ok(copy)
+}
+
+/// Returns a cargo command for a copy of the sources, with the profile `planted`. The copies share a target folder, so
+/// dependencies are built only once.
+fn cargo(copy: &Path, arguments: &[&str], target: &str) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(copy).args(arguments).args(["--quiet", "--profile", "planted", "--target-dir", target]);
+    command
+}
+
+fn build(mut command: Command, copy: &Path) -> Result<()> {
+    if command.status()?.success() { Ok(()) } else { Err(Error::other(format!("{} does not build", copy.display()))) }
 }
 
 /// Copies a file, or a folder with its whole content.
@@ -256,14 +258,19 @@ fn copy_all(from: &Path, to: &Path) -> Result<()> {
 struct Outcome {
     found: bool,
     processor_seconds: f64,
-    /// The seed or the disk change at which the bug was found.
+    /// The seed, the disk change or the model that found the bug.
     place: String,
     /// The time that the finder took, and its report.
     text: String,
 }
 
-/// Runs a finder.
-fn find(program: &Path, finder: Finder) -> Result<Outcome> {
+/// Builds a copy of the sources, and runs a finder.
+fn find(copy: &Path, finder: Finder) -> Result<Outcome> {
+    if finder == Finder::Models {
+        return explore_models(copy);
+    }
+    build(cargo(copy, &["build", "-p", "drumlin-sim"], "../target"), copy)?;
+    let program = copy.with_file_name("target").join("planted/drumlin-sim");
     let began = Instant::now();
     let output = Command::new(program).args(finder.arguments()).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -278,6 +285,27 @@ fn find(program: &Path, finder: Finder) -> Result<Outcome> {
     let seconds = began.elapsed().as_secs_f64();
     let text = format!("{processor_seconds:.1} s of processor time, {seconds:.1} s in total{report}");
     Ok(Outcome { found, processor_seconds, place, text })
+}
+
+/// Runs the library's models. One that fails has found the bug.
+fn explore_models(copy: &Path) -> Result<Outcome> {
+    let command = || {
+        let mut command = cargo(copy, &["test", "-p", "drumlin", "--lib"], "../models");
+        command.env("RUSTFLAGS", "--cfg drumlin_loom").env("LOOM_MAX_PREEMPTIONS", "3");
+        command
+    };
+    let mut compile = command();
+    compile.arg("--no-run");
+    build(compile, copy)?;
+    let began = Instant::now();
+    let output = command().args(Finder::Models.arguments()).output()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let failed = text.lines().find_map(|line| Some(line.strip_prefix("---- ")?.split_once(" stdout")?.0));
+    let processor_seconds = began.elapsed().as_secs_f64();
+    let failed = failed.and_then(|path| path.rsplit("::").next()).filter(|_| !output.status.success());
+    let place = failed.map_or(String::new(), |name| format!("`{name}`"));
+    let text = format!("{processor_seconds:.1} s\n    {place}");
+    Ok(Outcome { found: failed.is_some(), processor_seconds, place, text })
 }
 
 /// Returns the seed or the disk change in the first line of a finder's report.
