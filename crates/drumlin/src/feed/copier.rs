@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::file::{self, FileWriter, FoundHeader, RECORDS_OFFSET};
+use super::file::{self, FileWriter, FoundHeader};
 use super::names::Names;
 use super::retention::Retention;
 use super::scan::FileScan;
@@ -11,7 +11,7 @@ use super::shared::{ListedFile, Shared};
 use super::translation::translate;
 use crate::error::{Error, Result};
 use crate::format::changes::{FileHeader, RECORD_HEADER_BYTES, RecordKind};
-use crate::format::{DatabaseId, Timestamp};
+use crate::format::{BLOCK_BYTES, DatabaseId, Timestamp};
 use crate::io::{Backend, FolderRef};
 use crate::memory::{Account, Budget, Grant};
 use crate::seglog::Log;
@@ -68,8 +68,12 @@ pub(super) struct Copier {
     folder: Option<FolderRef>,
     writer: Option<FileWriter>,
     next_number: u64,
+    /// The last file of earlier openings, until this one begins a file.
+    found: Option<u64>,
     /// All commits up to this one are in a file, or in the buffer of its writer.
     copied: Timestamp,
+    /// The newest commit that the opening has found in the log.
+    recovered: Timestamp,
     /// The names as of `copied`.
     names: Names,
     record: Vec<u8>,
@@ -79,8 +83,14 @@ pub(super) struct Copier {
 
 impl Copier {
     /// Creates a copier that continues after `covered`, the timestamp of the newest checkpoint, with the names as of
-    /// this timestamp.
-    pub(super) fn new(settings: CopierSettings, covered: Timestamp, names: Names, budget: &Arc<Budget>) -> Copier {
+    /// this timestamp. `recovered` is the newest commit in the log.
+    pub(super) fn new(
+        settings: CopierSettings,
+        (covered, names): (Timestamp, Names),
+        recovered: Timestamp,
+        budget: &Arc<Budget>,
+    ) -> Copier {
+        assert!(covered <= recovered, "the log ends at {recovered}, before the checkpoint at {covered}");
         let mut memory = budget.grant(Account::Copies);
         // The buffer of the writer, and the record. A longer record is rare, and is let go at once.
         memory.take(2 * settings.buffer_bytes as u64);
@@ -89,7 +99,9 @@ impl Copier {
             folder: None,
             writer: None,
             next_number: 1,
+            found: None,
             copied: covered,
+            recovered,
             names,
             record: Vec::new(),
             _memory: memory,
@@ -109,29 +121,42 @@ impl Copier {
         }
         let folder = self.settings.parent.folder(file::FOLDER_NAME).map_err(|error| io("opening", error))?;
         let mut files = find_files(&folder, self.settings.database)?;
-        let last = match files.last() {
-            None => None,
-            Some(last) => FileScan::open(&folder, last.number)?.last()?,
-        };
         self.next_number = files.last().map_or(1, |last| last.number + 1);
-        let reaches = files.last().is_some_and(|file| last.max(Some(file.after)) >= Some(self.copied));
-        if !files.is_empty() && !reaches {
-            log::warn!(
-                "{}: the kept changes end at timestamp {}, before the checkpoint at {}: the database was open without \
-                 keeping changes, or could not write them. They are removed",
-                folder.path().display(),
-                last.unwrap_or_default(),
-                self.copied
-            );
-            for file in files.drain(..) {
-                folder.remove(&file::name(file.number)).map_err(|error| io("removing a file of", error))?;
+        let end = match files.last() {
+            // The log has lost commits that the files have, which only damage explains.
+            Some(last) if last.after > self.recovered => None,
+            Some(last) => {
+                let mut scan = FileScan::open(&folder, last.number)?;
+                let names = scan.names()?;
+                if last.after > self.copied {
+                    // The file before it was synced up to there, so these commits need not be copied again.
+                    (self.copied, self.names) = (last.after, names);
+                }
+                scan.end_of(self.copied)?
             }
+            None => None,
+        };
+        match (files.last_mut(), end) {
+            (Some(last), Some(end)) => last.end = end,
+            (Some(_), None) => {
+                log::warn!(
+                    "{}: the kept changes don't lead to the checkpoint at timestamp {}: the database was open without \
+                     keeping changes, or could not write them. They are removed",
+                    folder.path().display(),
+                    self.copied
+                );
+                for file in files.drain(..) {
+                    folder.remove(&file::name(file.number)).map_err(|error| io("removing a file of", error))?;
+                }
+            }
+            (None, _) => {}
         }
+        self.found = files.last().map(|last| last.number);
         if !files.is_empty() {
             crate::coverage::mark!("an opening continued the changes of an earlier one");
         }
         self.folder = Some(folder);
-        shared.enter(files);
+        shared.enter(files, self.copied);
         // The retention may be shorter than that of the last opening.
         self.remove_old(shared, self.settings.time_ms())
     }
@@ -258,6 +283,12 @@ impl Copier {
             parent.sync().map_err(|error| io("syncing the folder of", error))?;
         }
         let folder = self.folder.as_ref().expect("it was just opened");
+        if let Some(number) = self.found.take() {
+            // A killed process may have left the file only in a cache. If a power cut took it, it would take all files
+            // before it out of the row.
+            let found = file::open(folder.as_ref(), number).and_then(|found| found.sync_data());
+            found.map_err(|error| io("syncing a file of", error))?;
+        }
         let header = FileHeader {
             database: self.settings.database,
             number: self.next_number,
@@ -265,6 +296,7 @@ impl Copier {
             time_ms: now_ms,
             kept_bytes: self.settings.retention.bytes,
             kept_ms: self.settings.retention.time.as_millis() as u64,
+            previous_end: shared.newest_end(),
         };
         let make_space = &mut || give_up_oldest(folder, shared);
         let writer = FileWriter::create(folder.as_ref(), header, &self.names, self.settings.buffer_bytes, make_space);
@@ -274,6 +306,7 @@ impl Copier {
             number: header.number,
             after: header.after,
             time_ms: now_ms,
+            start: writer.end(),
             end: writer.end(),
         });
         self.writer = Some(writer);
@@ -347,13 +380,15 @@ pub(super) fn remove_all(parent: &FolderRef, database: DatabaseId) -> Result<()>
 }
 
 /// Returns the change files of a database in ascending order: the newest ones, up to the first that is missing or does
-/// not verify. A newest file without a sound header was being created, has no commits, and is removed.
+/// not verify. A newest file without a sound header and names was being created, has no commits, and is removed.
 fn find_files(folder: &FolderRef, database: DatabaseId) -> Result<Vec<ListedFile>> {
     let io = |action, error| Error::io(action, folder.path(), error);
     let names = folder.list().map_err(|error| io("listing", error))?;
     let mut numbers: Vec<u64> = names.iter().filter_map(|name| file::parse_name(name)).collect();
     numbers.sort_unstable();
     let mut files: Vec<ListedFile> = Vec::new();
+    // The end of the commits of the file before the last one that was found.
+    let mut end = u64::MAX;
     for number in numbers.into_iter().rev() {
         if files.last().is_some_and(|later| later.number != number + 1) {
             break;
@@ -366,8 +401,18 @@ fn find_files(folder: &FolderRef, database: DatabaseId) -> Result<Vec<ListedFile
                 return Err(Error::corrupted(&path, "the header", "it belongs to another database"));
             }
             FoundHeader::Header(header) if header.number == number => {
-                let end = file.len().map_err(|error| io("measuring a file of", error))?.max(RECORDS_OFFSET);
-                files.push(ListedFile { number, after: header.after, time_ms: header.time_ms, end });
+                let start = match FileScan::open_in(folder, number, BLOCK_BYTES, None)?.after_names() {
+                    Ok(start) => start,
+                    Err(Error::Corrupted { .. }) if files.is_empty() => {
+                        folder.remove(&file::name(number)).map_err(|error| io("removing a file of", error))?;
+                        continue;
+                    }
+                    Err(Error::Corrupted { .. }) => break,
+                    Err(error) => return Err(error),
+                };
+                let file_bytes = file.len().map_err(|error| io("measuring a file of", error))?;
+                let end = std::mem::replace(&mut end, header.previous_end).min(file_bytes).max(start);
+                files.push(ListedFile { number, after: header.after, time_ms: header.time_ms, start, end });
             }
             FoundHeader::Unfinished if files.is_empty() => {
                 drop(file);

@@ -9,8 +9,9 @@
 //! 1. Change files have only commits that are durable in the log, in the order of their timestamps, without gaps.
 //! 2. Before a checkpoint at timestamp C is durable, all commits up to C are durable in change files
 //!    ([`Feed::keep_up_to`]). So an opening finds each commit in the files or in the log that it replays.
-//! 3. An opening begins a new file at the checkpoint from which it has recovered. Readers ignore what the file before
-//!    it has after that timestamp: these bytes may exist only in a cache.
+//! 3. An opening begins a new file at the checkpoint from which it has recovered, or at the beginning of the last file
+//!    if that is later. Readers ignore what the file before it has after that timestamp: these bytes may exist only in
+//!    a cache. They don't count for the retention.
 //! 4. A file begins with the names of all keyspaces as of its first timestamp, so it can be read without the database.
 //! 5. Files are removed as a whole, oldest first, and only if the retention does not promise them or the disk is full.
 //! 6. If a file can't be written, the feed ends: readers get an error, and statistics and the program's log say why.
@@ -106,7 +107,7 @@ impl Feed {
         };
         Feed {
             shared: Arc::new(Shared::new(covered)),
-            copier: Mutex::new(Copier::new(settings, covered, names, budget)),
+            copier: Mutex::new(Copier::new(settings, (covered, names), durable, budget)),
             parent: Arc::clone(parent),
             budget: Arc::clone(budget),
             durable: AtomicU64::new(durable.0),

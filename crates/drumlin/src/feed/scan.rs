@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use super::file::{self, FoundHeader, RECORDS_OFFSET};
+use super::names::Names;
 use crate::error::{Error, Result};
 use crate::format::changes::{ChangeRecord, FileHeader, RECORD_HEADER_BYTES, RecordKind};
 use crate::format::{BLOCK_BYTES, Timestamp};
@@ -159,15 +160,35 @@ impl FileScan {
         Ok(wanted_end <= self.chunk_end)
     }
 
-    /// Reads the file to its end. Returns the timestamp of the last commit.
-    pub(super) fn last(mut self) -> Result<Option<Timestamp>> {
+    /// Reads the names at the beginning of the file.
+    pub(super) fn names(&mut self) -> Result<Names> {
+        assert!(self.offset == RECORDS_OFFSET, "the names of a file are read after its commits");
         let end = self.file_bytes()?;
-        let mut last = None;
+        let mut names = Names::default();
+        let is_read = self.next(end)?.is_some_and(|record| record.kind == RecordKind::Names);
+        let is_read = is_read && names.apply(self.body()).is_some();
+        is_read
+            .then_some(names)
+            .ok_or_else(|| Error::corrupted(self.path(), "the names of keyspaces", "they are missing or do not verify"))
+    }
+
+    /// Returns the offset after the names at the beginning of the file.
+    pub(super) fn after_names(&mut self) -> Result<u64> {
+        self.names().map(|_| self.offset)
+    }
+
+    /// Reads the file up to the commit with this timestamp. Returns the offset after the commit, or `None` if the file
+    /// does not have it. The file begins after a commit, which counts as the first.
+    pub(super) fn end_of(&mut self, timestamp: Timestamp) -> Result<Option<u64>> {
+        if timestamp == self.header.after {
+            return Ok(Some(self.offset));
+        }
+        let end = self.file_bytes()?;
         while let Some(record) = self.next(end)? {
-            if record.kind == RecordKind::Commit {
-                last = Some(record.timestamp);
+            if record.timestamp == timestamp {
+                return Ok(Some(self.offset));
             }
         }
-        Ok(last)
+        Ok(None)
     }
 }

@@ -17,8 +17,17 @@ pub(super) struct ListedFile {
     pub(super) after: Timestamp,
     /// The time at which the file was created, in milliseconds since 1970.
     pub(super) time_ms: u64,
+    /// The offset of the first commit.
+    pub(super) start: u64,
     /// Readers may read up to this offset.
     pub(super) end: u64,
+}
+
+impl ListedFile {
+    fn commit_bytes(&self) -> u64 {
+        assert!(self.start <= self.end, "a change file ends before its first commit");
+        self.end - self.start
+    }
 }
 
 /// The part of the files in which a reader finds its next commits.
@@ -72,6 +81,10 @@ impl State {
     fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.end).sum()
     }
+
+    fn commit_bytes(&self) -> u64 {
+        self.files.iter().map(ListedFile::commit_bytes).sum()
+    }
 }
 
 impl Shared {
@@ -87,12 +100,22 @@ impl Shared {
         Shared { state: Mutex::new(state) }
     }
 
-    /// Adds the files that an opening has found, in ascending order.
-    pub(super) fn enter(&self, files: Vec<ListedFile>) {
+    /// Adds the files that an opening has found, in ascending order. They have all commits up to `copied`.
+    pub(super) fn enter(&self, files: Vec<ListedFile>, copied: Timestamp) {
         assert!(files.is_sorted_by(|left, right| left.number + 1 == right.number), "a change file is missing");
+        assert!(
+            files.last().is_none_or(|last| last.after <= copied),
+            "a file begins after the commits that are copied"
+        );
         let mut state = self.state.lock();
         assert!(state.files.is_empty(), "files are entered twice");
-        state.files = files.into();
+        assert!(state.copied <= copied, "the feed goes back from {} to {copied}", state.copied);
+        (state.files, state.copied) = (files.into(), copied);
+    }
+
+    /// Returns the offset at which the commits of the newest file end, or 0 if there is no file.
+    pub(super) fn newest_end(&self) -> u64 {
+        self.state.lock().files.back().map_or(0, |newest| newest.end)
     }
 
     /// Adds a file, which continues after all commits that were copied.
@@ -117,10 +140,10 @@ impl Shared {
     }
 
     /// Takes the oldest file from the list, if another follows it and `may_go` agrees. Its arguments are the oldest
-    /// file, the next one, and the bytes that would be left. The caller then removes the file.
+    /// file, the next one, and the bytes of commits that would be left. The caller then removes the file.
     pub(super) fn take_oldest(&self, may_go: impl FnOnce(&ListedFile, &ListedFile, u64) -> bool) -> Option<u64> {
         let mut state = self.state.lock();
-        let left_bytes = state.bytes() - state.files.front()?.end;
+        let left_bytes = state.commit_bytes() - state.files.front()?.commit_bytes();
         if !may_go(state.files.front()?, state.files.get(1)?, left_bytes) {
             return None;
         }

@@ -1,6 +1,6 @@
 //! Change files: the commits that a database keeps for readers of its change feed.
 //!
-//! A change file begins with a block that is its header. Only the first 72 bytes of the block are used.
+//! A change file begins with a block that is its header. Only the first 80 bytes of the block are used.
 //!
 //! ```text
 //! FILE HEADER
@@ -14,7 +14,8 @@
 //!     40     8  time at which it was created, in milliseconds since 1970
 //!     48     8  bytes of changes that are kept at least
 //!     56     8  time in milliseconds for which changes are kept at least
-//!     64     8  XXH3-64 of the bytes from 0 to 64
+//!     64     8  offset in the file before it at which the commits of that file end; 0: there was none
+//!     72     8  XXH3-64 of the bytes from 0 to 72
 //! ```
 //!
 //! Records follow. Each begins at a multiple of 8 bytes. Its body has the operations of one commit, in the form of a
@@ -44,9 +45,10 @@ pub(super) const AFTER_OFFSET: usize = 32;
 pub(super) const TIME_OFFSET: usize = 40;
 pub(super) const KEPT_BYTES_OFFSET: usize = 48;
 pub(super) const KEPT_TIME_OFFSET: usize = 56;
-pub(super) const HEADER_CHECKSUM_OFFSET: usize = 64;
+pub(super) const PREVIOUS_END_OFFSET: usize = 64;
+pub(super) const HEADER_CHECKSUM_OFFSET: usize = 72;
 /// The length of a file's header. The rest of its block is zero.
-pub(super) const FILE_HEADER_BYTES: usize = 72;
+pub(super) const FILE_HEADER_BYTES: usize = 80;
 
 pub(super) const CHECKSUM_OFFSET: usize = 0;
 pub(super) const RECORD_MAGIC_OFFSET: usize = 8;
@@ -67,7 +69,8 @@ const _: () = {
     assert!(TIME_OFFSET == AFTER_OFFSET + 8);
     assert!(KEPT_BYTES_OFFSET == TIME_OFFSET + 8);
     assert!(KEPT_TIME_OFFSET == KEPT_BYTES_OFFSET + 8);
-    assert!(HEADER_CHECKSUM_OFFSET == KEPT_TIME_OFFSET + 8);
+    assert!(PREVIOUS_END_OFFSET == KEPT_TIME_OFFSET + 8);
+    assert!(HEADER_CHECKSUM_OFFSET == PREVIOUS_END_OFFSET + 8);
     assert!(FILE_HEADER_BYTES == HEADER_CHECKSUM_OFFSET + 8);
     assert!(FILE_HEADER_BYTES <= 512, "a header must fit the unit that a device writes whole");
     assert!(RECORD_MAGIC_OFFSET == CHECKSUM_OFFSET + 8);
@@ -98,6 +101,9 @@ pub(crate) struct FileHeader {
     /// The retention of the opening that created the file.
     pub(crate) kept_bytes: u64,
     pub(crate) kept_ms: u64,
+    /// The offset in the file before this one at which the commit with the timestamp `after` ends. The records that
+    /// follow there are superseded. 0 if there was no file.
+    pub(crate) previous_end: u64,
 }
 
 impl FileHeader {
@@ -112,6 +118,7 @@ impl FileHeader {
         put_u64(block, TIME_OFFSET, self.time_ms);
         put_u64(block, KEPT_BYTES_OFFSET, self.kept_bytes);
         put_u64(block, KEPT_TIME_OFFSET, self.kept_ms);
+        put_u64(block, PREVIOUS_END_OFFSET, self.previous_end);
         let sum = checksum(&block[..HEADER_CHECKSUM_OFFSET], 0);
         put_u64(block, HEADER_CHECKSUM_OFFSET, sum);
     }
@@ -135,6 +142,7 @@ impl FileHeader {
             time_ms: get_u64(block, TIME_OFFSET),
             kept_bytes: get_u64(block, KEPT_BYTES_OFFSET),
             kept_ms: get_u64(block, KEPT_TIME_OFFSET),
+            previous_end: get_u64(block, PREVIOUS_END_OFFSET),
         })
     }
 
@@ -231,8 +239,15 @@ mod tests {
     use super::*;
 
     fn file() -> FileHeader {
-        let (after, kept_bytes, kept_ms) = (Timestamp(99), 1 << 30, 1000);
-        FileHeader { database: DatabaseId(0x1122_3344), number: 7, after, time_ms: 1 << 40, kept_bytes, kept_ms }
+        FileHeader {
+            database: DatabaseId(0x1122_3344),
+            number: 7,
+            after: Timestamp(99),
+            time_ms: 1 << 40,
+            kept_bytes: 1 << 30,
+            kept_ms: 1000,
+            previous_end: 12_344,
+        }
     }
 
     /// A file's header survives encoding, and any flipped bit is detected.

@@ -235,6 +235,7 @@ fn the_log_is_as_documented() {
         (c::TIME_OFFSET, "time"),
         (c::KEPT_BYTES_OFFSET, "bytes"),
         (c::KEPT_TIME_OFFSET, "time"),
+        (c::PREVIOUS_END_OFFSET, "offset in the file before"),
         (c::HEADER_CHECKSUM_OFFSET, "XXH3"),
     ];
     compare("Header of a change file", &fields, c::FILE_HEADER_BYTES);
