@@ -16,6 +16,9 @@
 //! Each of these disks is opened, and compared with the model row by row, by counts and by an aggregate. Each recovery
 //! is itself cut after each of its own writes and syncs, and the result is checked in the same way. After the last of
 //! these cuts, the last commit of the database must be the same as after the uncut recovery.
+//!
+//! A second script ([`ScriptKind::Changes`]) keeps its changes, with a retention of a few change files. After each cut,
+//! the change files alone must have no commit that the database lacks, and the feed must tell every commit once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
@@ -25,12 +28,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use drumlin::{Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode, Snapshot, TxOptions};
+use drumlin::{
+    Change as RowChange, Commit, Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode, Retention,
+    Snapshot, Timestamp, TxOptions,
+};
 use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 
 use crate::client::aggregates::{Fingerprint, fingerprint_of};
 use crate::client::altering;
 use crate::client::kept::compare_kept;
+use crate::follower::Follower;
 use crate::model::{Alter, Content, Kept, Model, Operation, SpaceNumber, Tampering};
 
 /// The limits on the disk states that are tried at each point.
@@ -48,9 +55,40 @@ pub struct Bounds {
     pub stride: usize,
 }
 
+/// The script that a round cuts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScriptKind {
+    /// Exercises every feature except the change feed.
+    Features,
+    /// Writes, ends and removes change files.
+    Changes,
+}
+
+/// The retention of [`ScriptKind::Changes`]: four files of the minimum size, of which the script writes a dozen.
+const KEPT_CHANGES_BYTES: u64 = 128 << 10;
+
+impl ScriptKind {
+    fn config(self, disk: &Disk, streams: u16) -> Config {
+        let config = Config::new()
+            .log_streams(streams)
+            // Each additional log stream needs a buffer.
+            .memory((5 << 20) + (u64::from(streams - 1) << 19))
+            .page_bytes(512)
+            .segment_bytes(256 << 10)
+            .log_segment_bytes(1 << 20)
+            .checkpoint_log_bytes(8 << 20)
+            .backend(disk.backend());
+        match self {
+            ScriptKind::Features => config,
+            ScriptKind::Changes => config.keep_changes(Retention::bytes(KEPT_CHANGES_BYTES)),
+        }
+    }
+}
+
 /// The settings of one pass through the points.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
+    pub script: ScriptKind,
     pub bounds: Bounds,
     pub seed: u64,
     /// The first point to try.
@@ -64,9 +102,10 @@ impl Round {
     /// Returns the command that retries one point with the same states.
     fn command(&self, point: usize) -> String {
         let Bounds { subsets_of, alone_max, random, of_recovery, stride: _ } = self.bounds;
+        let script = if self.script == ScriptKind::Changes { "--changes " } else { "" };
         format!(
-            "cargo run --release -p drumlin-sim -- --finds 1 crash-points --draw {} --point {point} --subsets {subsets_of} \
-             --alone {alone_max} --random {random} --recovery {of_recovery}",
+            "cargo run --release -p drumlin-sim -- --finds 1 crash-points {script}--draw {} --point {point} --subsets \
+             {subsets_of} --alone {alone_max} --random {random} --recovery {of_recovery}",
             self.seed
         )
     }
@@ -89,18 +128,6 @@ pub struct Report {
 /// Copies of the model. Each has the number of disk changes that preceded it.
 type Moments = Vec<(usize, Model)>;
 
-fn config(disk: &Disk, streams: u16) -> Config {
-    Config::new()
-        .log_streams(streams)
-        // Each additional log stream needs a buffer.
-        .memory((5 << 20) + (u64::from(streams - 1) << 19))
-        .page_bytes(512)
-        .segment_bytes(256 << 10)
-        .log_segment_bytes(1 << 20)
-        .checkpoint_log_bytes(8 << 20)
-        .backend(disk.backend())
-}
-
 /// The number of log streams at the first opening and in recoveries.
 fn streams(seed: u64) -> u16 {
     1 + (seed % 2) as u16
@@ -120,6 +147,7 @@ fn schedule(seed: u64) -> Schedule {
 /// The running script: its disk, the model, and the copies of the model taken at each step. Clones share all of them.
 #[derive(Clone)]
 struct Script {
+    kind: ScriptKind,
     disk: Disk,
     model: Model,
     moments: Arc<Mutex<Moments>>,
@@ -166,8 +194,19 @@ impl Script {
         Content { length, seed: self.random.next() }
     }
 
+    fn config(&self, streams: u16) -> Config {
+        self.kind.config(&self.disk, streams)
+    }
+
     fn run(&mut self) {
-        let db = config(&self.disk, self.streams).open("/db").expect("a database");
+        match self.kind {
+            ScriptKind::Features => self.use_every_feature(),
+            ScriptKind::Changes => self.write_change_files(),
+        }
+    }
+
+    fn use_every_feature(&mut self) {
+        let db = self.config(self.streams).open("/db").expect("a database");
         verify(&db, &self.model).unwrap_or_else(|failure| panic!("the script's opening: {failure}"));
         self.note();
         self.create(&db, "rows", 512);
@@ -269,6 +308,66 @@ impl Script {
         self.open_again();
     }
 
+    /// Writes a dozen change files, of which the retention removes the first: rows, transactions of all sizes, loads,
+    /// range deletes, alterations and dropped keyspaces, with checkpoints, a closing and an opening between them.
+    fn write_change_files(&mut self) {
+        let db = self.config(self.streams).open("/db").expect("a database");
+        verify(&db, &self.model).unwrap_or_else(|failure| panic!("the script's opening: {failure}"));
+        self.note();
+        self.create(&db, "rows", 512);
+        self.create(&db, "more", 1024);
+        for number in 0..14 {
+            self.put(&db, "rows", number % 5, [10, 700, 9000, 20_000, 70_000][number as usize % 5], number % 3 != 1);
+        }
+        db.checkpoint().expect("a checkpoint");
+        self.note();
+        self.transaction(&db, 0, 40);
+        self.create(&db, "loaded", 512);
+        self.load(&db, "loaded", &Vec::from_iter(0..120), [20, 100, 60, 700, 40, 30, 5000, 10], false);
+        self.remove_range(&db, "loaded", 30..60);
+        self.replace_range(&db, "loaded", 50..80);
+        db.checkpoint().expect("a checkpoint");
+        self.create(&db, "again", 1024);
+        self.large_transaction(&db, "loaded", "again");
+        self.alter(&db, vec![Alter::Rename("again".into(), "renamed".into()), Alter::Create("again".into())]);
+        self.drop_keyspace(&db, "renamed");
+        // Several clients fill files while another thread makes checkpoints.
+        let mut waits = Vec::new();
+        for client in 0..2u64 {
+            let (mut script, db) = (self.clone(), db.clone());
+            script.random = Random(self.random.next());
+            waits.push(self.spawn("client", move || {
+                for round in 0..8 {
+                    script.put(&db, "more", 10 * client + round % 4, 15_000, round % 3 != 0);
+                }
+            }));
+        }
+        let other = db.clone();
+        waits.push(self.spawn("checkpoints", move || {
+            for _ in 0..3 {
+                other.checkpoint().expect("a checkpoint");
+                sim::sleep(Duration::from_micros(300));
+            }
+        }));
+        waits.into_iter().for_each(|wait| wait());
+        for number in 0..3 {
+            self.remove(&db, "rows", number);
+        }
+        db.close().expect("closing");
+        self.note();
+        let db = self.config(3 - self.streams).open("/db").expect("a closed database");
+        for number in 0..6 {
+            self.put(&db, "rows", number, 12_000, number % 2 == 0);
+        }
+        db.checkpoint().expect("a checkpoint");
+        self.note();
+        self.drop_keyspace(&db, "loaded");
+        for number in 0..6 {
+            self.put(&db, "more", number, 9000, number % 2 == 1);
+        }
+        drop(db);
+    }
+
     /// Prepares transactions. Some of them end before the next checkpoint, some after it, and one in the next opening.
     fn prepare_and_end(&mut self, db: &Database) {
         // The first one creates the keyspace of prepared transactions, of which the model knows nothing.
@@ -337,7 +436,7 @@ impl Script {
     /// only after the warm start has read the resident pages. The maintenance thread makes the checkpoints, because it
     /// shortens an idle file only after one of its own checkpoints.
     fn open_again(&mut self) {
-        let config = config(&self.disk, 3 - self.streams).checkpoint_log_bytes(128 << 10);
+        let config = self.config(3 - self.streams).checkpoint_log_bytes(128 << 10);
         let db = config.open("/db").expect("a closed database");
         while db.stats().is_warming {
             sim::sleep(Duration::from_millis(1));
@@ -355,7 +454,7 @@ impl Script {
     /// Opens the database and cuts it off in the middle of its commits, so that some may be lost. Returns the disk in
     /// the state that the cut leaves.
     fn be_cut_off(&mut self, opening: u64) -> Medium {
-        let db = config(&self.disk, self.streams).open("/db").expect("a database that was cut off");
+        let db = self.config(self.streams).open("/db").expect("a database that was cut off");
         verify(&db, &self.model).unwrap_or_else(|failure| panic!("opening {opening}: {failure}"));
         if opening == 0 {
             self.create(&db, "before", 512);
@@ -684,20 +783,102 @@ fn key(number: u64) -> Vec<u8> {
 
 /// Recovers a database and compares it with the model. Returns the changes that the opening made to the disk, and the
 /// last commit of the database.
-fn recover(medium: Medium, model: &Model, streams: u16, seed: u64) -> Result<(Vec<Change>, u64), String> {
+fn recover(
+    script: ScriptKind,
+    medium: Medium,
+    model: &Model,
+    streams: u16,
+    seed: u64,
+) -> Result<(Vec<Change>, u64), String> {
     let model = model.fork();
     let outcome = sim::run(schedule(seed), move || {
         let disk = Disk::new(medium, seed);
+        let config = script.config(&disk, streams);
+        let in_files = if script == ScriptKind::Changes { read_change_files(&config)? } else { 0 };
         disk.record();
-        let db = config(&disk, streams).open("/db").map_err(|error| format!("opening: {error}"))?;
-        let changes = disk.recorded();
-        let verified = verify(&db, &model);
+        let db = config.open("/db").map_err(|error| format!("opening: {error}"))?;
+        let mut changes = disk.recorded();
+        let mut verified = verify(&db, &model);
+        if script == ScriptKind::Changes {
+            verified = verified.and_then(|last| verify_feed(&db, &model, in_files, last));
+            // A cut may also hit the writes that continue the feed.
+            changes = disk.recorded();
+        }
         // Leave the disk in the state that a killed process leaves.
         disk.turn_off();
         drop(db);
         verified.map(|last| (changes, last))
     });
     outcome.result.and_then(|verified| verified)
+}
+
+/// Reads the change files of a database that is not open. Their commits must follow each other. Returns the last one.
+fn read_change_files(config: &Config) -> Result<u64, String> {
+    let text = |error: Error| format!("reading change files: {error}");
+    let (mut changes, mut last) = match config.changes("/db", Timestamp(0)) {
+        Ok(changes) => (changes, 0),
+        Err(Error::ChangesGone { from, .. }) => (config.changes("/db", from).map_err(text)?, from.0),
+        // The folder of the database, or that of its change files, has not been created.
+        Err(Error::Invalid(_) | Error::Io { .. }) => return Ok(0),
+        Err(error) => return Err(text(error)),
+    };
+    while let Some(commit) = changes.ready() {
+        let at = commit.map_err(text)?.timestamp().0;
+        if at != last + 1 {
+            return Err(format!("change files have commit {at} after {last}"));
+        }
+        last = at;
+    }
+    Ok(last)
+}
+
+/// Reads the feed from its beginning, and from a place in its middle. It must have every commit up to `last` once, and
+/// lead to the rows of the model. `in_files` is the last commit that the change files had before the opening.
+fn verify_feed(db: &Database, model: &Model, in_files: u64, last: u64) -> Result<u64, String> {
+    let text = |error: Error| format!("the feed: {error}");
+    if in_files > last {
+        return Err(format!("change files told commit {in_files}, and the database ends at {last}"));
+    }
+    // The retention removes files while commits are copied.
+    while db.stats().changes_last < Some(Timestamp(last)) {
+        if let Some(reason) = db.stats().changes_failure {
+            return Err(format!("the feed: {reason}"));
+        }
+        sim::sleep(Duration::from_micros(100));
+    }
+    let from = match db.changes(Timestamp(0)) {
+        Ok(_) => 0,
+        Err(Error::ChangesGone { from, .. }) => from.0,
+        Err(error) => return Err(text(error)),
+    };
+    if from > last {
+        return Err(format!("the feed begins at commit {from}, and the database ends at {last}"));
+    }
+    for since in [from, from + (last - from) / 2] {
+        let mut follower = Follower::default();
+        follower.skip_to(model, since);
+        follower.catch_up(db, model, last).map_err(text)?;
+        if follower.commits() != last - since {
+            return Err(format!("the feed has {} commits from {since} to {last}", follower.commits()));
+        }
+    }
+    let commits = db.changes(Timestamp(from)).map_err(text)?.until(Timestamp(last));
+    let kept_bytes =
+        commits.map(|commit| commit.map(|commit| bytes_of(&commit))).sum::<Result<u64, _>>().map_err(text)?;
+    if from > 0 && kept_bytes < KEPT_CHANGES_BYTES {
+        return Err(format!("the feed has {kept_bytes} bytes of commits after {from}, fewer than it keeps"));
+    }
+    Ok(last)
+}
+
+/// Returns the bytes of a commit as a retention counts them: see [`Retention::bytes`].
+fn bytes_of(commit: &Commit) -> u64 {
+    let row_bytes = |change| match change {
+        RowChange::Put { key, value, .. } => 11 + key.len() + value.len(),
+        RowChange::PutLarge { key, .. } | RowChange::Remove { key, .. } => 11 + key.len(),
+        _ => 11,
+    };
+    40 + commit.changes().map(row_bytes).sum::<usize>() as u64
 }
 
 fn verify(db: &Database, model: &Model) -> Result<u64, String> {
@@ -805,6 +986,7 @@ pub fn run(round: Round, stop: &AtomicBool, on_progress: impl Fn(&Report)) -> Re
     let marks_before = drumlin::simulation::marks();
     let outcome = sim::run(schedule(round.seed), move || {
         let mut script = Script {
+            kind: round.script,
             disk: Disk::new(Medium::default(), round.seed),
             model: Model::default(),
             moments: Arc::default(),
@@ -886,7 +1068,7 @@ fn go_into(round: &Round, point: usize, medium: &Medium, model: &Model, report: 
     }
     for (place, state, seed, is_gone_into) in states {
         report.states += 1;
-        match recover(state.clone(), model, streams(round.seed), seed) {
+        match recover(round.script, state.clone(), model, streams(round.seed), seed) {
             Err(reason) => report.finds.push(format!("{place}: {reason}")),
             Ok((changes, last)) if is_gone_into => {
                 let recovery = Recovery { place: &place, state, changes, last, seed };
@@ -932,7 +1114,7 @@ impl Recovery<'_> {
                 report.states += 1;
                 report.recovery_states += 1;
                 let model = if is_over { &after } else { model };
-                if let Err(reason) = recover(again, model, streams(round.seed), seed) {
+                if let Err(reason) = recover(round.script, again, model, streams(round.seed), seed) {
                     report.finds.push(format!(
                         "{place}, recovered to commit {last}, then a cut after change {step} of that, loss {loss:?}: {reason}"
                     ));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
-use drumlin_sim::crash_points::{self, Bounds, Round};
+use drumlin_sim::crash_points::{self, Bounds, Round, ScriptKind};
 use drumlin_sim::explore::{self, Limits};
 use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::planted;
@@ -66,6 +66,9 @@ enum Command {
     },
     /// Cut the power after every write and sync of a script, and of each recovery
     CrashPoints {
+        /// Run the script that keeps its changes, and check the feed
+        #[arg(long, conflicts_with = "states")]
+        changes: bool,
         /// At points with at most this many uncertain changes, keep each subset of them in turn
         #[arg(long, default_value_t = 6)]
         subsets: usize,
@@ -106,11 +109,12 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        (Some(Command::CrashPoints { subsets, alone, random, recovery, stride, point, draw, states }), _) => {
+        (Some(Command::CrashPoints { changes, subsets, alone, random, recovery, stride, point, draw, states }), _) => {
             let subsets_of = subsets.min(16);
             let bounds = Bounds { subsets_of, alone_max: alone, random, of_recovery: recovery, stride: stride.max(1) };
             let duration_max = duration_max(if states.is_some() { FOR_EVER } else { 1.0 });
-            let round = Round { bounds, seed: draw, from: point, duration_max, finds_max };
+            let script = if changes { ScriptKind::Changes } else { ScriptKind::Features };
+            let round = Round { script, bounds, seed: draw, from: point, duration_max, finds_max };
             match states {
                 None => crash_points(round),
                 Some(states) => exit_code(crash_points_until(states, round, arguments.update_docs)),
@@ -243,7 +247,8 @@ fn crash_points(round: Round) -> ExitCode {
     print!("{}", report::own_marks());
     if report.next < report.points && report.finds.is_empty() {
         println!(
-            "continue with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points --point {}",
+            "continue with: cargo run --release -p drumlin-sim -- --minutes 60 crash-points {}--point {}",
+            if round.script == ScriptKind::Changes { "--changes " } else { "" },
             report.next
         );
     }

@@ -4,7 +4,9 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use drumlin_sim::crash_points::{Bounds, Round, run};
+use drumlin_sim::crash_points::{Bounds, Round, ScriptKind, run};
+
+use ScriptKind::{Changes, Features};
 
 /// Coverage marks are process-wide, so a test that reads them must run alone.
 static MARKS: RwLock<()> = RwLock::new(());
@@ -16,7 +18,8 @@ fn the_script_passes_rare_ways() {
     let _alone = MARKS.write().unwrap();
     let bounds = Bounds { subsets_of: 0, alone_max: 0, random: 0, of_recovery: 0, stride: usize::MAX };
     for seed in 0..2 {
-        let round = Round { bounds, seed, from: 0, duration_max: Duration::from_secs(10), finds_max: 20 };
+        let round =
+            Round { script: Features, bounds, seed, from: 0, duration_max: Duration::from_secs(10), finds_max: 20 };
         let passed = run(round, &AtomicBool::new(false), |_| ()).script_marks;
         for mark in [
             "a list of resident pages was written",
@@ -38,7 +41,8 @@ fn a_cut_anywhere_in_the_script_takes_nothing() {
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 1, of_recovery: 1, stride: 47 };
     // Seed 0 has one log stream, and seed 1 has two.
     for seed in 0..2 {
-        let round = Round { bounds, seed, from: 0, duration_max: Duration::from_secs(10), finds_max: 20 };
+        let round =
+            Round { script: Features, bounds, seed, from: 0, duration_max: Duration::from_secs(10), finds_max: 20 };
         let report = run(round, &AtomicBool::new(false), |_| ());
         println!("{} states of {} points verified", report.states, report.points);
         assert!(report.finds.is_empty(), "{:#?}", report.finds);
@@ -53,7 +57,8 @@ fn a_creation_cut_anywhere_can_be_gone_on_with() {
     let _with_others = MARKS.read().unwrap();
     let bounds = Bounds { subsets_of: 6, alone_max: 1, random: 8, of_recovery: 16, stride: 1 };
     let stop = AtomicBool::new(false);
-    let round = Round { bounds, seed: 1, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
+    let round =
+        Round { script: Features, bounds, seed: 1, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
     let report = run(round, &stop, |report| stop.store(report.next > 24, Ordering::Relaxed));
     println!("{} states of the first {} points verified", report.states, report.next);
     assert!(report.finds.is_empty(), "{:#?}", report.finds);
@@ -66,7 +71,14 @@ fn a_creation_cut_anywhere_can_be_gone_on_with() {
 fn records_that_openings_voided_are_erased_whatever_is_cut() {
     let _alone = MARKS.write().unwrap();
     let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 2, of_recovery: 4, stride: 5 };
-    let round = |bounds, seed| Round { bounds, seed, from: 0, duration_max: Duration::from_secs(60), finds_max: 20 };
+    let round = |bounds, seed| Round {
+        script: Features,
+        bounds,
+        seed,
+        from: 0,
+        duration_max: Duration::from_secs(60),
+        finds_max: 20,
+    };
     // These seeds begin with openings that are cut off. It depends on the schedule whether those openings leave void
     // records. If they do, the script's first opening erases the records.
     let script_alone = Bounds { subsets_of: 0, alone_max: 0, random: 0, of_recovery: 0, stride: usize::MAX };
@@ -80,4 +92,24 @@ fn records_that_openings_voided_are_erased_whatever_is_cut() {
     println!("seed {seed}: {} states of the first {} points verified", report.states, report.next);
     assert!(report.finds.is_empty(), "{:#?}", report.finds);
     assert!(report.next > 40);
+}
+
+/// A power cut after any write, sync or removal of a change file, or of an opening that continues the feed, leaves a
+/// feed that has each commit once. The script removes files that the retention does not promise, and a later opening
+/// continues its files.
+#[test]
+fn a_cut_anywhere_leaves_each_commit_once_in_the_feed() {
+    let _alone = MARKS.write().unwrap();
+    let bounds = Bounds { subsets_of: 3, alone_max: 1, random: 1, of_recovery: 1, stride: 19 };
+    for seed in 0..2 {
+        let round =
+            Round { script: Changes, bounds, seed, from: 0, duration_max: Duration::from_secs(10), finds_max: 20 };
+        let report = run(round, &AtomicBool::new(false), |_| ());
+        println!("{} states of {} points verified", report.states, report.points);
+        assert!(report.finds.is_empty(), "{:#?}", report.finds);
+        assert!(report.states > 20);
+        for mark in ["the retention removed changes", "an opening continued the changes of an earlier one"] {
+            assert!(report.script_marks.contains(mark), "with seed {seed} the script never passes: {mark}");
+        }
+    }
 }
