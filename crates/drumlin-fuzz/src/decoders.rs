@@ -7,9 +7,10 @@
 //! This file is not a module of this crate. The engine's decoders are private, so the engine compiles it as its own
 //! module `fuzzing` if its feature `fuzzing` is on.
 
+use crate::format::changes::{ChangeRecord, FileHeader, RECORD_HEADER_BYTES, RecordKind};
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
-use crate::format::record::{Attachment, SegmentRun};
+use crate::format::record::{Attachment, Operation, SegmentRun};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
     BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, checksum, put_u32,
@@ -373,6 +374,169 @@ fn split_inner(mut page: Vec<u8>) {
     }
 }
 
+/// Reads change files. The script damages samples: flips bits, cuts files, and lengthens them. Or it is the body of a
+/// record that verifies.
+///
+/// The reader must return the commits before the damage. It must not return a commit that the samples don't have, and
+/// an error must name the file and the offset.
+pub fn changes(bytes: &[u8]) {
+    let mut script = Script(bytes);
+    let kind = script.byte() % 3;
+    if kind > 0 {
+        let (kind, body) = [(RecordKind::Commit, script.0), (RecordKind::Names, script.0)][usize::from(kind) - 1];
+        let mut file = ChangeFile::new(1, 0, 0);
+        file.push(kind, 1, body);
+        file.push(RecordKind::Commit, 2, &sample_record());
+        read_changes(&[Some(file.bytes)]);
+        return;
+    }
+    let samples = sample_change_files();
+    let told = read_changes(&samples.iter().map(|file| Some(file.bytes.clone())).collect::<Vec<_>>());
+    assert_eq!(told.len(), samples.iter().map(|file| file.ends.len()).sum::<usize>(), "sound files are read");
+    let mut files: Vec<Option<Vec<u8>>> = samples.iter().map(|file| Some(file.bytes.clone())).collect();
+    // The offset up to which each file is sound.
+    let mut sound: Vec<usize> = vec![usize::MAX; files.len()];
+    while !script.0.is_empty() {
+        let (number, step) = (usize::from(script.byte()) % files.len(), script.byte() % 6);
+        let Some(file) = &mut files[number] else { continue };
+        let at = script.number() % (file.len() + 1);
+        match step {
+            0 | 1 => {
+                let Some(byte) = file.get_mut(at) else { continue };
+                *byte ^= 1 << (script.byte() % 8);
+                sound[number] = sound[number].min(at);
+            }
+            2 => {
+                file.truncate(at);
+                sound[number] = sound[number].min(at);
+            }
+            3 => file.extend_from_slice(script.string(255)),
+            // Records of the same file, in another place.
+            4 => file.extend_from_within(at..),
+            _ => {
+                files[number] = None;
+                sound[number] = 0;
+            }
+        }
+    }
+    let found = read_changes(&files);
+    assert!(told.starts_with(&found), "the reader tells commits that were not written: {found:?}");
+    // Without a file or its header, the files before it can't be reached.
+    if sound.iter().all(|end| *end >= BLOCK_BYTES) {
+        let is_sound = |file: &ChangeFile, end: usize| file.names_end <= end && file.ends.last() <= Some(&end);
+        let whole = samples.iter().zip(&sound).take_while(|(file, end)| is_sound(file, **end)).count();
+        let damaged = samples.get(whole).filter(|file| file.names_end <= sound[whole]);
+        let before_damage = damaged.map_or(0, |file| file.ends.iter().filter(|end| **end <= sound[whole]).count());
+        let expected = samples[..whole].iter().map(|file| file.ends.len()).sum::<usize>() + before_damage;
+        assert!(found.len() >= expected, "{} of {expected} sound commits are told", found.len());
+    }
+}
+
+/// A change file under construction.
+struct ChangeFile {
+    header: FileHeader,
+    bytes: Vec<u8>,
+    names_end: usize,
+    /// The end of each commit.
+    ends: Vec<usize>,
+}
+
+impl ChangeFile {
+    fn new(number: u64, after: u64, previous_end: u64) -> ChangeFile {
+        let (database, after, time_ms) = (DatabaseId(77), crate::format::Timestamp(after), 1_700_000_000_000);
+        let header = FileHeader { database, number, after, time_ms, kept_bytes: 1 << 20, kept_ms: 1000, previous_end };
+        let mut file = ChangeFile { header, bytes: vec![0; BLOCK_BYTES], names_end: 0, ends: Vec::new() };
+        header.encode(&mut file.bytes);
+        let mut names = Vec::new();
+        for (id, name) in [(3, "rows"), (4, "lines")] {
+            record::encode(KeyspaceId(id), &Operation::Create { page_bytes: 4096, name }, &mut names);
+        }
+        file.push(RecordKind::Names, after.0, &names);
+        file
+    }
+
+    fn push(&mut self, kind: RecordKind, timestamp: u64, body: &[u8]) {
+        let (timestamp, time_ms) = (crate::format::Timestamp(timestamp), self.header.time_ms);
+        let mut record = vec![0; RECORD_HEADER_BYTES];
+        record.extend_from_slice(body);
+        let body_bytes = body.len() as u32;
+        ChangeRecord { kind, timestamp, time_ms, body_bytes }.seal(&self.header, self.bytes.len() as u64, &mut record);
+        self.bytes.extend_from_slice(&record);
+        match kind {
+            RecordKind::Names => self.names_end = self.bytes.len(),
+            RecordKind::Commit => self.ends.push(self.bytes.len()),
+        }
+    }
+}
+
+/// Returns three change files. Each has commits of all kinds, which don't change names.
+fn sample_change_files() -> Vec<ChangeFile> {
+    use crate::format::ValueId;
+    let mut files: Vec<ChangeFile> = Vec::new();
+    for number in 1..=3 {
+        let previous_end = files.last().map_or(0, |file| file.bytes.len() as u64);
+        let mut file = ChangeFile::new(number, (number - 1) * 4, previous_end);
+        let key = [b'a', number as u8];
+        let commits = [
+            vec![Operation::Put { key: &key, value: b"value" }],
+            vec![Operation::Put { key: b"", value: b"" }, Operation::Remove { key: &key }],
+            vec![
+                Operation::RemoveRange { lower: b"a", upper: Some(b"b") },
+                Operation::PutReference { key: b"film", length: 5000, value_id: ValueId(number) },
+            ],
+            vec![Operation::Loaded { rows: number }],
+        ];
+        for (index, operations) in commits.iter().enumerate() {
+            let mut body = Vec::new();
+            operations.iter().for_each(|operation| record::encode(KeyspaceId(3), operation, &mut body));
+            file.push(RecordKind::Commit, (number - 1) * 4 + index as u64 + 1, &body);
+        }
+        files.push(file);
+    }
+    files
+}
+
+/// Reads change files with these contents, numbered from 1. Returns the commits that the reader tells as text.
+fn read_changes(files: &[Option<Vec<u8>>]) -> Vec<String> {
+    let backend = crate::io::in_memory();
+    let folder = crate::io::open_folder(&backend, std::path::Path::new("/db")).expect("a folder");
+    backend.create_dir_all(std::path::Path::new("/db")).expect("a folder");
+    folder.create_folder("changes").expect("a folder");
+    let folder = folder.folder("changes").expect("it was created");
+    let options = crate::io::OpenOptions { write: true, create: true, ..crate::io::OpenOptions::default() };
+    for (number, bytes) in (1..).zip(files) {
+        if let Some(bytes) = bytes {
+            let file = folder.open(&format!("{number}.changes"), options).expect("a file");
+            file.write_at(bytes, 0, crate::io::Persist::Later).expect("memory");
+        }
+    }
+    let config = crate::Config::new().backend(backend);
+    let mut told = Vec::new();
+    let check = |error: crate::Error| match error {
+        crate::Error::ChangesGone { .. } => {}
+        crate::Error::Corrupted { path, what, .. } => {
+            assert!(path.extension().is_some_and(|extension| extension == "changes"), "{}", path.display());
+            assert!(what.contains("offset"), "an error does not say where: {what}");
+        }
+        other => panic!("{other}"),
+    };
+    match config.changes("/db", crate::format::Timestamp(0)) {
+        Err(error) => check(error),
+        Ok(mut changes) => {
+            while let Some(commit) = changes.ready() {
+                match commit {
+                    Ok(commit) => {
+                        let changes: Vec<_> = commit.changes().collect();
+                        told.push(format!("{}: {changes:?}", commit.timestamp()));
+                    }
+                    Err(error) => check(error),
+                }
+            }
+        }
+    }
+    told
+}
+
 /// A part of a file that has its own checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sealed {
@@ -547,7 +711,7 @@ fn sample_summary() -> Vec<u8> {
 /// Returns a record's body with an operation of each kind.
 fn sample_record() -> Vec<u8> {
     use crate::format::ValueId;
-    use crate::format::record::{AttachedRoot, Operation};
+    use crate::format::record::AttachedRoot;
     let extent = sample_ref();
     let attachment = |root| Attachment {
         rows: 7,
@@ -602,5 +766,11 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         ("advice", changes),
         ("advice", entries),
         ("advice", residents),
+        ("changes", vec![0]),
+        // Flips a bit in the last file, cuts the second, and lengthens the third.
+        ("changes", vec![0, 2, 0, 16, 90, 3, 1, 2, 17, 40, 2, 3, 0, 0, 4, 1, 2, 3, 4]),
+        ("changes", vec![0, 2, 3, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 4, 16, 64, 1, 5, 0, 0]),
+        ("changes", [&[1], &sample_record()[..]].concat()),
+        ("changes", [&[2], &sample_record()[..]].concat()),
     ]
 }

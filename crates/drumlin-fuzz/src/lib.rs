@@ -15,10 +15,11 @@ pub use script::Script;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets. `fuzz/fuzz_targets` has a file for each.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("advice", drumlin::fuzzing::advice),
     ("api", api::run),
     ("catalogue", drumlin::fuzzing::catalogue),
+    ("changes", drumlin::fuzzing::changes),
     ("extent", drumlin::fuzzing::extent),
     ("files", files::run),
     ("log_headers", drumlin::fuzzing::log_headers),

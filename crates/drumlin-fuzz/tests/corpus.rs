@@ -51,3 +51,14 @@ fn the_corpus_has_the_samples() {
         assert!(fs::read(&path).is_ok_and(|kept| kept == bytes), "{} is out of date", path.display());
     }
 }
+
+/// However a script damages change files, the reader keeps its promises.
+#[test]
+fn damaged_change_files_are_read_up_to_the_damage() {
+    let mut random = drumlin_testing::Random(1);
+    for _ in 0..20_000 {
+        let mut script: Vec<u8> = (0..1 + random.next() % 12).map(|_| random.next() as u8).collect();
+        script[0] = 0;
+        drumlin::fuzzing::changes(&script);
+    }
+}

@@ -192,7 +192,7 @@ impl FeedReader {
     fn missing(&self) -> Error {
         let scan = self.scan.as_ref().expect("a file was read");
         let path = self.parent.path().join(file::FOLDER_NAME).join(file::name(scan.header().number));
-        let what = format!("the commit of timestamp {}", self.position().next());
+        let what = format!("the commit of timestamp {}, at offset {}", self.position().next(), scan.offset());
         Error::corrupted(&path, what, "it is missing or does not verify")
     }
 
@@ -206,6 +206,6 @@ impl FeedReader {
 }
 
 fn malformed(scan: &FileScan, timestamp: Timestamp) -> Error {
-    let what = format!("record of timestamp {timestamp} ");
+    let what = format!("the record of timestamp {timestamp}, before offset {}", scan.offset());
     Error::corrupted(scan.path(), what, "it verifies but makes no sense")
 }

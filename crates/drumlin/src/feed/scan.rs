@@ -76,6 +76,11 @@ impl FileScan {
         &self.header
     }
 
+    /// Returns the offset of the next record.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// Returns the length of the file.
     pub(super) fn file_bytes(&self) -> Result<u64> {
         self.file.len().map_err(|error| Error::io("measuring", self.file.path(), error))
