@@ -655,3 +655,124 @@ fn a_commit_is_told_soon() {
     // Generous, because other tests run at the same time.
     assert!(delays[25] < Duration::from_millis(100), "{delays:?}");
 }
+
+/// Passes a child process of `killed_processes_consume_each_commit_once` its part and its paths.
+const CHILD_VARIABLE: &str = "DRUMLIN_TEST_CHANGES_CHILD";
+
+fn config_of_writer() -> Config {
+    small().log_streams(2).checkpoint_log_bytes(256 << 10).keep_changes(all())
+}
+
+/// This is not a test, but the code of the child processes.
+#[test]
+fn child() {
+    let Ok(order) = std::env::var(CHILD_VARIABLE) else { return };
+    let words: Vec<&str> = order.split('\n').collect();
+    match words[..] {
+        ["writer", path] => write_forever(&config_of_writer().open(path).unwrap()),
+        ["consumer", path, own] => {
+            let own = small().open(own).unwrap();
+            loop {
+                // The writer may not have created its database yet.
+                if let Ok(changes) = Config::new().changes(path, consumed(&own)) {
+                    changes.for_each(|commit| consume(&own, &commit.unwrap()));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        _ => panic!("{order:?}"),
+    }
+}
+
+/// Commits rows, transactions and range deletes, until the process is killed.
+fn write_forever(db: &Database) {
+    let k = db.keyspace("k").unwrap();
+    let mut random = Random(now(db).0);
+    loop {
+        match random.below(8) {
+            0 => {
+                let mut tx = db.begin().unwrap();
+                (0..20).for_each(|_| tx.insert(&k, random.bytes(3), random.bytes(40)).unwrap());
+                tx.commit().unwrap();
+            }
+            1 => k.remove_range(vec![random.below(256) as u8]..vec![255, 255]).unwrap(),
+            2 => k.remove(random.bytes(1)).unwrap(),
+            _ => k.insert_with(random.bytes(2), random.bytes(200), Durability::Relaxed).unwrap(),
+        }
+    }
+}
+
+/// Returns the last commit that a consumer has stored.
+fn consumed(own: &Database) -> Timestamp {
+    let commits = own.keyspace("commits").unwrap();
+    let last = commits.iter().next_back();
+    last.map_or(Timestamp(0), |row| Timestamp(u64::from_be_bytes(row.unwrap().0[..].try_into().unwrap())))
+}
+
+fn text_of(commit: &Commit) -> String {
+    format!("{:?}", commit.changes().collect::<Vec<_>>())
+}
+
+/// Stores a commit: its timestamp is the consumer's position. Each commit must be new.
+fn consume(own: &Database, commit: &Commit) {
+    let commits = own.keyspace("commits").unwrap();
+    let mut tx = own.begin().unwrap();
+    let at = commit.timestamp().0.to_be_bytes();
+    assert!(tx.get(&commits, at).unwrap().is_none(), "commit {} comes twice", commit.timestamp());
+    tx.insert(&commits, at, text_of(commit)).unwrap();
+    tx.commit().unwrap();
+}
+
+/// On real files, a process writes and three other processes follow its change files. Each of the four is killed again
+/// and again at random times, and continues where it was: the consumers at the position that they store with each
+/// commit. In the end, each consumer has every commit once.
+#[test]
+fn killed_processes_consume_each_commit_once() {
+    let seed = number("DRUMLIN_TEST_SEED", 0);
+    let mut random = Random(seed);
+    let folder = Folder::new();
+    std::fs::create_dir_all(folder.path()).unwrap();
+    let path = folder.path().join("writer");
+    let owns: Vec<_> = (0..3).map(|consumer| folder.path().join(format!("consumer-{consumer}"))).collect();
+    let start = |order: String| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "changes::child", "--nocapture", "--test-threads=1"]).env(CHILD_VARIABLE, order);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let orders: Vec<String> = std::iter::once(format!("writer\n{}", path.display()))
+        .chain(owns.iter().map(|own| format!("consumer\n{}\n{}", path.display(), own.display())))
+        .collect();
+    let mut children: Vec<_> = orders.iter().map(|order| start(order.clone())).collect();
+    let kill = |child: &mut std::process::Child| {
+        child.kill().unwrap();
+        let mut text = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(child.wait().unwrap().code().is_none(), "a process ended by itself: {text}");
+    };
+    for _ in 0..number("DRUMLIN_TEST_KILLS", 24) {
+        std::thread::sleep(Duration::from_millis(random.below(250)));
+        let victim = random.below(children.len() as u64) as usize;
+        kill(&mut children[victim]);
+        children[victim] = start(orders[victim].clone());
+    }
+    children.iter_mut().for_each(kill);
+    let db = config_of_writer().open(&path).unwrap();
+    let expected: Vec<(u64, String)> =
+        commits_since(&db, 0).iter().map(|commit| (commit.timestamp().0, text_of(commit))).collect();
+    assert!(expected.iter().map(|(at, _)| *at).eq(1..=expected.len() as u64), "seed {seed}: a commit is missing");
+    for own in owns {
+        let own = small().open(own).unwrap();
+        let before = consumed(&own).0;
+        let rest = Config::new().changes(&path, Timestamp(before)).unwrap();
+        rest.take(expected.len() - before as usize).for_each(|commit| consume(&own, &commit.unwrap()));
+        let rows = own.existing_keyspace("commits").unwrap();
+        let found: Vec<(u64, String)> = rows
+            .iter()
+            .map(|row| row.map(|(key, text)| (u64::from_be_bytes(key[..].try_into().unwrap()), text)))
+            .map(|row| row.map(|(at, text)| (at, String::from_utf8(text.into_vec()).unwrap())))
+            .collect::<drumlin::Result<_>>()
+            .unwrap();
+        println!("a consumer had {before} of {} commits when it was killed for the last time", expected.len());
+        assert!(found == expected, "seed {seed}: a consumer has other commits");
+    }
+}
