@@ -484,7 +484,7 @@ fn sample_change_files() -> Vec<ChangeFile> {
                 Operation::RemoveRange { lower: b"a", upper: Some(b"b") },
                 Operation::PutReference { key: b"film", length: 5000, value_id: ValueId(number) },
             ],
-            vec![Operation::Loaded { rows: number }],
+            vec![Operation::Loaded { rows: number, first_key: b"a", last_key: b"b" }],
         ];
         for (index, operations) in commits.iter().enumerate() {
             let mut body = Vec::new();
@@ -732,7 +732,7 @@ fn sample_record() -> Vec<u8> {
         Operation::CommitPrepared { id: b"transfer 7", changes: b"" },
         Operation::CommitPrepared { id: b"transfer 8", changes: b"operations" },
         Operation::PutReference { key: b"film", length: 5000, value_id: ValueId(9) },
-        Operation::Loaded { rows: 1000 },
+        Operation::Loaded { rows: 1000, first_key: b"", last_key: b"zebra" },
         Operation::PutStored { key: b"stored", number: 2 },
         Operation::Lock { key: b"locked", is_shared: true },
         Operation::Rename { name: "lines" },

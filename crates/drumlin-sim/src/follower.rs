@@ -106,9 +106,12 @@ impl Follower {
                 Change::RemoveRange { keyspace, lower, upper } => self
                     .rows(keyspace)
                     .retain(|key, _| &key[..] < lower || upper.is_some_and(|upper| upper <= &key[..])),
-                Change::Loaded { keyspace, .. } => {
-                    let rows = model.rows_at(before[keyspace], at);
-                    *self.rows(keyspace) = rows.into_iter().map(|(key, content)| (key, content.bytes())).collect();
+                Change::Loaded { keyspace, first_key, last_key, .. } => {
+                    let is_inside = |key: &[u8]| first_key <= key && key <= last_key;
+                    let rows = model.rows_at(before[keyspace], at).into_iter().filter(|(key, _)| is_inside(key));
+                    let own = self.rows(keyspace);
+                    own.retain(|key, _| !is_inside(key));
+                    own.extend(rows.map(|(key, content)| (key, content.bytes())));
                 }
                 Change::Create { keyspace } => named.push((keyspace.to_owned(), Rows::new())),
                 Change::Drop { keyspace } => {

@@ -68,6 +68,8 @@ enum ChangeLine<'c> {
     Loaded {
         keyspace: &'c str,
         rows: u64,
+        from: JsonBytes<'c>,
+        to: JsonBytes<'c>,
     },
     Create {
         keyspace: &'c str,
@@ -96,7 +98,9 @@ impl<'c> ChangeLine<'c> {
             Change::RemoveRange { keyspace, lower, upper } => {
                 ChangeLine::RemoveRange { keyspace, from: JsonBytes(lower), to: upper.map(JsonBytes) }
             }
-            Change::Loaded { keyspace, rows, .. } => ChangeLine::Loaded { keyspace, rows },
+            Change::Loaded { keyspace, rows, first_key, last_key, .. } => {
+                ChangeLine::Loaded { keyspace, rows, from: JsonBytes(first_key), to: JsonBytes(last_key) }
+            }
             Change::Create { keyspace } => ChangeLine::Create { keyspace },
             Change::Drop { keyspace } => ChangeLine::Drop { keyspace },
             Change::Rename { from, to } => ChangeLine::Rename { keyspace: from, to },

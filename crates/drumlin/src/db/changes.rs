@@ -134,8 +134,9 @@ pub enum Change<'c> {
         upper: Option<&'c [u8]>,
     },
     /// Rows that are in no log record were put into the keyspace or removed from it: those of a bulk load, or the
-    /// changes of a transaction that outgrew memory. [`Changes::keyspace_of`] opens the keyspace, so that its rows can
-    /// be read. They are as of a later commit, and the changes up to it follow in the feed.
+    /// changes of a transaction that outgrew memory. [`Changes::keyspace_of`] opens the keyspace, so that the rows from
+    /// the first to the last key can be read again. They are as of a later commit, and the changes up to it follow in
+    /// the feed.
     Loaded {
         /// The name of the keyspace.
         keyspace: &'c str,
@@ -143,6 +144,11 @@ pub enum Change<'c> {
         id: KeyspaceId,
         /// The number of rows.
         rows: u64,
+        /// The least of their keys.
+        first_key: &'c [u8],
+        /// The greatest of their keys. All rows are in the range from the first to the last key, inclusive; it may
+        /// contain other rows.
+        last_key: &'c [u8],
     },
     /// A keyspace was created.
     Create {
@@ -197,7 +203,9 @@ impl<'c> Change<'c> {
             }
             Operation::Remove { key } => Change::Remove { keyspace, key },
             Operation::RemoveRange { lower, upper } => Change::RemoveRange { keyspace, lower, upper },
-            Operation::Loaded { rows } => Change::Loaded { keyspace, id, rows },
+            Operation::Loaded { rows, first_key, last_key } => {
+                Change::Loaded { keyspace, id, rows, first_key, last_key }
+            }
             Operation::Drop => Change::Drop { keyspace },
             Operation::Rename { name } => Change::Rename { from: keyspace, to: name },
             _ => return None,
@@ -434,9 +442,9 @@ impl Changes {
     /// load.insert("1", "three apples")?;
     /// load.finish()?;
     /// let commit = changes.next().expect("it waits")?;
-    /// let Some(Change::Loaded { id, rows: 1, .. }) = commit.changes().next() else { panic!("it was a load") };
+    /// let Some(Change::Loaded { id, first_key, last_key, .. }) = commit.changes().next() else { panic!("it was a load") };
     /// let loaded = changes.keyspace_of(id)?.expect("it was not dropped");
-    /// assert_eq!(loaded.count(..)?, 1);
+    /// assert_eq!(loaded.count(first_key..=last_key)?, 1);
     /// # Ok::<(), drumlin::Error>(())
     /// ```
     ///

@@ -17,17 +17,14 @@ pub(super) fn translate(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
             | Operation::RemoveRange { .. }
             | Operation::Create { .. }
             | Operation::Drop
-            | Operation::Rename { .. } => record::encode(keyspace, &operation, out),
+            | Operation::Rename { .. }
+            | Operation::Loaded { .. } => record::encode(keyspace, &operation, out),
             Operation::PutLarge { key, length, value_id, .. } => {
                 record::encode(keyspace, &Operation::PutReference { key, length, value_id }, out);
             }
-            Operation::Attach(attachment) => {
-                record::encode(keyspace, &Operation::Loaded { rows: attachment.rows }, out);
-            }
-            Operation::PutStored { .. }
-            | Operation::Lock { .. }
-            | Operation::PutReference { .. }
-            | Operation::Loaded { .. } => return None,
+            // Operation 22 follows, which tells the same to readers.
+            Operation::Attach(_) => {}
+            Operation::PutStored { .. } | Operation::Lock { .. } | Operation::PutReference { .. } => return None,
         }
     }
     Some(())
@@ -36,6 +33,7 @@ pub(super) fn translate(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::record::{AttachedRoot, Attachment};
     use crate::format::{ExtentAddress, ExtentRef, SegmentUse, ValueId};
 
     fn translated(operations: &[(KeyspaceId, Operation<'_>)]) -> Option<Vec<u8>> {
@@ -57,6 +55,10 @@ mod tests {
             translated(&[(one, put.clone()), (one, large)]),
             told_as(&[(one, put.clone()), (one, reference.clone())])
         );
+        let loaded = Operation::Loaded { rows: 7, first_key: b"a", last_key: b"b" };
+        let (root, images, segments) = (AttachedRoot::Tree(extent), Vec::new(), Vec::new());
+        let attach = Operation::Attach(Attachment { rows: 7, root, images, segments });
+        assert_eq!(translated(&[(one, attach), (one, loaded.clone())]), told_as(&[(one, loaded)]));
         assert_eq!(translated(&[(KeyspaceId::PREPARED, put.clone())]), Some(Vec::new()));
         let changes = told_as(&[(one, put.clone()), (one, reference.clone())]).unwrap();
         let commit = Operation::CommitPrepared { id: b"transfer", changes: &changes };

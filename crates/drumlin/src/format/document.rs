@@ -301,7 +301,7 @@ fn operations_are_as_documented() {
             Operation::PutReference { key: b"abc", length: 77, value_id: ValueId(88) },
             vec![21, 9, 3, 77, 88],
         ),
-        ("22 loaded", Operation::Loaded { rows: 1000 }, vec![22, 9, 1000]),
+        ("22 loaded", Operation::Loaded { rows: 1000, first_key: b"abc", last_key: b"bcde" }, vec![22, 9, 1000, 3, 4]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();

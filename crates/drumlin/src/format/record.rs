@@ -20,12 +20,12 @@
 //! 12 remove range  length of the lower key (2)  length of the upper key (2), 65535 without one  lower key  upper key
 //! 20 commit prepared with changes  id length (2)  length of the changes (4)  id  changes: operations 1, 3 and 21
 //! 21 put reference  key length (2)  length (8)  identity (8)  key
-//! 22 loaded      rows (8)
+//! 22 loaded      rows (8)  length of the first key (2) and of the last key (2)  first key  last key
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
-//! prepared transactions ([`prepared`](super::prepared)), and 21 and 22 only in change files
-//! ([`changes`](super::changes)) and within operation 20. A record that creates, renames or drops keyspaces does
+//! prepared transactions ([`prepared`](super::prepared)), and 21 only in change files ([`changes`](super::changes)) and
+//! within operation 20. Operation 22 follows each 6 and 11, and stands for it in change files. A record that creates, renames or drops keyspaces does
 //! nothing else. Its operations take effect together: two keyspaces may take each other's names. Removed
 //! ranges come before all rows of a record, because the rows that it puts into such a range stay.
 
@@ -110,6 +110,8 @@ pub(crate) enum Operation<'a> {
     /// Rows whose bytes are in no record: those of a bulk load, or the changes of a large transaction.
     Loaded {
         rows: u64,
+        first_key: &'a [u8],
+        last_key: &'a [u8],
     },
 }
 
@@ -189,7 +191,7 @@ pub(crate) const LOCK_BYTES: usize = 5 + 2 + 1;
 const COMMIT_PREPARED_BYTES: usize = 5 + 2;
 const COMMIT_PREPARED_WITH_CHANGES_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_REFERENCE_BYTES: usize = 5 + 2 + 8 + 8;
-const LOADED_BYTES: usize = 5 + 8;
+const LOADED_BYTES: usize = 5 + 8 + 2 + 2;
 const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
@@ -287,9 +289,10 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend(value_id.0.to_le_bytes());
             out.extend_from_slice(key);
         }
-        Operation::Loaded { rows } => {
+        Operation::Loaded { rows, first_key, last_key } => {
             begin(LOADED);
             out.extend(rows.to_le_bytes());
+            put_bounds(first_key, last_key, out);
         }
         Operation::PutStored { key, number } => {
             begin(PUT_STORED);
@@ -316,12 +319,20 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::CommitPrepared { id, changes: [] } => COMMIT_PREPARED_BYTES + id.len(),
         Operation::CommitPrepared { id, changes } => COMMIT_PREPARED_WITH_CHANGES_BYTES + id.len() + changes.len(),
         Operation::PutReference { key, .. } => PUT_REFERENCE_BYTES + key.len(),
-        Operation::Loaded { .. } => LOADED_BYTES,
+        Operation::Loaded { first_key, last_key, .. } => LOADED_BYTES + first_key.len() + last_key.len(),
         Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
         Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
         Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => out.len() - start,
     };
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
+}
+
+fn put_bounds(first: &[u8], last: &[u8], out: &mut Vec<u8>) {
+    debug_assert!(first <= last, "the first key of a load is after the last one");
+    out.extend((first.len() as u16).to_le_bytes());
+    out.extend((last.len() as u16).to_le_bytes());
+    out.extend_from_slice(first);
+    out.extend_from_slice(last);
 }
 
 /// Decodes the operations of a body. Yields `None` for a malformed operation, then ends.
@@ -365,6 +376,12 @@ fn take_name<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
 /// Decodes a reference to an extent, and advances past it. Returns `None` if it is empty or malformed.
 fn take_extent(rest: &mut &[u8]) -> Option<ExtentRef> {
     ExtentRef::from_bytes(take(rest, ExtentRef::BYTES)?).filter(|extent| *extent != ExtentRef::NONE)
+}
+
+fn take_bounds<'a>(rest: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let (first_bytes, last_bytes) = (take_u16(rest)?, take_u16(rest)?);
+    let (first, last) = (take(rest, first_bytes)?, take(rest, last_bytes)?);
+    (first <= last).then_some((first, last))
 }
 
 fn take_attachment(rest: &mut &[u8], kind: u8) -> Option<Attachment> {
@@ -450,7 +467,11 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             let (length, value_id) = (take_u64(rest)?, ValueId(take_u64(rest)?));
             Operation::PutReference { key: take(rest, key_bytes)?, length, value_id }
         }
-        LOADED => Operation::Loaded { rows: take_u64(rest)? },
+        LOADED => {
+            let rows = take_u64(rest)?;
+            let (first_key, last_key) = take_bounds(rest)?;
+            Operation::Loaded { rows, first_key, last_key }
+        }
         PUT_STORED => {
             let key_bytes = take_u16(rest)?;
             let number = take_u32(rest)?;
@@ -520,7 +541,7 @@ mod tests {
             Operation::CommitPrepared { id: b"transfer 7", changes: b"" },
             Operation::CommitPrepared { id: b"transfer 8", changes: b"operations" },
             Operation::PutReference { key: b"film", length: 5000, value_id: ValueId(9) },
-            Operation::Loaded { rows: 1000 },
+            Operation::Loaded { rows: 1000, first_key: b"", last_key: b"zebra" },
             Operation::PutStored { key: b"film", number: 2 },
             Operation::Lock { key: b"read", is_shared: true },
             Operation::Lock { key: b"", is_shared: false },

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::attach::Attached;
 use super::merging;
-use super::packed_tree::PackedTree;
+use super::packed_tree::{KeyBounds, PackedTree};
 use super::packing::TakenRow;
 use super::pages::{LoadPages, LoadRoot, Placement};
 use super::rows::LoadedRows;
@@ -262,8 +262,8 @@ impl Loader {
         let rows = tree.rows();
         if rows > 0 {
             let placement = if engine.may_replace_root(&open.tree)? { Placement::Tree } else { Placement::Run };
-            let (pages, counts) = tree.into_load(placement)?;
-            attach_durably(engine, ready_commits, &open, (pages, counts), rows)?;
+            let (pages, keys, counts) = tree.into_load(placement)?;
+            attach_durably(engine, ready_commits, &open, (pages, counts), (rows, &keys))?;
         }
         Ok(rows)
     }
@@ -323,11 +323,11 @@ fn attach_durably(
     ready_commits: &ReadyCommits,
     open: &OpenKeyspace,
     (mut pages, mut counts): (LoadPages, Option<LoadedCounts>),
-    rows: u64,
+    (rows, keys): (u64, &KeyBounds),
 ) -> Result<()> {
     let tree = &open.tree;
     loop {
-        let body = Body::naming_extents(attachment(engine, open, &pages, rows));
+        let body = Body::naming_extents(attachment(engine, open, &pages, rows, keys));
         let body_bytes_max = engine.log().body_bytes_max();
         if body.bytes().len() > body_bytes_max {
             let bytes = body.bytes().len() as u64;
@@ -372,8 +372,14 @@ fn attach_durably(
     }
 }
 
-/// Returns the operation that attaches a load.
-pub(super) fn attachment(engine: &Engine, open: &OpenKeyspace, pages: &LoadPages, rows: u64) -> Vec<u8> {
+/// Returns the operation that attaches a load, and the one that tells the readers of changes about it.
+pub(super) fn attachment(
+    engine: &Engine,
+    open: &OpenKeyspace,
+    pages: &LoadPages,
+    rows: u64,
+    keys: &KeyBounds,
+) -> Vec<u8> {
     let (segments, tables) = (&engine.space.segments, pages.tables());
     let images = tables.images.iter().filter(|(_, address)| !address.is_none());
     let attachment = Attachment {
@@ -387,5 +393,7 @@ pub(super) fn attachment(engine: &Engine, open: &OpenKeyspace, pages: &LoadPages
     };
     let mut body = Vec::new();
     record::encode(open.tree.pages.id, &Operation::Attach(attachment), &mut body);
+    let loaded = Operation::Loaded { rows, first_key: &keys.first, last_key: &keys.last };
+    record::encode(open.tree.pages.id, &loaded, &mut body);
     body
 }

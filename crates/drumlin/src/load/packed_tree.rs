@@ -16,6 +16,12 @@ use crate::txn::engine::Engine;
 use crate::txn::keyspace::OpenKeyspace;
 use crate::txn::values::{self, LargeValue};
 
+/// The least and the greatest key of a tree.
+pub(super) struct KeyBounds {
+    pub(super) first: Vec<u8>,
+    pub(super) last: Vec<u8>,
+}
+
 /// A tree that is being packed.
 #[derive(Debug)]
 pub(super) struct PackedTree {
@@ -27,6 +33,8 @@ pub(super) struct PackedTree {
     /// The bytes after the key of the row that is being added.
     rest: Vec<u8>,
     rows: u64,
+    /// The key of the first row, if there are rows.
+    first_key: Vec<u8>,
 }
 
 /// The kind of the bytes after a row's key.
@@ -44,7 +52,15 @@ impl PackedTree {
         let tree = &open.tree;
         let pages = LoadPages::new(&tree.pool, &tree.pages, buffer_bytes, &engine.reclaim);
         let packer = Packer::new(tree.pages.page_bytes());
-        PackedTree { open: Arc::clone(open), packer, pages, counts: None, rest: Vec::new(), rows: 0 }
+        PackedTree {
+            open: Arc::clone(open),
+            packer,
+            pages,
+            counts: None,
+            rest: Vec::new(),
+            rows: 0,
+            first_key: Vec::new(),
+        }
     }
 
     /// Starts counting the rows beneath each page. The tree must still be empty.
@@ -92,6 +108,9 @@ impl PackedTree {
     /// Appends a row with this key and the bytes in `self.rest`.
     fn push_row(&mut self, key: &[u8], rest: Rest) -> Result<()> {
         assert!(self.last_key().is_none_or(|last| last < key), "rows of a load are packed out of order");
+        if self.rows == 0 {
+            self.first_key = key.to_vec();
+        }
         let is_large = rest == Rest::Reference;
         let mut sink = CountedPages { pages: &mut self.pages, counts: &mut self.counts };
         self.packer.push(PackedRow { key, rest: &self.rest, is_large }, &mut sink)?;
@@ -157,13 +176,15 @@ impl PackedTree {
         Ok(LoadedRows::new(self.open, self.pages))
     }
 
-    /// Completes the tree, and writes the page tables that attaching it requires. Also returns its counts if the tree
-    /// is large enough to keep them.
-    pub(super) fn into_load(mut self, placement: Placement) -> Result<(LoadPages, Option<LoadedCounts>)> {
+    /// Completes the tree, and writes the page tables that attaching it requires. Also returns the bounds of its keys,
+    /// and its counts if the tree is large enough to keep them.
+    pub(super) fn into_load(mut self, placement: Placement) -> Result<(LoadPages, KeyBounds, Option<LoadedCounts>)> {
         assert!(self.rows > 0, "a load of no rows is attached");
+        let last = self.last_key().expect("the newest row is pending").to_vec();
+        let keys = KeyBounds { first: std::mem::take(&mut self.first_key), last };
         self.packer.finish(&mut CountedPages { pages: &mut self.pages, counts: &mut self.counts })?;
         self.pages.finish(placement)?;
         let counts = self.counts.filter(|counts| counts.page_count() > LEAVES_WITHOUT);
-        Ok((self.pages, counts))
+        Ok((self.pages, keys, counts))
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::attach::Attached;
 use super::loader::{LoadMemory, attachment};
-use super::packed_tree::PackedTree;
+use super::packed_tree::{KeyBounds, PackedTree};
 use super::pages::{LoadPages, LoadTables, Placement};
 use crate::counts::CountedTree;
 use crate::error::{Error, Result};
@@ -35,6 +35,7 @@ const ROWS_COMPARED: usize = 256;
 struct PackedChanges {
     open: Arc<OpenKeyspace>,
     pages: LoadPages,
+    keys: KeyBounds,
     rows: u64,
     /// The large values that the changes put: the number of each in the transaction, and its reference.
     large: Vec<(u32, LargeRef)>,
@@ -57,8 +58,8 @@ pub(crate) fn commit_spilled(
     let id = |changes: &PackedChanges| changes.open.tree.pages.id;
     assert!(packed.is_sorted_by(|left, right| id(left) < id(right)), "the changes of a keyspace are packed twice");
     let mut bodies = Vec::new();
-    for PackedChanges { open, pages, rows, .. } in &packed {
-        bodies.extend(attachment(engine, open, pages, *rows));
+    for PackedChanges { open, pages, keys, rows, .. } in &packed {
+        bodies.extend(attachment(engine, open, pages, *rows, keys));
     }
     let body = Body::naming_extents(bodies);
     let body_bytes_max = engine.log().body_bytes_max();
@@ -132,9 +133,9 @@ fn pack(
         if let Some((open, tree, _memory)) = tree {
             let rows = tree.rows();
             assert!(rows > 0, "a keyspace is changed without rows");
-            let (mut pages, _) = tree.into_load(Placement::Run)?;
+            let (mut pages, keys, _) = tree.into_load(Placement::Run)?;
             pages.free_buffers();
-            packed.push(PackedChanges { open, pages, rows, large: std::mem::take(large) });
+            packed.push(PackedChanges { open, pages, keys, rows, large: std::mem::take(large) });
         }
         Ok::<_, Error>(())
     };

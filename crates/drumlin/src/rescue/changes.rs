@@ -163,10 +163,11 @@ impl<'s> LogChanges<'s> {
                     self.change(keyspace, key, RowChange::PutLarge(value), timestamp)?;
                 }
                 Operation::Remove { key } => self.change(keyspace, key, RowChange::Remove, timestamp)?,
-                Operation::PutStored { .. }
-                | Operation::Lock { .. }
-                | Operation::PutReference { .. }
-                | Operation::Loaded { .. } => return Err(self.malformed(timestamp)),
+                // For the readers of changes.
+                Operation::Loaded { .. } => {}
+                Operation::PutStored { .. } | Operation::Lock { .. } | Operation::PutReference { .. } => {
+                    return Err(self.malformed(timestamp));
+                }
             }
         }
         Ok(())

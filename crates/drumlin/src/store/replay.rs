@@ -221,7 +221,8 @@ impl Replay<'_> {
             let (mut is_whole, mut is_attached) = (false, false);
             for operation in record::decode(&record.body) {
                 let may_follow = |operation: &Operation<'_>| {
-                    !is_whole && (!is_attached || matches!(operation, Operation::Attach(_)))
+                    let is_of_load = matches!(operation, Operation::Attach(_) | Operation::Loaded { .. });
+                    !is_whole && is_attached <= is_of_load
                 };
                 let operation = operation.filter(|(_, operation)| may_follow(operation));
                 let (keyspace, operation) = operation.ok_or_else(|| self.malformed(record.timestamp))?;
@@ -258,6 +259,8 @@ impl Replay<'_> {
                         self.commit_prepared(&mut batch, id, newest, record.timestamp)?;
                         continue;
                     }
+                    // For the readers of changes.
+                    Operation::Loaded { .. } if is_attached => continue,
                     Operation::PutStored { .. }
                     | Operation::Lock { .. }
                     | Operation::PutReference { .. }

@@ -77,10 +77,13 @@ impl Replica {
                 Change::RemoveRange { keyspace, lower, upper } => self
                     .rows(keyspace)
                     .retain(|key, _| &key[..] < lower || upper.is_some_and(|upper| upper <= &key[..])),
-                Change::Loaded { keyspace, id, .. } => {
+                Change::Loaded { keyspace, id, first_key, last_key, .. } => {
                     if let Some(loaded) = changes.keyspace_of(id).unwrap() {
-                        let rows = loaded.iter().map(|row| row.map(|(key, value)| (key.into_vec(), value.into_vec())));
-                        *self.rows(keyspace) = rows.collect::<drumlin::Result<_>>().unwrap();
+                        let rows = loaded.range(first_key..=last_key);
+                        let rows = rows.map(|row| row.map(|(key, value)| (key.into_vec(), value.into_vec())));
+                        let replica = self.rows(keyspace);
+                        replica.retain(|key, _| &key[..] < first_key || last_key < &key[..]);
+                        replica.extend(rows.collect::<drumlin::Result<Model>>().unwrap());
                     }
                 }
                 Change::Create { keyspace } => renamed.push((keyspace.to_owned(), Model::new())),
@@ -775,4 +778,39 @@ fn killed_processes_consume_each_commit_once() {
         println!("a consumer had {before} of {} commits when it was killed for the last time", expected.len());
         assert!(found == expected, "seed {seed}: a consumer has other commits");
     }
+}
+
+/// A load and a transaction that outgrew memory tell the first and the last key of their rows.
+#[test]
+fn loads_tell_the_range_of_their_keys() {
+    let db = Config::in_memory().memory(8 << 20).keep_changes(all()).open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    for row in [500, 20, 7000] {
+        load.insert(format!("{row:06}"), [1; 10]).unwrap();
+    }
+    load.finish().unwrap();
+    let other = db.keyspace("other").unwrap();
+    let mut tx = db.begin().unwrap();
+    for row in 0..40_000 {
+        tx.insert(if row % 2 == 0 { &k } else { &other }, format!("{row:06}"), [2; 100]).unwrap();
+    }
+    tx.remove(&other, "9").unwrap();
+    tx.commit().unwrap();
+    let commits = commits_since(&db, 0);
+    let of_loads = |commit: &Commit| {
+        let told = commit.changes().filter_map(|change| match change {
+            Change::Loaded { keyspace, rows, first_key, last_key, .. } => {
+                Some(format!("{keyspace} {rows} {}-{}", first_key.escape_ascii(), last_key.escape_ascii()))
+            }
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    let told: Vec<Vec<String>> = commits.iter().map(of_loads).filter(|told| !told.is_empty()).collect();
+    assert_eq!(
+        told,
+        [vec!["k 3 000020-007000"], vec!["k 20000 000000-039998", "other 20001 000001-9"]],
+        "the bounds of loads"
+    );
 }
