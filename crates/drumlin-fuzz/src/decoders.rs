@@ -10,7 +10,7 @@
 use crate::format::changes::{ChangeRecord, FileHeader, RECORD_HEADER_BYTES, RecordKind};
 use crate::format::extent::{self, Header, Origin};
 use crate::format::log::{self, RecordHeader, SegmentHeader};
-use crate::format::record::{Attachment, Operation, SegmentRun};
+use crate::format::record::{Attachment, OldValue, Operation, SegmentRun};
 use crate::format::superblock::{self, SLOT_OFFSETS, Superblock};
 use crate::format::{
     BLOCK_BYTES, DatabaseId, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, checksum, put_u32,
@@ -444,7 +444,16 @@ struct ChangeFile {
 impl ChangeFile {
     fn new(number: u64, after: u64, previous_end: u64) -> ChangeFile {
         let (database, after, time_ms) = (DatabaseId(77), crate::format::Timestamp(after), 1_700_000_000_000);
-        let header = FileHeader { database, number, after, time_ms, kept_bytes: 1 << 20, kept_ms: 1000, previous_end };
+        let header = FileHeader {
+            database,
+            number,
+            after,
+            time_ms,
+            kept_bytes: 1 << 20,
+            kept_ms: 1000,
+            old_values: true,
+            previous_end,
+        };
         let mut file = ChangeFile { header, bytes: vec![0; BLOCK_BYTES], names_end: 0, ends: Vec::new() };
         header.encode(&mut file.bytes);
         let mut names = Vec::new();
@@ -732,6 +741,9 @@ fn sample_record() -> Vec<u8> {
         Operation::CommitPrepared { id: b"transfer 7", changes: b"" },
         Operation::CommitPrepared { id: b"transfer 8", changes: b"operations" },
         Operation::PutReference { key: b"film", length: 5000, value_id: ValueId(9) },
+        Operation::OldValue(OldValue::Absent),
+        Operation::OldValue(OldValue::Value(b"old")),
+        Operation::OldValue(OldValue::Large { length: 70_000 }),
         Operation::Loaded { rows: 1000, first_key: b"", last_key: b"zebra" },
         Operation::PutStored { key: b"stored", number: 2 },
         Operation::Lock { key: b"locked", is_shared: true },

@@ -29,8 +29,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drumlin::{
-    Change as RowChange, Commit, Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode, Retention,
-    Snapshot, Timestamp, TxOptions,
+    Change as RowChange, Commit, Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode, OldValue,
+    Retention, Snapshot, Timestamp, TxOptions,
 };
 use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 
@@ -80,7 +80,7 @@ impl ScriptKind {
             .backend(disk.backend());
         match self {
             ScriptKind::Features => config,
-            ScriptKind::Changes => config.keep_changes(Retention::bytes(KEPT_CHANGES_BYTES)),
+            ScriptKind::Changes => config.keep_changes(Retention::bytes(KEPT_CHANGES_BYTES).with_old_values()),
         }
     }
 }
@@ -861,6 +861,10 @@ fn verify_feed(db: &Database, model: &Model, in_files: u64, last: u64) -> Result
         if follower.commits() != last - since {
             return Err(format!("the feed has {} commits from {since} to {last}", follower.commits()));
         }
+        let (_, unknown) = follower.old_values();
+        if unknown > 0 {
+            return Err(format!("the feed lacks {unknown} old values from {since} to {last}"));
+        }
     }
     let commits = db.changes(Timestamp(from)).map_err(text)?.until(Timestamp(last));
     let kept_bytes =
@@ -873,12 +877,20 @@ fn verify_feed(db: &Database, model: &Model, in_files: u64, last: u64) -> Result
 
 /// Returns the bytes of a commit as a retention counts them: see [`Retention::bytes`].
 fn bytes_of(commit: &Commit) -> u64 {
-    let row_bytes = |change| match change {
-        RowChange::Put { key, value, .. } => 11 + key.len() + value.len(),
-        RowChange::PutLarge { key, .. } | RowChange::Remove { key, .. } => 11 + key.len(),
-        _ => 11,
+    let old_bytes = |old| match old {
+        Some(OldValue::Value(value)) => 14 + value.len(),
+        Some(_) => 14,
+        None => 0,
     };
-    40 + commit.changes().map(row_bytes).sum::<usize>() as u64
+    let row_bytes = |(change, old)| {
+        old_bytes(old)
+            + match change {
+                RowChange::Put { key, value, .. } => 11 + key.len() + value.len(),
+                RowChange::PutLarge { key, .. } | RowChange::Remove { key, .. } => 11 + key.len(),
+                _ => 11,
+            }
+    };
+    40 + commit.changes_with_old_values().map(row_bytes).sum::<usize>() as u64
 }
 
 fn verify(db: &Database, model: &Model) -> Result<u64, String> {

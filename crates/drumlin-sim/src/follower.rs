@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::time::Duration;
 
-use drumlin::{Change, Changes, Commit, Database, Error, Timestamp};
+use drumlin::{Change, Changes, Commit, Database, Error, OldValue, Timestamp};
 use drumlin_io::testing::sim;
 
 use crate::model::Model;
@@ -21,6 +21,8 @@ pub struct Follower {
     keyspaces: BTreeMap<String, Rows>,
     position: u64,
     commits: u64,
+    old_values: u64,
+    unknown_old_values: u64,
 }
 
 impl Follower {
@@ -28,6 +30,30 @@ impl Follower {
     #[must_use]
     pub fn commits(&self) -> u64 {
         self.commits
+    }
+
+    /// Returns the number of old values that were compared with the model, and the number of rows without one.
+    #[must_use]
+    pub fn old_values(&self) -> (u64, u64) {
+        (self.old_values, self.unknown_old_values)
+    }
+
+    /// Compares the old value of a row with the value that the model has before the commit `at`.
+    fn compare_old(&mut self, old: Option<OldValue<'_>>, model: &Model, space: usize, key: &[u8], at: u64) {
+        let Some(old) = old else {
+            self.unknown_old_values += 1;
+            return;
+        };
+        let content = model.at(space, key, at - 1);
+        let is_it = match (old, &content) {
+            (OldValue::Absent, None) => true,
+            (OldValue::Value(value), Some(content)) => content.is(value),
+            (OldValue::Large { length }, Some(content)) => content.length as u64 == length,
+            _ => false,
+        };
+        let key = key.escape_ascii();
+        assert!(is_it, "commit {at} tells another old value of row {key}: {old:?}, should be {content:?}");
+        self.old_values += 1;
     }
 
     /// Applies all commits up to `last`, and compares the rows with those of the model at this commit.
@@ -61,6 +87,14 @@ impl Follower {
         Ok(())
     }
 
+    /// Forgets everything if the database has lost commits that the follower has read, and takes the rows of the model.
+    pub fn lose_after(&mut self, model: &Model, last: u64) {
+        if self.position > last {
+            self.position = 0;
+            self.skip_to(model, last);
+        }
+    }
+
     /// Takes the rows of the model as of a commit, because the feed no longer has the commits before it.
     pub fn skip_to(&mut self, model: &Model, timestamp: u64) {
         assert!(self.position <= timestamp, "commits that were read are gone, and later ones are not");
@@ -85,7 +119,13 @@ impl Follower {
         assert!(self.position < at, "the feed tells commit {at} after {}", self.position);
         let before: BTreeMap<String, usize> = model.names_at(at - 1).into_iter().collect();
         let mut named = Vec::new();
-        for change in commit.changes() {
+        for (change, old) in commit.changes_with_old_values() {
+            if let Change::Put { keyspace, key, .. }
+            | Change::PutLarge { keyspace, key, .. }
+            | Change::Remove { keyspace, key } = change
+            {
+                self.compare_old(old, model, before[keyspace], key, at);
+            }
             match change {
                 Change::Put { keyspace, key, value } => {
                     self.rows(keyspace).insert(key.to_vec(), value.to_vec());

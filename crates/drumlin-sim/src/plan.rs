@@ -92,6 +92,8 @@ pub struct Plan {
     pub drops_large: bool,
     /// The bytes of changes that are kept for a follower; 0: none are kept.
     pub changes_bytes: u64,
+    /// `true` if old values are kept with them.
+    pub old_values: bool,
     /// `true` if clients keep snapshots on disk, read and drop them, and make backups.
     pub keeps_on_disk: bool,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
@@ -163,6 +165,7 @@ impl Plan {
             prepares: Random(seed ^ 0x2BAD_1DEA).below(4) == 0,
             spills: Random(seed ^ 0x0B16_1DEA).below(4) == 0,
             drops_large: Random(seed ^ 0x0DD0_1DEA).below(6) == 0,
+            old_values: Random(seed ^ 0x01D_7A1E).below(2) == 0,
             changes_bytes: [256 << 10, 1 << 40, 0, 0, 0, 0, 0, 0][Random(seed ^ 0xFEED_1DEA).below(8) as usize],
             keeps_on_disk: Random(seed ^ 0x0CE9_71DE).below(3) == 0,
         }
@@ -189,6 +192,7 @@ impl Plan {
             spills: false,
             drops_large: false,
             changes_bytes: 0,
+            old_values: false,
             keeps_on_disk: false,
             ..self
         }
@@ -226,6 +230,7 @@ impl Plan {
             drops_large: false,
             keeps_on_disk: false,
             changes_bytes: 0,
+            old_values: false,
             ..self
         }
     }
@@ -247,6 +252,7 @@ impl Plan {
     pub fn config(&self, disk: &Disk) -> Config {
         let config = match self.changes_bytes {
             0 => Config::new(),
+            bytes if self.old_values => Config::new().keep_changes(Retention::bytes(bytes).with_old_values()),
             bytes => Config::new().keep_changes(Retention::bytes(bytes)),
         };
         config

@@ -114,7 +114,12 @@ impl World {
             ("commit| dropped with a timestamp", Count::DroppedLate),
         ];
         self.report.counts = counts.into_iter().map(|(name, count)| (name, self.counts.get(count))).collect();
-        self.report.counts.insert("commit| told by the feed", self.follower.lock().expect("no panic").commits());
+        let (commits, (old_values, _)) = {
+            let follower = self.follower.lock().expect("no panic");
+            (follower.commits(), follower.old_values())
+        };
+        self.report.counts.insert("commit| told by the feed", commits);
+        self.report.counts.insert("old value| told by the feed", old_values);
         self.report.commits = self.model.commits();
         self.report.rows_checked = self.model.checked();
         self.report
@@ -357,6 +362,9 @@ impl World {
             return Ok(());
         }
         let mut follower = self.follower.lock().expect("no follower has panicked");
+        if self.tampering(disk) != Tampering::None {
+            follower.lose_after(&self.model, last);
+        }
         loop {
             let Err(error) = follower.catch_up(db, &self.model, last) else { return Ok(()) };
             let stats = db.stats();

@@ -13,13 +13,29 @@ const BATCH: u64 = 1000;
 fn main() -> Result<(), Error> {
     let rows: u64 = std::env::args().nth(1).map_or(2_000_000, |rows| rows.parse().expect("a number of rows"));
     let folder = std::env::temp_dir().join(format!("drumlin-change-feed-{}", std::process::id()));
-    for (name, retention) in [("without a feed", Retention::none()), ("with a feed", Retention::bytes(4 << 30))] {
+    let kept = Retention::bytes(4 << 30);
+    let settings =
+        [("without a feed", Retention::none()), ("with a feed", kept), ("with old values", kept.with_old_values())];
+    for (name, retention) in settings {
         let path = folder.join(name);
         let db = Config::new().memory(256 << 20).keep_changes(retention).open(&path)?;
         db.keyspace("rows")?;
         let began = Instant::now();
         write(&db, rows)?;
-        println!("{name:>14}: {:>9.0} rows/s written", rows as f64 / began.elapsed().as_secs_f64());
+        let inserted = began.elapsed();
+        let began = Instant::now();
+        write(&db, rows)?;
+        let replaced = began.elapsed();
+        let began = Instant::now();
+        let single_rows = rows / 10;
+        write_single(&db, single_rows)?;
+        let rate = |rows: u64, time: Duration| rows as f64 / time.as_secs_f64();
+        println!(
+            "{name:>15}: {:>9.0} rows/s inserted, {:>9.0} replaced, {:>9.0} replaced one by one",
+            rate(rows, inserted),
+            rate(rows, replaced),
+            rate(single_rows, began.elapsed())
+        );
         db.close()?;
     }
     // The same, with a reader at the same time, and then a reader of what is there.
@@ -31,12 +47,12 @@ fn main() -> Result<(), Error> {
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| write(&db, rows));
         let told = read(&db, since, rows)?;
-        println!("{:>14}: {:>9.0} rows/s written and told", "followed", told as f64 / began.elapsed().as_secs_f64());
+        println!("{:>15}: {:>9.0} rows/s written and told", "followed", told as f64 / began.elapsed().as_secs_f64());
         writer.join().expect("the writer does not panic")
     })?;
     let began = Instant::now();
     let told = read(&db, since, rows)?;
-    println!("{:>14}: {:>9.0} rows/s told", "read again", told as f64 / began.elapsed().as_secs_f64());
+    println!("{:>15}: {:>9.0} rows/s told", "read again", told as f64 / began.elapsed().as_secs_f64());
     let mut delays = delays(&db)?;
     delays.sort_unstable();
     println!(
@@ -57,6 +73,15 @@ fn write(db: &Database, rows: u64) -> Result<(), Error> {
             batch.insert(&keyspace, row.to_be_bytes(), [row as u8; 100])?;
         }
         batch.commit_with(Durability::Relaxed)?;
+    }
+    db.sync()
+}
+
+/// Replaces rows, each in a commit of its own.
+fn write_single(db: &Database, rows: u64) -> Result<(), Error> {
+    let keyspace = db.keyspace("rows")?.with_durability(Durability::Relaxed);
+    for row in 0..rows {
+        keyspace.insert(row.to_be_bytes(), [row as u8; 100])?;
     }
     db.sync()
 }

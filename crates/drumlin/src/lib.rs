@@ -206,6 +206,7 @@ pub use db::{
 pub use drumlin_io::IoBackend;
 pub use error::{Error, LockHolder, Recourse, Result};
 pub use feed::Retention;
+pub use format::record::OldValue;
 pub use format::{KeyspaceId, Timestamp};
 pub use rescue::{RepairReport, RepairedKeyspace, Rescue, RescuedKeyspace, RescuedRows};
 pub use store::{CheckProgress, CheckReport, CheckpointReport, CompactReport, Corruption, LostKeys, Opening};

@@ -3,7 +3,7 @@
 use std::io::{self, BufWriter, Write};
 
 use clap::Args;
-use drumlin::{Change, Commit, FolderChanges, Timestamp};
+use drumlin::{Change, Commit, FolderChanges, OldValue, Timestamp};
 use serde::Serialize;
 
 use crate::database::DatabaseArgs;
@@ -39,7 +39,39 @@ pub(crate) struct Changes {
 struct Line<'c> {
     timestamp: u64,
     time_ms: u128,
-    changes: Vec<ChangeLine<'c>>,
+    changes: Vec<ChangeWithOld<'c>>,
+}
+
+/// A change, and the value that its row had before if it was kept.
+#[derive(Serialize)]
+struct ChangeWithOld<'c> {
+    #[serde(flatten)]
+    change: ChangeLine<'c>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    old: Option<OldLine<'c>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum OldLine<'c> {
+    Absent,
+    Value(JsonBytes<'c>),
+    Large {
+        length: u64,
+    },
+    /// A kind of old value that this version of the command does not know.
+    Unknown,
+}
+
+impl<'c> OldLine<'c> {
+    fn of(old: OldValue<'c>) -> OldLine<'c> {
+        match old {
+            OldValue::Absent => OldLine::Absent,
+            OldValue::Value(value) => OldLine::Value(JsonBytes(value)),
+            OldValue::Large { length } => OldLine::Large { length },
+            _ => OldLine::Unknown,
+        }
+    }
 }
 
 /// A change as it is printed.
@@ -141,7 +173,10 @@ impl Changes {
 }
 
 fn write(commit: &Commit, stdout: &mut impl Write) -> io::Result<()> {
-    let changes = commit.changes().map(|change| ChangeLine::of(&change)).collect();
+    let changes = commit.changes_with_old_values();
+    let changes =
+        changes.map(|(change, old)| ChangeWithOld { change: ChangeLine::of(&change), old: old.map(OldLine::of) });
+    let changes = changes.collect();
     let line = Line { timestamp: commit.timestamp().0, time_ms: commit.time().as_millis(), changes };
     serde_json::to_writer(&mut *stdout, &line)?;
     stdout.write_all(b"\n")

@@ -16,7 +16,7 @@ use super::keyspace::Keyspace;
 use super::value_reader::{Content, ValueReader};
 use crate::error::{Error, Result};
 use crate::feed::{self, FeedReader, FoundCommit, Names};
-use crate::format::record::{self, Operation};
+use crate::format::record::{self, OldValue, Operation};
 use crate::format::{KeyspaceId, Timestamp, ValueId};
 use crate::sync::{Exclusive, Mutex};
 use crate::task::{WaitMode, ready};
@@ -66,12 +66,34 @@ impl Commit {
     /// Returns the changes that the commit made: in each keyspace first the removed ranges and then the rows, in the
     /// order of their keys. O(1) for each.
     pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
+        self.changes_with_old_values().map(|(change, _)| change)
+    }
+
+    /// Returns the changes, each with the value that its row had before the commit. The value is `None` if it was not
+    /// kept:
+    ///
+    /// - for all changes, if the commit was made while the database did not keep
+    ///   [old values](crate::Retention::with_old_values)
+    /// - for changes other than [`Put`](Change::Put), [`PutLarge`](Change::PutLarge) and [`Remove`](Change::Remove):
+    ///   the rows of removed ranges, of bulk loads and of transactions that outgrew memory are not told one by one
+    /// - for rows of a prepared transaction that several databases commit in one step
+    /// - for the last rows of a commit whose record would exceed the limit of a record or of the memory for versions,
+    ///   or that a bulk load has changed at the same moment
+    pub fn changes_with_old_values(&self) -> impl Iterator<Item = (Change<'_>, Option<OldValue<'_>>)> {
         let names = &*self.found.names;
-        let changes = record::decode(&self.found.body).filter_map(move |operation| {
-            let (keyspace, operation) = operation.expect("the reader checked it");
-            Change::of(names, keyspace, &operation)
+        let operations = record::decode(&self.found.body).map(|operation| operation.expect("the reader checked it"));
+        let mut operations = operations.peekable();
+        let changes = std::iter::from_fn(move || {
+            loop {
+                let (keyspace, operation) = operations.next()?;
+                let old = operations.next_if(|(_, next)| matches!(next, Operation::OldValue(_)));
+                let old = old.and_then(|(_, old)| if let Operation::OldValue(old) = old { Some(old) } else { None });
+                if let Some(change) = Change::of(names, keyspace, &operation) {
+                    return Some((change, old));
+                }
+            }
         });
-        changes.filter(|change| change.is_of(self.filter.as_deref()))
+        changes.filter(|(change, _)| change.is_of(self.filter.as_deref()))
     }
 }
 
@@ -442,7 +464,8 @@ impl Changes {
     /// load.insert("1", "three apples")?;
     /// load.finish()?;
     /// let commit = changes.next().expect("it waits")?;
-    /// let Some(Change::Loaded { id, first_key, last_key, .. }) = commit.changes().next() else { panic!("it was a load") };
+    /// let change = commit.changes().next();
+    /// let Some(Change::Loaded { id, first_key, last_key, .. }) = change else { panic!("it was a load") };
     /// let loaded = changes.keyspace_of(id)?.expect("it was not dropped");
     /// assert_eq!(loaded.count(first_key..=last_key)?, 1);
     /// # Ok::<(), drumlin::Error>(())
@@ -577,7 +600,8 @@ impl Database {
     /// commit is no longer kept ends with [`Error::ChangesGone`].
     ///
     /// A prepared transaction appears when it is committed. The rows of bulk loads and of transactions that outgrew
-    /// memory do not appear one by one, but as [`Change::Loaded`]. Old values do not appear.
+    /// memory do not appear one by one, but as [`Change::Loaded`]. Old values are [kept on
+    /// request](crate::Retention::with_old_values).
     ///
     /// # Errors
     /// [`Error::Invalid`] if the database keeps no changes, or if no commit has a timestamp as high as `since`;

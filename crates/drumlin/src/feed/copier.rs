@@ -296,6 +296,7 @@ impl Copier {
             time_ms: now_ms,
             kept_bytes: self.settings.retention.bytes,
             kept_ms: self.settings.retention.time.as_millis() as u64,
+            old_values: self.settings.retention.old_values,
             previous_end: shared.newest_end(),
         };
         let make_space = &mut || give_up_oldest(folder, shared);
@@ -315,7 +316,7 @@ impl Copier {
 
     /// Removes the oldest files that the retention does not promise.
     fn remove_old(&self, shared: &Shared, now_ms: u64) -> Result<()> {
-        let Retention { bytes, time } = self.settings.retention;
+        let Retention { bytes, time, .. } = self.settings.retention;
         let oldest_ms = now_ms.saturating_sub(time.as_millis() as u64);
         let folder = self.folder.as_ref().expect("a file has been begun");
         // All commits of a file are older than the file that follows it.
@@ -360,7 +361,11 @@ pub(super) fn kept_retention(parent: &FolderRef, database: DatabaseId) -> Result
             file::read_header(&opened).map_err(|error| io("reading a file of", error))?
             && header.database == database
         {
-            return Ok(Some(Retention { bytes: header.kept_bytes, time: Duration::from_millis(header.kept_ms) }));
+            return Ok(Some(Retention {
+                bytes: header.kept_bytes,
+                time: Duration::from_millis(header.kept_ms),
+                old_values: header.old_values,
+            }));
         }
     }
     Ok(None)

@@ -19,6 +19,7 @@ use std::time::Duration;
 pub struct Retention {
     pub(crate) bytes: u64,
     pub(crate) time: Duration,
+    pub(crate) old_values: bool,
 }
 
 impl Retention {
@@ -26,25 +27,34 @@ impl Retention {
     /// for each commit.
     #[must_use]
     pub fn bytes(bytes: u64) -> Retention {
-        Retention { bytes, time: Duration::ZERO }
+        Retention { bytes, time: Duration::ZERO, old_values: false }
     }
 
     /// Keeps at least the changes of the last `time`, however many bytes they take.
     #[must_use]
     pub fn time(time: Duration) -> Retention {
-        Retention { bytes: 0, time }
+        Retention { bytes: 0, time, old_values: false }
     }
 
     /// Keeps no changes. A database that has kept some removes them when it is opened.
     #[must_use]
     pub fn none() -> Retention {
-        Retention { bytes: 0, time: Duration::ZERO }
+        Retention { bytes: 0, time: Duration::ZERO, old_values: false }
     }
 
     /// Keeps changes for both reasons: those that either would keep.
     #[must_use]
     pub fn and_time(self, time: Duration) -> Retention {
         Retention { time, ..self }
+    }
+
+    /// Also keeps the value that each changed row had before: see [`Commit::changes_with_old_values`]. Each commit then
+    /// reads its rows before it changes them, and writes their old values to the log and to the kept changes.
+    ///
+    /// [`Commit::changes_with_old_values`]: crate::Commit::changes_with_old_values
+    #[must_use]
+    pub fn with_old_values(self) -> Retention {
+        Retention { old_values: true, ..self }
     }
 
     /// Returns `true` if the retention keeps anything.

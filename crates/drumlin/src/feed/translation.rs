@@ -18,7 +18,8 @@ pub(super) fn translate(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
             | Operation::Create { .. }
             | Operation::Drop
             | Operation::Rename { .. }
-            | Operation::Loaded { .. } => record::encode(keyspace, &operation, out),
+            | Operation::Loaded { .. }
+            | Operation::OldValue(_) => record::encode(keyspace, &operation, out),
             Operation::PutLarge { key, length, value_id, .. } => {
                 record::encode(keyspace, &Operation::PutReference { key, length, value_id }, out);
             }

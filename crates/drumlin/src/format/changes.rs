@@ -7,7 +7,7 @@
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     8  "DRUMCHG" and a newline
 //!      8     4  version of change files
-//!     12     4  zero
+//!     12     4  1: old values are kept; 0: they are not
 //!     16     8  identity of the database
 //!     24     8  number of the file
 //!     32     8  timestamp after which its commits begin
@@ -38,7 +38,7 @@ use super::{DatabaseId, Timestamp, checksum, get_u32, get_u64, put_u32, put_u64}
 
 pub(super) const MAGIC_OFFSET: usize = 0;
 pub(super) const VERSION_OFFSET: usize = 8;
-pub(super) const ZERO_OFFSET: usize = 12;
+pub(super) const OLD_VALUES_OFFSET: usize = 12;
 pub(super) const DATABASE_OFFSET: usize = 16;
 pub(super) const NUMBER_OFFSET: usize = 24;
 pub(super) const AFTER_OFFSET: usize = 32;
@@ -62,8 +62,8 @@ pub(crate) const RECORD_HEADER_BYTES: usize = 40;
 
 const _: () = {
     assert!(VERSION_OFFSET == MAGIC_OFFSET + 8);
-    assert!(ZERO_OFFSET == VERSION_OFFSET + 4);
-    assert!(DATABASE_OFFSET == ZERO_OFFSET + 4);
+    assert!(OLD_VALUES_OFFSET == VERSION_OFFSET + 4);
+    assert!(DATABASE_OFFSET == OLD_VALUES_OFFSET + 4);
     assert!(NUMBER_OFFSET == DATABASE_OFFSET + 8);
     assert!(AFTER_OFFSET == NUMBER_OFFSET + 8);
     assert!(TIME_OFFSET == AFTER_OFFSET + 8);
@@ -101,6 +101,7 @@ pub(crate) struct FileHeader {
     /// The retention of the opening that created the file.
     pub(crate) kept_bytes: u64,
     pub(crate) kept_ms: u64,
+    pub(crate) old_values: bool,
     /// The offset in the file before this one at which the commit with the timestamp `after` ends. The records that
     /// follow there are superseded. 0 if there was no file.
     pub(crate) previous_end: u64,
@@ -112,6 +113,7 @@ impl FileHeader {
         block.fill(0);
         put_u64(block, MAGIC_OFFSET, MAGIC);
         put_u32(block, VERSION_OFFSET, VERSION);
+        put_u32(block, OLD_VALUES_OFFSET, u32::from(self.old_values));
         put_u64(block, DATABASE_OFFSET, self.database.0);
         put_u64(block, NUMBER_OFFSET, self.number);
         put_u64(block, AFTER_OFFSET, self.after.0);
@@ -142,6 +144,7 @@ impl FileHeader {
             time_ms: get_u64(block, TIME_OFFSET),
             kept_bytes: get_u64(block, KEPT_BYTES_OFFSET),
             kept_ms: get_u64(block, KEPT_TIME_OFFSET),
+            old_values: get_u32(block, OLD_VALUES_OFFSET) != 0,
             previous_end: get_u64(block, PREVIOUS_END_OFFSET),
         })
     }
@@ -246,6 +249,7 @@ mod tests {
             time_ms: 1 << 40,
             kept_bytes: 1 << 30,
             kept_ms: 1000,
+            old_values: true,
             previous_end: 12_344,
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::backup::SnapshotId;
 use super::catalogue::{Catalogue, KeptEntry, KeyspaceEntry, Orphan, RunEntry};
 use super::extent::Kind;
-use super::record::{AttachedRoot, Attachment, Operation, SegmentRun};
+use super::record::{AttachedRoot, Attachment, OldValue, Operation, SegmentRun};
 use super::{
     BLOCK_BYTES, ExtentAddress, ExtentRef, FORMAT_VERSION, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp,
     ValueId, advice, changes, extent, log, node, record, summary,
@@ -228,7 +228,7 @@ fn the_log_is_as_documented() {
     let fields = [
         (c::MAGIC_OFFSET, "DRUMCHG"),
         (c::VERSION_OFFSET, "version"),
-        (c::ZERO_OFFSET, "zero"),
+        (c::OLD_VALUES_OFFSET, "old values"),
         (c::DATABASE_OFFSET, "identity of the database"),
         (c::NUMBER_OFFSET, "number"),
         (c::AFTER_OFFSET, "timestamp"),
@@ -301,6 +301,7 @@ fn operations_are_as_documented() {
             Operation::PutReference { key: b"abc", length: 77, value_id: ValueId(88) },
             vec![21, 9, 3, 77, 88],
         ),
+        ("24 old value", Operation::OldValue(OldValue::Value(b"abc")), vec![24, 9, 1, 3]),
         ("22 loaded", Operation::Loaded { rows: 1000, first_key: b"abc", last_key: b"bcde" }, vec![22, 9, 1000, 3, 4]),
     ];
     for (heading, operation, values) in samples {

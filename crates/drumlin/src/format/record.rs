@@ -21,13 +21,15 @@
 //! 20 commit prepared with changes  id length (2)  length of the changes (4)  id  changes: operations 1, 3 and 21
 //! 21 put reference  key length (2)  length (8)  identity (8)  key
 //! 22 loaded      rows (8)  length of the first key (2) and of the last key (2)  first key  last key
+//! 24 old value   kind (1): 0 absent, 1 inline, 2 large  length (8)  value, if it is inline
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
 //! prepared transactions ([`prepared`](super::prepared)), and 21 only in change files ([`changes`](super::changes)) and
-//! within operation 20. Operation 22 follows each 6 and 11, and stands for it in change files. A record that creates, renames or drops keyspaces does
-//! nothing else. Its operations take effect together: two keyspaces may take each other's names. Removed
-//! ranges come before all rows of a record, because the rows that it puts into such a range stay.
+//! within operation 20. Operation 22 follows each 6 and 11, and stands for it in change files. Operation 24 may follow
+//! each 1, 2, 3 and 21. A record that creates, renames or drops keyspaces does nothing else. Its operations take effect
+//! together: two keyspaces may take each other's names. Removed ranges come before all rows of a record, because the
+//! rows that it puts into such a range stay.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId};
@@ -47,8 +49,14 @@ const REMOVE_RANGE: u8 = 12;
 const COMMIT_PREPARED_WITH_CHANGES: u8 = 20;
 const PUT_REFERENCE: u8 = 21;
 const LOADED: u8 = 22;
+const OLD_VALUE: u8 = 24;
 /// The value in place of the upper key's length if a removed range has no upper key.
 const NO_UPPER: u16 = u16::MAX;
+
+/// The kinds of an old value.
+const OLD_ABSENT: u8 = 0;
+const OLD_INLINE: u8 = 1;
+const OLD_LARGE: u8 = 2;
 
 /// The modes of a lock.
 const LOCK_SHARED: u8 = 1;
@@ -112,6 +120,39 @@ pub(crate) enum Operation<'a> {
         rows: u64,
         first_key: &'a [u8],
         last_key: &'a [u8],
+    },
+    /// The value that the row of the operation before had before the commit.
+    OldValue(OldValue<'a>),
+}
+
+/// The value of a row before a commit that changes the row, for the readers of changes.
+///
+/// ```
+/// use drumlin::{Config, OldValue, Retention};
+///
+/// let config = Config::in_memory().keep_changes(Retention::bytes(1 << 20).with_old_values());
+/// let db = config.open("")?;
+/// let stock = db.keyspace("stock")?;
+/// stock.insert("apples", "7")?;
+/// let mut changes = db.changes(db.snapshot().timestamp())?;
+/// stock.insert("apples", "8")?;
+/// let commit = changes.next().expect("it waits")?;
+/// let (_, old) = commit.changes_with_old_values().next().expect("a change");
+/// assert_eq!(old, Some(OldValue::Value(b"7")));
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum OldValue<'a> {
+    /// There was no row.
+    Absent,
+    /// The value.
+    Value(&'a [u8]),
+    /// The length of a value that had pages of its own: usually one of more than a quarter of a page. The value itself
+    /// is not kept.
+    Large {
+        /// Its length in bytes.
+        length: u64,
     },
 }
 
@@ -192,6 +233,8 @@ const COMMIT_PREPARED_BYTES: usize = 5 + 2;
 const COMMIT_PREPARED_WITH_CHANGES_BYTES: usize = 5 + 2 + 4;
 pub(crate) const PUT_REFERENCE_BYTES: usize = 5 + 2 + 8 + 8;
 const LOADED_BYTES: usize = 5 + 8 + 2 + 2;
+/// The size of an old value's operation without the value.
+pub(crate) const OLD_VALUE_BYTES: usize = 5 + 1 + 8;
 const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
@@ -294,6 +337,17 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend(rows.to_le_bytes());
             put_bounds(first_key, last_key, out);
         }
+        Operation::OldValue(old) => {
+            begin(OLD_VALUE);
+            let (kind, length, value) = match *old {
+                OldValue::Absent => (OLD_ABSENT, 0, &[][..]),
+                OldValue::Value(value) => (OLD_INLINE, value.len() as u64, value),
+                OldValue::Large { length } => (OLD_LARGE, length, &[][..]),
+            };
+            out.push(kind);
+            out.extend(length.to_le_bytes());
+            out.extend_from_slice(value);
+        }
         Operation::PutStored { key, number } => {
             begin(PUT_STORED);
             out.extend((key.len() as u16).to_le_bytes());
@@ -320,6 +374,8 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::CommitPrepared { id, changes } => COMMIT_PREPARED_WITH_CHANGES_BYTES + id.len() + changes.len(),
         Operation::PutReference { key, .. } => PUT_REFERENCE_BYTES + key.len(),
         Operation::Loaded { first_key, last_key, .. } => LOADED_BYTES + first_key.len() + last_key.len(),
+        Operation::OldValue(OldValue::Value(value)) => OLD_VALUE_BYTES + value.len(),
+        Operation::OldValue(_) => OLD_VALUE_BYTES,
         Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
         Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
         Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => out.len() - start,
@@ -333,6 +389,38 @@ fn put_bounds(first: &[u8], last: &[u8], out: &mut Vec<u8>) {
     out.extend((last.len() as u16).to_le_bytes());
     out.extend_from_slice(first);
     out.extend_from_slice(last);
+}
+
+/// Appends the operations of `body` with the old value of each row. `old` has one for each operation that puts or
+/// removes a row, in the same order. `body` must have none. Leaves out old values beyond `bytes_max` bytes in total.
+pub(crate) fn with_old_values<'o>(
+    body: &[u8],
+    old: &mut impl Iterator<Item = OldValue<'o>>,
+    bytes_max: usize,
+    out: &mut Vec<u8>,
+) {
+    let mut left_bytes = bytes_max;
+    for operation in decode(body) {
+        let (keyspace, operation) = operation.expect("it was just encoded");
+        encode(keyspace, &operation, out);
+        let changes_row = matches!(
+            operation,
+            Operation::Put { .. }
+                | Operation::PutLarge { .. }
+                | Operation::PutReference { .. }
+                | Operation::Remove { .. }
+        );
+        if !changes_row {
+            continue;
+        }
+        let old = old.next().expect("each row has an old value");
+        let bytes = OLD_VALUE_BYTES + if let OldValue::Value(value) = old { value.len() } else { 0 };
+        if bytes <= left_bytes {
+            left_bytes -= bytes;
+            encode(keyspace, &Operation::OldValue(old), out);
+        }
+    }
+    assert!(old.next().is_none(), "an old value belongs to no row");
 }
 
 /// Decodes the operations of a body. Yields `None` for a malformed operation, then ends.
@@ -472,6 +560,15 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             let (first_key, last_key) = take_bounds(rest)?;
             Operation::Loaded { rows, first_key, last_key }
         }
+        OLD_VALUE => {
+            let (kind, length) = (take(rest, 1)?[0], take_u64(rest)?);
+            Operation::OldValue(match kind {
+                OLD_ABSENT if length == 0 => OldValue::Absent,
+                OLD_INLINE => OldValue::Value(take(rest, usize::try_from(length).ok()?)?),
+                OLD_LARGE => OldValue::Large { length },
+                _ => return None,
+            })
+        }
         PUT_STORED => {
             let key_bytes = take_u16(rest)?;
             let number = take_u32(rest)?;
@@ -542,6 +639,9 @@ mod tests {
             Operation::CommitPrepared { id: b"transfer 8", changes: b"operations" },
             Operation::PutReference { key: b"film", length: 5000, value_id: ValueId(9) },
             Operation::Loaded { rows: 1000, first_key: b"", last_key: b"zebra" },
+            Operation::OldValue(OldValue::Absent),
+            Operation::OldValue(OldValue::Value(b"old")),
+            Operation::OldValue(OldValue::Large { length: 70_000 }),
             Operation::PutStored { key: b"film", number: 2 },
             Operation::Lock { key: b"read", is_shared: true },
             Operation::Lock { key: b"", is_shared: false },

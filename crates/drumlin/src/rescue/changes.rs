@@ -164,7 +164,7 @@ impl<'s> LogChanges<'s> {
                 }
                 Operation::Remove { key } => self.change(keyspace, key, RowChange::Remove, timestamp)?,
                 // For the readers of changes.
-                Operation::Loaded { .. } => {}
+                Operation::Loaded { .. } | Operation::OldValue(_) => {}
                 Operation::PutStored { .. } | Operation::Lock { .. } | Operation::PutReference { .. } => {
                     return Err(self.malformed(timestamp));
                 }

@@ -22,6 +22,11 @@ impl Body {
         Body { names_extents: true, ..Body::new(bytes) }
     }
 
+    /// Creates a body with other bytes, which name the same extents.
+    pub(crate) fn with_bytes(&self, bytes: Vec<u8>) -> Body {
+        Body { names_extents: self.names_extents, ..Body::new(bytes) }
+    }
+
     pub(super) fn names_extents(&self) -> bool {
         self.names_extents
     }

@@ -462,7 +462,8 @@ impl Replayed<'_> {
             Arc::new(Feed::new(&opener.backend, &opener.folder, database, retention, &engine.budget, since, last))
         });
         let hooks = hooks(&engine, recovering.superblocks, feed.clone());
-        let engine = Arc::into_inner(engine).expect("the threads that replayed the log have ended");
+        let mut engine = Arc::into_inner(engine).expect("the threads that replayed the log have ended");
+        engine.keeps_old_values = retention.is_some_and(|retention| retention.old_values);
         let (recovered_records, recovered_bytes) =
             scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
         let log = match scan {

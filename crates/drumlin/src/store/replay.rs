@@ -261,6 +261,7 @@ impl Replay<'_> {
                     }
                     // For the readers of changes.
                     Operation::Loaded { .. } if is_attached => continue,
+                    Operation::OldValue(_) => continue,
                     Operation::PutStored { .. }
                     | Operation::Lock { .. }
                     | Operation::PutReference { .. }

@@ -1,11 +1,12 @@
 //! The change feed: every durable commit once, whole and in order, over checkpoints, closings, kills and damage.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::time::Duration;
 
 use drumlin::{
-    Change, Changes, Commit, Config, Database, Durability, Error, KeyspaceOptions, Retention, Timestamp, TxOptions,
+    Change, Changes, Commit, Config, Database, Durability, Error, KeyspaceOptions, OldValue, Retention, Timestamp,
+    TxOptions,
 };
 use drumlin_io::testing::sim::{Disk, Medium};
 use futures_util::StreamExt;
@@ -680,14 +681,14 @@ fn child() {
                 if let Ok(changes) = Config::new().changes(path, consumed(&own)) {
                     changes.for_each(|commit| consume(&own, &commit.unwrap()));
                 }
-                std::thread::sleep(Duration::from_millis(1));
+                std::thread::yield_now();
             }
         }
         _ => panic!("{order:?}"),
     }
 }
 
-/// Commits rows, transactions and range deletes, until the process is killed.
+/// Commits rows, transactions and range deletes, until the process is killed. Prints a byte for each commit.
 fn write_forever(db: &Database) {
     let k = db.keyspace("k").unwrap();
     let mut random = Random(now(db).0);
@@ -702,6 +703,7 @@ fn write_forever(db: &Database) {
             2 => k.remove(random.bytes(1)).unwrap(),
             _ => k.insert_with(random.bytes(2), random.bytes(200), Durability::Relaxed).unwrap(),
         }
+        std::io::stdout().write_all(b"\n").unwrap();
     }
 }
 
@@ -727,7 +729,7 @@ fn consume(own: &Database, commit: &Commit) {
 }
 
 /// On real files, a process writes and three other processes follow its change files. Each of the four is killed again
-/// and again at random times, and continues where it was: the consumers at the position that they store with each
+/// and again at random commits, and continues where it was: the consumers at the position that they store with each
 /// commit. In the end, each consumer has every commit once.
 #[test]
 fn killed_processes_consume_each_commit_once() {
@@ -740,7 +742,7 @@ fn killed_processes_consume_each_commit_once() {
     let start = |order: String| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "changes::child", "--nocapture", "--test-threads=1"]).env(CHILD_VARIABLE, order);
-        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
     };
     let orders: Vec<String> = std::iter::once(format!("writer\n{}", path.display()))
         .chain(owns.iter().map(|own| format!("consumer\n{}\n{}", path.display(), own.display())))
@@ -753,7 +755,8 @@ fn killed_processes_consume_each_commit_once() {
         assert!(child.wait().unwrap().code().is_none(), "a process ended by itself: {text}");
     };
     for _ in 0..number("DRUMLIN_TEST_KILLS", 24) {
-        std::thread::sleep(Duration::from_millis(random.below(250)));
+        let commits = random.below(600) as usize;
+        children[0].stdout.as_mut().unwrap().read_exact(&mut vec![0; commits]).unwrap();
         let victim = random.below(children.len() as u64) as usize;
         kill(&mut children[victim]);
         children[victim] = start(orders[victim].clone());
@@ -778,6 +781,107 @@ fn killed_processes_consume_each_commit_once() {
         println!("a consumer had {before} of {} commits when it was killed for the last time", expected.len());
         assert!(found == expected, "seed {seed}: a consumer has other commits");
     }
+}
+
+/// Returns the changes of the commits after `since` with their old values, as text.
+fn with_old_values(db: &Database, since: u64) -> Vec<Vec<String>> {
+    let text = |(change, old): (Change<'_>, Option<OldValue<'_>>)| match change {
+        Change::Put { key, .. } | Change::PutLarge { key, .. } | Change::Remove { key, .. } => {
+            let old = old.map(|old| match old {
+                OldValue::Value(value) => format!("{} bytes of {}", value.len(), value.first().copied().unwrap_or(0)),
+                other => format!("{other:?}"),
+            });
+            format!("{}: {}", key.escape_ascii(), old.unwrap_or("unknown".into()))
+        }
+        _ => {
+            assert_eq!(old, None, "{change:?} has an old value");
+            "no row".to_owned()
+        }
+    };
+    commits_since(db, since).iter().map(|commit| commit.changes_with_old_values().map(text).collect()).collect()
+}
+
+/// Changes have the values before: absent, inline or large, of single rows, transactions, removals and prepared
+/// transactions, in ranges that the same commit removes, after loads, and after a kill that leaves them in the log.
+#[test]
+fn old_values_are_told_on_request() {
+    let disk = Disk::new(Medium::default(), 1);
+    let config = |disk: &Disk| small().keep_changes(all().with_old_values()).backend(disk.backend());
+    let db = config(&disk).open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("a", [1; 10]).unwrap();
+    k.insert("a", [2; 20]).unwrap();
+    k.remove("a").unwrap();
+    k.remove("a").unwrap();
+    k.insert("b", vec![3; 100_000]).unwrap();
+    k.insert("b", vec![4; 30_000]).unwrap();
+    k.insert("b", [5; 3]).unwrap();
+    let mut tx = db.begin().unwrap();
+    (0..40).for_each(|row| tx.insert(&k, format!("row {row:02}"), [6; 100]).unwrap());
+    tx.insert(&k, "b", vec![7; 100_000]).unwrap();
+    tx.commit().unwrap();
+    let mut tx = db.begin().unwrap();
+    tx.remove_range(&k, "row 10".."row 30").unwrap();
+    tx.insert(&k, "row 20", [8; 8]).unwrap();
+    tx.insert(&k, "row 35", [8; 8]).unwrap();
+    tx.commit().unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    load.insert("row 00", [9; 9]).unwrap();
+    load.insert("row 99", [9; 9]).unwrap();
+    load.finish().unwrap();
+    k.insert("row 00", [10; 10]).unwrap();
+    k.insert("row 15", [10; 10]).unwrap();
+    let mut tx = db.begin().unwrap();
+    tx.insert(&k, "row 01", [11; 200]).unwrap();
+    tx.insert(&k, "row 02", vec![11; 80_000]).unwrap();
+    tx.remove(&k, "row 99").unwrap();
+    tx.prepare(b"id").unwrap();
+    db.commit_prepared("id").unwrap();
+    let row_of = |row: usize| format!("row {row:02}: Absent");
+    let mut large = vec!["b: 3 bytes of 5".to_owned()];
+    large.extend((0..40).map(row_of));
+    let large_before = "b: Large { length: 100000 }";
+    let expected: Vec<Vec<String>> = vec![
+        vec!["no row".into()],
+        vec!["a: Absent".into()],
+        vec!["a: 10 bytes of 1".into()],
+        vec!["a: 20 bytes of 2".into()],
+        vec!["a: Absent".into()],
+        vec!["b: Absent".into()],
+        vec![large_before.into()],
+        vec!["b: Large { length: 30000 }".into()],
+        large,
+        vec!["no row".into(), "row 20: 100 bytes of 6".into(), "row 35: 100 bytes of 6".into()],
+        vec!["no row".into()],
+        vec!["row 00: 9 bytes of 9".into()],
+        vec!["row 15: Absent".into()],
+        vec!["row 01: 100 bytes of 6".into(), "row 02: 100 bytes of 6".into(), "row 99: 9 bytes of 9".into()],
+    ];
+    assert_eq!(with_old_values(&db, 0), expected);
+    // After a kill, the commits are copied again from the log.
+    disk.turn_off();
+    let disk = Disk::new(disk.medium(), 2);
+    let db = config(&disk).open("/db").unwrap();
+    assert_eq!(with_old_values(&db, 0), expected);
+    assert_eq!(db.existing_keyspace("k").unwrap().get("row 00").unwrap().unwrap()[..], [10; 10]);
+    // Later openings continue with the setting, until one turns it off.
+    drop(db);
+    let reopen = |retention: Option<Retention>, disk: Disk| {
+        let disk = Disk::new(disk.medium(), 3);
+        let config = small().backend(disk.backend());
+        let db = retention.map_or(config.clone(), |retention| config.keep_changes(retention)).open("/db").unwrap();
+        let since = now(&db).0;
+        db.existing_keyspace("k").unwrap().insert("a", [1; 1]).unwrap();
+        let told = with_old_values(&db, since);
+        db.close().unwrap();
+        (told, disk)
+    };
+    let (told, disk) = reopen(None, disk);
+    assert_eq!(told, [["a: Absent"]]);
+    let (told, disk) = reopen(Some(all()), disk);
+    assert_eq!(told, [["a: unknown"]]);
+    let (told, _) = reopen(Some(all().with_old_values()), disk);
+    assert_eq!(told, [["a: 1 bytes of 1"]]);
 }
 
 /// A load and a transaction that outgrew memory tell the first and the last key of their rows.

@@ -15,7 +15,7 @@ use crate::format::{ExtentAddress, PageId, Timestamp, ValueId};
 use crate::pool::{FrameWrite, Provider};
 use crate::space::{EpochGuard, PageEntry, PageSpace};
 use crate::task::{WaitMode, turn};
-use crate::tree::node::{LeafMut, RowValue};
+use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::txn::engine::Engine;
 use crate::txn::undo::UndoRecord;
 use crate::txn::write_set::Change;
@@ -49,6 +49,14 @@ pub(super) fn change_row(
 }
 
 impl Latched<'_> {
+    /// Returns the values that the rows have before the commit, in the order of the rows.
+    fn old_values<'l>(&'l self, rows: &'l [Row<'_>]) -> impl Iterator<Item = Option<RowValue<'l>>> {
+        self.writes.iter().flat_map(|(write, range)| {
+            let leaf = Leaf::new(write);
+            rows[range.clone()].iter().map(move |row| leaf.search(row.key).ok().map(|at| leaf.value(at)))
+        })
+    }
+
     /// Changes the rows, retains their old versions, and marks the commit as applied.
     fn apply<L>(
         self,
@@ -130,6 +138,7 @@ impl<L> Engine<L> {
         sink: &mut S,
     ) -> Result<S::Committed, Unready> {
         let latched = self.latch_all(work, pinned)?;
+        sink.record_old_values(work.rows, latched.old_values(work.rows));
         // Fails if the log has been sealed or has failed since the reservation.
         let (timestamp, committed) = sink.take_timestamp(&latched.epoch_guard)?;
         if let Some(removals) = work.removals {

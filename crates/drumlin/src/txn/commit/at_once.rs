@@ -24,13 +24,14 @@
 //! 5. Under the latches, the log assigns the record's timestamp and its position in one step, or refuses. After that,
 //!    nothing can fail.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::thread::LocalKey;
 
 use super::admission::ROW_WORK_BYTES;
 use super::apply::change_row;
 use super::latch::CommitRows;
-use super::prepare::{Row, incoming_of, row_version_bytes_max};
+use super::prepare::{Row, incoming_of, old_value_bytes_max, row_version_bytes_max};
 use super::sink::{CommitSink, LiveLog, LogSpace, RowsSeen, Unready};
 use super::{Applied, Durability, Recorded, prepared_body};
 use crate::error::Result;
@@ -136,9 +137,10 @@ impl Engine {
         }
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
         let Some((body_bytes_max, version_bytes_max)) = bytes_max(rows) else { return Ok(None) };
+        let old_bytes_max = if self.keeps_old_values { rows.iter().map(old_value_bytes_max).sum() } else { 0 };
         let _work;
-        if rows.len() > 1 || body_bytes_max > SPARE_BYTES_MAX {
-            let work_bytes = (body_bytes_max + rows.len() * ROW_WORK_BYTES + extra_bytes) as u64;
+        if rows.len() > 1 || body_bytes_max + old_bytes_max > SPARE_BYTES_MAX {
+            let work_bytes = (body_bytes_max + 2 * old_bytes_max + rows.len() * ROW_WORK_BYTES + extra_bytes) as u64;
             let Some(held) = self.budget.try_hold(Account::Commits, work_bytes) else { return Ok(None) };
             _work = held;
         }
@@ -157,7 +159,9 @@ impl Engine {
         let stream = crate::sync::thread_index() % log.stream_count();
         let applied = {
             let space = LogSpace::Free { log, stream };
-            let mut sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
+            let old_bytes_max = old_bytes_max.min(log.body_bytes_max().saturating_sub(body.bytes().len()));
+            let body = Cow::Borrowed(&body);
+            let mut sink = LiveLog { clock: &self.clock, body, old_bytes_max, space, ends_prepared };
             self.try_apply_rows(rows, version_bytes_max, seen.since(), durability, &mut sink)
         };
         give_spare(&SPARE_RECORD, body.into_bytes());
@@ -231,6 +235,7 @@ impl Engine {
         let found = leaf.search(row.key);
         let replaced = found.ok().map(|at| leaf.value(at));
         // Removing a row that does not exist replaces no version.
+        sink.record_old_values(std::slice::from_ref(row), std::iter::once(replaced));
         let undo = if replaced.is_some() || incoming.value_bytes.is_some() {
             let bytes = one_version_bytes_max(row.key, replaced.as_ref());
             let held = self.budget.try_hold(Account::Versions, bytes as u64).ok_or(Unready::Memory)?;

@@ -32,6 +32,8 @@ mod replay;
 mod settle;
 mod sink;
 
+use std::borrow::Cow;
+
 pub(crate) use prepare::{Removals, Row};
 use ready::Gate;
 pub(crate) use sink::RowsSeen;
@@ -40,7 +42,7 @@ use sink::{LiveLog, LogSpace};
 use crate::error::{Error, Result};
 use crate::format::KeyspaceId;
 use crate::format::record::{self, Operation};
-use crate::memory::Grant;
+use crate::memory::{Account, Grant};
 use crate::seglog::{Appended, Body};
 use crate::space::SpaceReservation;
 use crate::task::{Boxed, WaitMode};
@@ -170,17 +172,29 @@ impl Engine {
                 Recorded::Prepared { id, feed_changes, .. } => prepared_body(id, feed_changes, Vec::new()),
             };
             let body_bytes = body.bytes().len();
+            let mut old_bytes = match (self.keeps_old_values, gate) {
+                (true, None) => self.old_value_bytes(mode, rows).await?,
+                // What a ready commit reserves must be small, because others wait for it.
+                _ => 0,
+            };
+            old_bytes = old_bytes.min(self.log().body_bytes_max().saturating_sub(body_bytes));
             let reserved_pages = self.reserve_pages(mode, rows).await?;
             let medium = self.append_medium_values(mode, rows).await?;
             let log = self.log();
             let stream = if gate.is_some() { 0 } else { crate::sync::thread_index() % log.stream_count() };
-            let reservation = self.reserve_log(mode, stream, body_bytes).await?;
+            let reservation = self.reserve_log(mode, stream, body_bytes + old_bytes).await?;
             let mut prepared = self.prepare(mode, rows, reads).await?;
             if let Some(removals) = removals {
                 prepared.version_bytes += self.removed_version_bytes(rows, removals);
                 prepared.removals = Some(removals);
             }
-            let mut version_memory = self.secure_versions(mode, rows.len(), prepared.version_bytes).await?;
+            // The record with the old values exists for a moment, so it uses memory for versions.
+            let version_bytes_max = self.budget.limit_bytes(Account::Versions) as usize;
+            if prepared.version_bytes + 2 * old_bytes > version_bytes_max {
+                old_bytes = 0;
+            }
+            let memory_bytes = prepared.version_bytes + 2 * old_bytes;
+            let mut version_memory = self.secure_versions(mode, rows.len(), memory_bytes).await?;
             let (mut mode, mut admitted) = (mode, admitted);
             if let Some(gate) = gate {
                 gate.hold(&self.budget, prepared.pinned.bytes(), prepared.version_bytes as u64)?;
@@ -192,7 +206,8 @@ impl Engine {
             }
             let ends_prepared = matches!(recorded, Recorded::Prepared { .. });
             let space = LogSpace::Reserved(reservation);
-            let sink = LiveLog { clock: &self.clock, body: &body, space, ends_prepared };
+            let (clock, old_bytes_max) = (&*self.clock, old_bytes);
+            let sink = LiveLog { clock, body: Cow::Borrowed(&body), old_bytes_max, space, ends_prepared };
             let logged = self.apply_when_ready(mode, prepared, medium, seen, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);

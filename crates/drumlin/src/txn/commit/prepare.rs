@@ -309,6 +309,11 @@ pub(super) fn row_version_bytes_max(row: &Row<'_>) -> usize {
     undo_bytes_max(version_bytes_max(row.key, row.tree.inline_bytes_max(row.key).max(LARGE_REF_BYTES)))
 }
 
+/// Returns an upper bound for the bytes of a row's old value in a record.
+pub(super) fn old_value_bytes_max(row: &Row<'_>) -> usize {
+    record::OLD_VALUE_BYTES + row.tree.inline_bytes_max(row.key)
+}
+
 /// Converts the row to the form that the tree accepts.
 pub(super) fn incoming_of<'r>(row: &Row<'r>) -> Incoming<'r> {
     let value_bytes = match row.change {
@@ -342,6 +347,28 @@ impl<L> Engine<L> {
             "a medium value is another row's"
         );
         Ok(medium)
+    }
+
+    /// Returns the bytes of the rows' old values in the record of their commit. Only a run can change the rows
+    /// afterwards, because they are locked. O(leaves).
+    pub(super) async fn old_value_bytes(&self, mode: WaitMode<'_>, rows: &[Row<'_>]) -> Result<usize> {
+        let (mut start, mut bytes) = (0, 0);
+        while start < rows.len() {
+            mode.work(turn::ROW_UNITS).await;
+            let (row, tree) = (&rows[start], rows[start].tree);
+            let of_leaf = tree.pool.awaiting(mode, |from| {
+                let page = tree.read_leaf_from(from, Target::At(row.key))?;
+                let leaf = Leaf::new(&page);
+                let end = rows_end(rows, start, tree, &leaf);
+                let stored_bytes = |row: &Row<'_>| leaf.search(row.key).map_or(0, |at| leaf.value(at).stored_bytes());
+                let bytes_of = |row: &Row<'_>| record::OLD_VALUE_BYTES + stored_bytes(row);
+                Ok((end, rows[start..end].iter().map(bytes_of).sum::<usize>()))
+            });
+            let (end, leaf_bytes) = of_leaf.await?;
+            assert!(end > start, "a leaf is read for a row that it does not cover");
+            (start, bytes) = (end, bytes + leaf_bytes);
+        }
+        Ok(bytes)
     }
 
     /// Reads and pins the leaves of several rows, and makes room in them. Does nothing for one row or none.

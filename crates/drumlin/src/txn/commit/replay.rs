@@ -25,6 +25,8 @@ impl CommitSink for ReplayedCommit {
 
     const FOLD_PURPOSE: Purpose = Purpose::Replay;
 
+    fn record_old_values<'l>(&mut self, _rows: &[Row<'_>], _old: impl Iterator<Item = Option<RowValue<'l>>>) {}
+
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, ()), Unready> {
         Ok((self.timestamp, ()))
     }

@@ -1,9 +1,11 @@
 //! The destination of a commit's record, which also assigns the commit's timestamp.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::prepare::Row;
 use crate::error::{Error, Result};
+use crate::format::record::{self, OldValue, Operation};
 use crate::format::{KeyspaceId, Timestamp, prepared};
 use crate::pool::{Needs, Stop};
 use crate::seglog::{Appended, Body, Log, Reservation};
@@ -76,6 +78,9 @@ pub(super) trait CommitSink {
     /// The information about the commit's record that the caller receives.
     type Committed;
 
+    /// Adds the old values of the rows to the record, if it has old values. The leaves are latched.
+    fn record_old_values<'l>(&mut self, rows: &[Row<'_>], old: impl Iterator<Item = Option<RowValue<'l>>>);
+
     /// Takes the commit's timestamp while all leaves and the epoch are latched. May still fail, because nothing has
     /// changed yet.
     fn take_timestamp(&mut self, epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Self::Committed), Unready>;
@@ -90,7 +95,9 @@ pub(super) trait CommitSink {
 /// The log of an open database, for the record of one commit.
 pub(super) struct LiveLog<'e> {
     pub(super) clock: &'e Clock,
-    pub(super) body: &'e Body,
+    pub(super) body: Cow<'e, Body>,
+    /// The maximum number of bytes by which old values lengthen the body; 0: the record has none.
+    pub(super) old_bytes_max: usize,
     pub(super) space: LogSpace<'e>,
     /// `true` if the record commits a prepared transaction.
     pub(super) ends_prepared: bool,
@@ -115,12 +122,39 @@ impl CommitSink for LiveLog<'_> {
 
     const FOLD_PURPOSE: Purpose = Purpose::Remove;
 
+    fn record_old_values<'l>(&mut self, rows: &[Row<'_>], old: impl Iterator<Item = Option<RowValue<'l>>>) {
+        if self.old_bytes_max == 0 {
+            return;
+        }
+        let Cow::Borrowed(body) = self.body else { unreachable!("a commit takes its timestamp once") };
+        let is_told = |(row, _): &(&Row<'_>, _)| row.tree.pages.id != KeyspaceId::PREPARED;
+        let mut old = rows.iter().zip(old).filter(is_told).map(|(_, old)| match old {
+            None => OldValue::Absent,
+            Some(RowValue::Inline(value)) => OldValue::Value(value),
+            Some(RowValue::Large(reference)) => OldValue::Large { length: reference.length },
+        });
+        let bytes_max = body.bytes().len() + self.old_bytes_max;
+        let mut bytes = Vec::with_capacity(bytes_max);
+        match record::decode(body.bytes()).next().flatten() {
+            Some((keyspace, Operation::CommitPrepared { id, changes })) => {
+                let mut told = Vec::with_capacity(changes.len() + self.old_bytes_max);
+                record::with_old_values(changes, &mut old, self.old_bytes_max, &mut told);
+                record::encode(keyspace, &Operation::CommitPrepared { id, changes: &told }, &mut bytes);
+            }
+            // The rows of the keyspace of prepared transactions are not told.
+            Some((KeyspaceId::PREPARED, _)) => return,
+            _ => record::with_old_values(body.bytes(), &mut old, self.old_bytes_max, &mut bytes),
+        }
+        assert!(bytes.len() <= bytes_max, "old values take more space than was reserved");
+        self.body = Cow::Owned(body.with_bytes(bytes));
+    }
+
     #[inline]
     fn take_timestamp(&mut self, _epoch_guard: &EpochGuard<'_>) -> Result<(Timestamp, Appended), Unready> {
         let appended = match std::mem::replace(&mut self.space, LogSpace::Taken) {
-            LogSpace::Reserved(reservation) => reservation.append(self.body).map_err(Unready::Error)?,
+            LogSpace::Reserved(reservation) => reservation.append(&self.body).map_err(Unready::Error)?,
             LogSpace::Free { log, stream } => {
-                let appended = log.try_append(stream, self.body).map_err(Unready::Error)?;
+                let appended = log.try_append(stream, &self.body).map_err(Unready::Error)?;
                 appended.ok_or(Unready::LogSpace)?
             }
             LogSpace::Taken => unreachable!("a commit takes its timestamp once"),

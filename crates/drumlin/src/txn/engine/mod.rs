@@ -52,6 +52,8 @@ pub(crate) struct Engine<L = Log> {
     /// other than commits of rows.
     first: Timestamp,
     pub(crate) other_records: AtomicU64,
+    /// `true` if the record of a commit has the old values of its rows, for the readers of changes.
+    pub(crate) keeps_old_values: bool,
     /// The bytes of record bodies between the newest checkpoint and the opening, and the value of
     /// [`log_bytes_written`](Engine::log_bytes_written) when the newest checkpoint began.
     log_bytes_found: u64,
@@ -108,6 +110,7 @@ impl Engine<Replaying> {
             transaction_ids: TransactionIds::default(),
             first: last,
             other_records: AtomicU64::new(0),
+            keeps_old_values: false,
             log_bytes_found: 0,
             log_bytes_checkpointed: AtomicU64::new(0),
             unfreed_values: Mutex::default(),
@@ -143,6 +146,7 @@ impl Engine<Replaying> {
             transaction_ids: self.transaction_ids,
             first: self.first,
             other_records: self.other_records,
+            keeps_old_values: self.keeps_old_values,
             log_bytes_checkpointed: self.log_bytes_checkpointed,
             unfreed_values: self.unfreed_values,
             newest_run: self.newest_run,
