@@ -9,8 +9,8 @@ use clap::{Parser, Subcommand};
 
 use crate::call::Call;
 use crate::commands::{
-    backup, bench, changes, check, checkpoint, compact, completions, count, doctor, du, dump, extract, get, index,
-    keyspaces, lab, load, man, prepared, put, rename, repair, restore, rm, scan, snapshots, stats, tour, verify,
+    backup, bench, changes, check, checkpoint, clone, compact, completions, count, doctor, du, dump, extract, get,
+    index, keyspaces, lab, load, man, prepared, put, rename, repair, restore, rm, scan, snapshots, stats, tour, verify,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -48,6 +48,7 @@ pub(crate) enum Command {
     Prepared(prepared::Prepared),
     Changes(changes::Changes),
     Rename(rename::Rename),
+    Clone(clone::Clone),
     Snapshots(snapshots::Snapshots),
     Backup(backup::Backup),
     Verify(verify::Verify),
@@ -72,7 +73,7 @@ impl Command {
 }
 
 /// Names of commands in other programs, and the equivalent commands here.
-const OTHER_NAMES: [(&[&str], &[&str]); 14] = [
+const OTHER_NAMES: [(&[&str], &[&str]); 15] = [
     (&["ls", "list"], &["`drumlin scan DATABASE` lists rows", "`drumlin keyspaces DATABASE` lists keyspaces"]),
     (&["delete", "del", "remove", "erase", "drop", "unset"], &["`drumlin rm` removes rows, and with --all a keyspace"]),
     (&["len", "size", "df"], &["`drumlin count` counts rows", "`drumlin du` sums files", "`drumlin stats` has sizes"]),
@@ -89,6 +90,7 @@ const OTHER_NAMES: [(&[&str], &[&str]); 14] = [
     (&["vacuum", "gc", "shrink"], &["`drumlin compact` returns unused space"]),
     (&["info", "status", "tables"], &["`drumlin stats` has figures", "`drumlin keyspaces` lists keyspaces"]),
     (&["mv", "move"], &["`drumlin rename` gives a keyspace another name"]),
+    (&["cp", "copy", "branch", "fork"], &["`drumlin clone` clones a keyspace", "`drumlin backup` copies a database"]),
     (&["create", "init", "new", "open"], &["`drumlin put`, `load` and `index` create a database that is not there"]),
 ];
 

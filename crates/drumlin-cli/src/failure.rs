@@ -239,17 +239,22 @@ impl From<Error> for Failure {
                 Failure::new(Exit::Corrupted, format!("damaged: {what} in {}: {reason}", path.display()))
                     .hint("`drumlin check DATABASE` lists all damage and what is lost")
             }
-            Error::DiskFull { path, needed_bytes, kept_snapshots } => {
+            Error::DiskFull { path, needed_bytes, kept_snapshots, clones } => {
                 let failure = Failure::new(
                     Exit::DiskFull,
                     format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
                 )
                 .space_helps();
-                match kept_snapshots.is_empty() {
+                let failure = match kept_snapshots.is_empty() {
                     true => failure,
                     false => {
                         failure.hint("drop a kept snapshot: `drumlin snapshots DATABASE` says what each one holds")
                     }
+                };
+                match clones.is_empty() {
+                    true => failure,
+                    false => failure
+                        .hint("drop a clone: `drumlin keyspaces DATABASE --exclusive` says what each keyspace holds"),
                 }
             }
             Error::TransactionTooLarge { what, row_count, bytes, limit_bytes, .. } => Failure::other(format!(

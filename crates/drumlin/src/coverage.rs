@@ -25,6 +25,11 @@ pub(crate) const MARKS: &[&str] = &[
     "a bulk load was given up",
     "a checkpoint wrote a new base image",
     "a checkpoint kept a snapshot",
+    "a keyspace was cloned",
+    "a keyspace that was itself a clone was cloned",
+    "a clone left out a value that only snapshots could see",
+    "a recovery cloned a keyspace again",
+    "an extent of an origin was moved for its clone",
     "the catalogue of a kept snapshot was moved",
     "extents were moved out of segments that kept snapshots pin",
     "the segments of a dropped snapshot stayed pinned for its readers",
@@ -161,6 +166,10 @@ mod nobody {
     #[inline(always)]
     pub(crate) fn timestamp_taken(_: crate::format::Timestamp) {}
 
+    /// Reports that a clone as of this commit is about to receive its timestamp.
+    #[inline(always)]
+    pub(crate) fn cloning(_: crate::format::Timestamp) {}
+
     /// Returns `body`, which makes a commit on another thread, unchanged.
     #[inline(always)]
     pub(crate) fn on_behalf<T>(body: impl FnOnce() -> T + Send + 'static) -> impl FnOnce() -> T + Send + 'static {
@@ -168,11 +177,11 @@ mod nobody {
     }
 }
 #[cfg(not(feature = "sim"))]
-pub(crate) use nobody::{on_behalf, reached, timestamp_taken};
+pub(crate) use nobody::{cloning, on_behalf, reached, timestamp_taken};
 
 #[cfg(feature = "sim")]
 mod simulation {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::MARKS;
@@ -185,6 +194,7 @@ mod simulation {
 
     thread_local! {
         static ON_TIMESTAMP: RefCell<Option<OnTimestamp>> = const { RefCell::new(None) };
+        static CLONED_AS_OF: Cell<Timestamp> = const { Cell::new(Timestamp(0)) };
     }
 
     pub(crate) fn reached(index: usize) {
@@ -196,6 +206,16 @@ mod simulation {
         if let Some(callback) = ON_TIMESTAMP.with_borrow_mut(Option::take) {
             callback(timestamp);
         }
+    }
+
+    pub(crate) fn cloning(as_of: Timestamp) {
+        CLONED_AS_OF.set(as_of);
+    }
+
+    /// Returns the commit of which the last clone that this thread made has the rows. Known when its own commit gets a
+    /// timestamp.
+    pub fn cloned_as_of() -> Timestamp {
+        CLONED_AS_OF.get()
     }
 
     /// Calls `callback` when the next commit of this thread receives its timestamp. A later call replaces the callback.
@@ -221,6 +241,6 @@ mod simulation {
     }
 }
 #[cfg(feature = "sim")]
-pub use simulation::{marks, on_timestamp};
+pub use simulation::{cloned_as_of, marks, on_timestamp};
 #[cfg(feature = "sim")]
-pub(crate) use simulation::{on_behalf, reached, timestamp_taken};
+pub(crate) use simulation::{cloning, on_behalf, reached, timestamp_taken};

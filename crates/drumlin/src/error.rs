@@ -133,6 +133,9 @@ pub enum Error {
         /// The names of the [kept snapshots](crate::Database::keep_snapshot) that hold space in the file that could not
         /// grow.
         kept_snapshots: Vec<String>,
+        /// The names of the [clones](crate::Database::clone_keyspace) in that file. They may hold pages that the
+        /// keyspaces from which they were cloned have replaced.
+        clones: Vec<String>,
     },
     /// Another transaction changed the same row first, or two transactions waited for each other's rows (a deadlock).
     /// Retry the transaction, as [`Database::transact`](crate::Database::transact) does.
@@ -392,11 +395,11 @@ impl std::fmt::Display for Error {
                 "corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost",
                 path.display()
             ),
-            Error::DiskFull { path, needed_bytes, kept_snapshots } => write!(
+            Error::DiskFull { path, needed_bytes, kept_snapshots, clones } => write!(
                 f,
                 "the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or {}",
                 path.display(),
-                room(kept_snapshots)
+                room(kept_snapshots, clones)
             ),
             Error::Conflict { reason } => write!(f, "conflict: {reason}. Run the transaction again"),
             Error::LockTimeout { keyspace, key, waited, holder } => {
@@ -654,13 +657,17 @@ fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, holder: LockHolder
 }
 
 /// Describes how to make room in a database.
-fn room(kept_snapshots: &[String]) -> String {
-    let names: Vec<String> = kept_snapshots.iter().map(|name| quoted(name)).collect();
-    match &names[..] {
-        [] => "remove rows and call compact".to_owned(),
-        [name] => format!("drop the kept snapshot {name}, or remove rows and call compact"),
-        names => format!("drop some of the kept snapshots {}, or remove rows and call compact", names.join(", ")),
+fn room(kept_snapshots: &[String], clones: &[String]) -> String {
+    let mut ways = Vec::new();
+    for (what, names) in [("kept snapshot", kept_snapshots), ("clone", clones)] {
+        let names: Vec<String> = names.iter().map(|name| quoted(name)).collect();
+        match &names[..] {
+            [] => {}
+            [name] => ways.push(format!("drop the {what} {name}, or ")),
+            names => ways.push(format!("drop some of the {what}s {}, or ", names.join(", "))),
+        }
     }
+    format!("{}remove rows and call compact", ways.concat())
 }
 
 /// Describes the number of rows that exceeded a limit, if they were counted.

@@ -219,7 +219,7 @@ pub(crate) use drumlin_io::sync;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod simulation {
-    pub use crate::coverage::{marks, on_timestamp};
+    pub use crate::coverage::{cloned_as_of, marks, on_timestamp};
 }
 
 /// The README, whose program is compiled as a doc test.

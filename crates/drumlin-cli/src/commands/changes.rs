@@ -113,6 +113,11 @@ enum ChangeLine<'c> {
         keyspace: &'c str,
         to: &'c str,
     },
+    Clone {
+        keyspace: &'c str,
+        to: &'c str,
+        as_of: u64,
+    },
     /// A kind of change that this version of the command does not know.
     Unknown,
 }
@@ -136,6 +141,7 @@ impl<'c> ChangeLine<'c> {
             Change::Create { keyspace } => ChangeLine::Create { keyspace },
             Change::Drop { keyspace } => ChangeLine::Drop { keyspace },
             Change::Rename { from, to } => ChangeLine::Rename { keyspace: from, to },
+            Change::Clone { from, to, as_of } => ChangeLine::Clone { keyspace: from, to, as_of: as_of.0 },
             _ => ChangeLine::Unknown,
         }
     }

@@ -21,6 +21,9 @@ pub(crate) struct Keyspaces {
     /// Count the rows of each keyspace
     #[arg(long)]
     count: bool,
+    /// Show how much space dropping each keyspace would free: its pages, except for those that clones share
+    #[arg(long)]
+    exclusive: bool,
 }
 
 #[derive(Serialize)]
@@ -30,6 +33,8 @@ struct Line {
     page_bytes: usize,
     pages: u64,
     disk_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exclusive_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rows: Option<u64>,
 }
@@ -46,11 +51,17 @@ impl Keyspaces {
         let width = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0).max("keyspace".len());
         let dim = style::DIM;
         let rows = if self.count { "        rows" } else { "" };
-        output.print_text(&format!("{dim}{:width$}  page bytes       pages      on disk{rows}{dim:#}", "keyspace"))?;
+        let exclusive = if self.exclusive { "    exclusive" } else { "" };
+        output.print_text(&format!(
+            "{dim}{:width$}  page bytes       pages      on disk{exclusive}{rows}{dim:#}",
+            "keyspace"
+        ))?;
         for line in &lines {
+            let exclusive = line.exclusive_bytes.map(|bytes| format!("{:>13}", figures::bytes(bytes)));
+            let exclusive = exclusive.unwrap_or_default();
             let rows = line.rows.map(|rows| format!("{:>12}", figures::count(rows))).unwrap_or_default();
             output.print_text(&format!(
-                "{:width$}  {:>10}  {:>10}  {:>11}{rows}",
+                "{:width$}  {:>10}  {:>10}  {:>11}{exclusive}{rows}",
                 harmless(&line.name),
                 figures::count(line.page_bytes as u64),
                 figures::count(line.pages),
@@ -65,6 +76,7 @@ impl Keyspaces {
             let keyspace = database.existing_keyspace(&info.name)?;
             Ok(Line {
                 disk_bytes: keyspace.disk_bytes()?,
+                exclusive_bytes: self.exclusive.then(|| keyspace.exclusive_bytes()).transpose()?,
                 rows: self.count.then(|| keyspace.count(..)).transpose()?,
                 name: info.name,
                 id: info.id.0,

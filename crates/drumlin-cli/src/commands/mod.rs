@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod changes;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
+pub(crate) mod clone;
 pub(crate) mod compact;
 pub(crate) mod completions;
 pub(crate) mod count;
@@ -61,6 +62,7 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Prepared(command) => command.run(output),
         Command::Changes(command) => command.run(),
         Command::Rename(command) => command.run(output),
+        Command::Clone(command) => command.run(output),
         Command::Snapshots(command) => command.run(output),
         Command::Backup(command) => command.run(output),
         Command::Verify(command) => command.run(output),

@@ -91,6 +91,31 @@ fn keyspaces_are_renamed() {
     bench.fails(1, &["rename", "db", "third", ""]);
 }
 
+/// A clone has the rows of its keyspace, and is written independently. Names that are missing or in use are refused.
+#[test]
+fn keyspaces_are_cloned() {
+    let bench = letters();
+    let (value, count) = (bench.ok(&["get", "db", "a"]), bench.ok(&["count", "db"]));
+    assert_eq!(bench.ok(&["clone", "db", "default", "copy"]), "cloned keyspace \"default\" as \"copy\"\n");
+    let lines = bench.ok(&["keyspaces", "db", "--exclusive", "--json"]);
+    for line in lines.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(line["exclusive_bytes"] == 0 && line["disk_bytes"].as_u64().unwrap() > 0, "{lines}");
+    }
+    assert!(bench.ok(&["keyspaces", "db", "--exclusive"]).contains("exclusive"));
+    bench.ok_with(&["put", "db", "a", "-k", "copy"], b"changed");
+    assert_eq!(bench.ok(&["get", "db", "a", "-k", "copy"]), "changed");
+    assert_eq!((bench.ok(&["get", "db", "a"]), bench.ok(&["count", "db"])), (value, count));
+    let cloned: serde_json::Value =
+        serde_json::from_str(&bench.ok(&["clone", "db", "copy", "third", "--json"])).unwrap();
+    assert!(cloned["to"] == "third" && cloned["timestamp"].as_u64().unwrap() > 0, "{cloned}");
+    bench.fails(3, &["clone", "db", "missing", "fourth"]);
+    let refused = bench.fails(1, &["clone", "db", "default", "copy"]);
+    assert!(refused.contains("already"), "{refused}");
+    bench.ok(&["rm", "db", "--all", "-k", "default"]);
+    assert_eq!(bench.ok(&["get", "db", "a", "-k", "third"]), "changed");
+}
+
 /// `rm` removes the rows of the given keys, prefix, range or keyspace, and nothing else.
 #[test]
 fn removals() {

@@ -201,6 +201,15 @@ impl Database {
         self.on_worker(move |database| database.backup_to(folder, &options)).await
     }
 
+    /// Like [`clone_keyspace`](Database::clone_keyspace).
+    ///
+    /// # Errors
+    /// Same as [`clone_keyspace`](Database::clone_keyspace).
+    pub async fn clone_keyspace_async(&self, from: &str, to: &str) -> Result<Timestamp> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        self.on_worker(move |database| database.clone_keyspace(&from, &to)).await
+    }
+
     /// Like [`keep_snapshot`](Database::keep_snapshot).
     ///
     /// # Errors

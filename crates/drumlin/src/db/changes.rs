@@ -189,6 +189,16 @@ pub enum Change<'c> {
         /// The name that it has now.
         to: &'c str,
     },
+    /// A keyspace was [cloned](Database::clone_keyspace). The clone has the rows that `from` had as of the commit
+    /// `as_of`, which is an earlier one.
+    Clone {
+        /// The keyspace that was cloned.
+        from: &'c str,
+        /// The clone.
+        to: &'c str,
+        /// The newest commit of which the clone has rows.
+        as_of: Timestamp,
+    },
 }
 
 /// The identity of a large value that a [`Change`] has put.
@@ -217,6 +227,9 @@ impl<'c> Change<'c> {
         if let Operation::Create { name, .. } = operation {
             return Some(Change::Create { keyspace: name });
         }
+        if let Operation::Clone { from, as_of, name } = *operation {
+            return Some(Change::Clone { from: names.get(from).expect("the reader checked it"), to: name, as_of });
+        }
         let keyspace = names.get(id).expect("the reader checked it");
         Some(match *operation {
             Operation::Put { key, value } => Change::Put { keyspace, key, value },
@@ -239,7 +252,7 @@ impl<'c> Change<'c> {
         let Some(filter) = filter else { return true };
         let has = |name: &str| filter.iter().any(|wanted| wanted == name);
         match self {
-            Change::Rename { from, to } => has(from) || has(to),
+            Change::Rename { from, to } | Change::Clone { from, to, .. } => has(from) || has(to),
             Change::Put { keyspace, .. }
             | Change::PutLarge { keyspace, .. }
             | Change::Remove { keyspace, .. }

@@ -9,6 +9,7 @@ mod batch;
 mod bounds;
 mod bulk_load;
 mod changes;
+mod clones;
 mod config;
 mod counting;
 mod database;

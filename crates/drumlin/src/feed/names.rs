@@ -33,7 +33,11 @@ impl Names {
     /// Returns `true` if a commit with these operations changes names. Such a commit does nothing else.
     pub(super) fn are_changed_by(body: &[u8]) -> bool {
         let first = record::decode(body).next().flatten();
-        matches!(first, Some((_, Operation::Create { .. } | Operation::Drop | Operation::Rename { .. })))
+        let is_of_names = |operation: &Operation<'_>| {
+            use Operation::{Clone, Create, Drop, Rename};
+            matches!(operation, Create { .. } | Drop | Rename { .. } | Clone { .. })
+        };
+        first.is_some_and(|(_, operation)| is_of_names(&operation))
     }
 
     /// Returns `true` if the operations of a commit are well-formed, and every keyspace that they change exists.
@@ -42,6 +46,7 @@ impl Names {
         record::decode(body).all(|operation| match operation {
             None => false,
             Some((_, Operation::Create { .. })) => true,
+            Some((_, Operation::Clone { from, .. })) => self.get(from).is_some(),
             Some((keyspace, _)) if known == Some(keyspace) => true,
             Some((keyspace, _)) => {
                 known = Some(keyspace);
@@ -55,6 +60,10 @@ impl Names {
         for operation in record::decode(body) {
             match operation? {
                 (keyspace, Operation::Create { page_bytes, name }) => self.add(keyspace, page_bytes, name),
+                (keyspace, Operation::Clone { from, name, .. }) => {
+                    let (page_bytes, _) = self.keyspaces.get(&from)?;
+                    self.add(keyspace, *page_bytes, name);
+                }
                 (keyspace, Operation::Rename { name }) => {
                     let (page_bytes, _) = self.keyspaces.get(&keyspace)?;
                     self.add(keyspace, *page_bytes, name);

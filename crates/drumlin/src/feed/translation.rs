@@ -19,6 +19,7 @@ pub(super) fn translate(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
             | Operation::Drop
             | Operation::Rename { .. }
             | Operation::Loaded { .. }
+            | Operation::Clone { .. }
             | Operation::OldValue(_) => record::encode(keyspace, &operation, out),
             Operation::PutLarge { key, length, value_id, .. } => {
                 record::encode(keyspace, &Operation::PutReference { key, length, value_id }, out);

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   end of the page numbers (8)   leaves on disk (8)   rows in them (8)   1 if a row may have had a value on pages of its own (1)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs
+//! list of keyspaces:  id (4)   page size (4)   end of the page numbers (8)   leaves on disk (8)   rows in them (8)   1 if a row may have had a value on pages of its own (1)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs   list of origins: id (4), in a clone
 //! run:                root (4), 0 without rows   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free   list of removed ranges
 //! removed range:      length of the lower key (2)   length of the upper key (2), 65535 without one   lower key   upper key
 //! list of summaries:  address (8)
@@ -42,8 +42,8 @@ pub(crate) const REMOVED_RANGE_BYTES: u64 = 4;
 pub(super) const NO_UPPER: u16 = u16::MAX;
 
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.
-pub(crate) fn keyspace_bytes(name_bytes: usize) -> u64 {
-    43 + name_bytes as u64
+pub(crate) fn keyspace_bytes(name_bytes: usize, origin_count: usize) -> u64 {
+    (47 + name_bytes + origin_count * size_of::<KeyspaceId>()) as u64
 }
 
 /// Returns the size of a kept snapshot's entry, in bytes.
@@ -104,6 +104,15 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) chunks: Vec<ExtentAddress>,
     /// The runs above the keyspace's tree, in ascending order of timestamps.
     pub(crate) runs: Vec<RunEntry>,
+    /// The keyspaces whose extents a clone shares: that from which it was cloned, and the origins of that one.
+    pub(crate) origins: Vec<KeyspaceId>,
+}
+
+impl KeyspaceEntry {
+    /// Returns `true` if extents of the keyspace may have this id.
+    pub(crate) fn is_stored_as(&self, id: KeyspaceId) -> bool {
+        id == self.id || self.origins.contains(&id)
+    }
 }
 
 /// A run above a tree. `space/runs.rs` explains the fields.
@@ -247,6 +256,10 @@ fn encode_keyspaces(keyspaces: &[KeyspaceEntry], out: &mut Vec<u8>) {
                 out.extend(upper.iter().flatten());
             }
         }
+        out.extend((keyspace.origins.len() as u32).to_le_bytes());
+        for origin in &keyspace.origins {
+            out.extend(origin.0.to_le_bytes());
+        }
     }
 }
 
@@ -308,7 +321,8 @@ impl<'a> Reader<'a> {
             let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
             is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
         })?;
-        Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, has_values, name, chunks, runs })
+        let origins = self.list(|reader| Some(KeyspaceId(reader.u32()?)))?;
+        Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, has_values, name, chunks, runs, origins })
     }
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
@@ -346,6 +360,7 @@ mod tests {
                 name: "käse".into(),
                 chunks: vec![address, ExtentAddress::NONE],
                 runs: vec![run],
+                origins: vec![KeyspaceId(1)],
             }],
             summaries: vec![ExtentAddress::new(8192, 640, SegmentUse(1))],
             segments: vec![ExtentRef { address, segment_use: SegmentUse(1) }, ExtentRef::NONE],
@@ -373,7 +388,7 @@ mod tests {
         let bytes = catalogue.encode();
         let (addresses, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
         let known_bytes = HEAD_BYTES
-            + keyspace_bytes("käse".len())
+            + keyspace_bytes("käse".len(), 1)
             + RUN_BYTES
             + 3
             + 2 * REMOVED_RANGE_BYTES

@@ -301,8 +301,13 @@ fn operations_are_as_documented() {
             Operation::PutReference { key: b"abc", length: 77, value_id: ValueId(88) },
             vec![21, 9, 3, 77, 88],
         ),
-        ("24 old value", Operation::OldValue(OldValue::Value(b"abc")), vec![24, 9, 1, 3]),
         ("22 loaded", Operation::Loaded { rows: 1000, first_key: b"abc", last_key: b"bcde" }, vec![22, 9, 1000, 3, 4]),
+        (
+            "23 clone",
+            Operation::Clone { from: KeyspaceId(8), as_of: Timestamp(77), name: "name" },
+            vec![23, 9, 8, 77, 4],
+        ),
+        ("24 old value", Operation::OldValue(OldValue::Value(b"abc")), vec![24, 9, 1, 3]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();
@@ -327,6 +332,7 @@ fn the_catalogue_is_as_documented() {
         name: "name".into(),
         chunks: vec![address],
         runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec(), removed }],
+        origins: vec![KeyspaceId(3)],
     };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
@@ -358,13 +364,14 @@ fn the_catalogue_is_as_documented() {
     assert_eq!(bytes[88..92], 1u32.to_le_bytes());
     compare_sample("A removed range", &bytes[92..], &[1, 2]);
     assert_eq!(bytes[96..99], *b"abc");
-    assert_eq!(bytes[103..111], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[115..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[135..], &[7, 5, 6]);
-    assert_eq!(bytes[147..151], 1u32.to_le_bytes());
-    compare_sample("A kept snapshot", &bytes[151..], &[8, 54, 1_700_000_000_000, 900, 4]);
-    assert_eq!(bytes[185..], [b"kept", &chunk.to_bytes()[..]].concat());
-    assert_eq!(bytes.len(), 205);
+    assert_eq!(bytes[99..107], [1u32.to_le_bytes(), 3u32.to_le_bytes()].concat());
+    assert_eq!(bytes[111..119], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[123..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[143..], &[7, 5, 6]);
+    assert_eq!(bytes[155..159], 1u32.to_le_bytes());
+    compare_sample("A kept snapshot", &bytes[159..], &[8, 54, 1_700_000_000_000, 900, 4]);
+    assert_eq!(bytes[193..], [b"kept", &chunk.to_bytes()[..]].concat());
+    assert_eq!(bytes.len(), 213);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

@@ -289,6 +289,12 @@ fn database_of(bytes: &[u8]) -> DatabaseId {
     DatabaseId(u64::from_le_bytes(database))
 }
 
+/// Makes an extent one of another keyspace. It must be sealed afterwards.
+pub(crate) fn set_keyspace(extent: &mut [u8], keyspace: KeyspaceId) {
+    debug_assert!(!keyspace.is_of_kept(), "an extent of an opened snapshot");
+    extent[KEYSPACE_OFFSET..KEYSPACE_OFFSET + 4].copy_from_slice(&keyspace.0.to_le_bytes());
+}
+
 /// Sets the origin and the checksum of an extent. The length of `extent` must be the stored length.
 pub(crate) fn seal(extent: &mut [u8], origin: Origin) {
     assert!(extent.len() >= HEADER_BYTES && get_u32(extent, STORED_BYTES_OFFSET) as usize == extent.len());

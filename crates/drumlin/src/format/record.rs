@@ -21,6 +21,7 @@
 //! 20 commit prepared with changes  id length (2)  length of the changes (4)  id  changes: operations 1, 3 and 21
 //! 21 put reference  key length (2)  length (8)  identity (8)  key
 //! 22 loaded      rows (8)  length of the first key (2) and of the last key (2)  first key  last key
+//! 23 clone       keyspace of which it is a clone (4)  timestamp of the newest checkpoint (8)  name length (2)  name
 //! 24 old value   kind (1): 0 absent, 1 inline, 2 large  length (8)  value, if it is inline
 //! ```
 //!
@@ -28,11 +29,11 @@
 //! prepared transactions ([`prepared`](super::prepared)), and 21 only in change files ([`changes`](super::changes)) and
 //! within operation 20. Operation 22 follows each 6 and 11, and stands for it in change files. Operation 24 may follow
 //! each 1, 2, 3 and 21. A record that creates, renames or drops keyspaces does nothing else. Its operations take effect
-//! together: two keyspaces may take each other's names. Removed ranges come before all rows of a record, because the
-//! rows that it puts into such a range stay.
+//! together: two keyspaces may take each other's names. A clone is the only operation of its record. Removed ranges come
+//! before all rows of a record, because the rows that it puts into such a range stay.
 
 use super::node::is_value_length;
-use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, ValueId};
+use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp, ValueId};
 
 const PUT: u8 = 1;
 const PUT_LARGE: u8 = 2;
@@ -49,6 +50,7 @@ const REMOVE_RANGE: u8 = 12;
 const COMMIT_PREPARED_WITH_CHANGES: u8 = 20;
 const PUT_REFERENCE: u8 = 21;
 const LOADED: u8 = 22;
+const CLONE: u8 = 23;
 const OLD_VALUE: u8 = 24;
 /// The value in place of the upper key's length if a removed range has no upper key.
 const NO_UPPER: u16 = u16::MAX;
@@ -120,6 +122,12 @@ pub(crate) enum Operation<'a> {
         rows: u64,
         first_key: &'a [u8],
         last_key: &'a [u8],
+    },
+    /// Creates a keyspace with the rows that `from` had as of a timestamp, which is that of the newest checkpoint.
+    Clone {
+        from: KeyspaceId,
+        as_of: Timestamp,
+        name: &'a str,
     },
     /// The value that the row of the operation before had before the commit.
     OldValue(OldValue<'a>),
@@ -289,6 +297,13 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend_from_slice(name.as_bytes());
         }
         Operation::Drop => begin(DROP),
+        Operation::Clone { from, as_of, name } => {
+            begin(CLONE);
+            out.extend(from.0.to_le_bytes());
+            out.extend(as_of.0.to_le_bytes());
+            out.extend((name.len() as u16).to_le_bytes());
+            out.extend_from_slice(name.as_bytes());
+        }
         Operation::Rename { name } => {
             begin(RENAME);
             out.extend((name.len() as u16).to_le_bytes());
@@ -378,7 +393,9 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::OldValue(_) => OLD_VALUE_BYTES,
         Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
         Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
-        Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } => out.len() - start,
+        Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } | Operation::Clone { .. } => {
+            out.len() - start
+        }
     };
     debug_assert_eq!(out.len() - start, expected, "{operation:?} has another length than is counted for it");
 }
@@ -584,6 +601,11 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
             Operation::Lock { key: take(rest, key_bytes)?, is_shared }
         }
         RENAME => Operation::Rename { name: take_name(rest)? },
+        CLONE => {
+            let from = KeyspaceId(take_u32(rest)?);
+            let as_of = Timestamp(take_u64(rest)?);
+            Operation::Clone { from, as_of, name: take_name(rest)? }
+        }
         _ => return None,
     };
     Some((keyspace, operation))
@@ -646,6 +668,7 @@ mod tests {
             Operation::Lock { key: b"read", is_shared: true },
             Operation::Lock { key: b"", is_shared: false },
             Operation::Rename { name: "kuchen" },
+            Operation::Clone { from: KeyspaceId(2), as_of: Timestamp(9), name: "kuchen" },
             Operation::Attach(Attachment { root: AttachedRoot::Run(PageId(77)), ..attachment() }),
         ];
         let mut body = Vec::new();

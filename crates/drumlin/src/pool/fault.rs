@@ -72,7 +72,7 @@ impl Pool {
         let page_key = PageKey { keyspace: pages.id, page };
         let reading = PageEntry::Reading(address);
         let outcome = match result {
-            Ok(()) => self.decode_into_frame(page_key, wanted.content, address, frame, bytes),
+            Ok(()) => self.decode_into_frame(pages, page_key, wanted.content, address, frame, bytes),
             Err(error) => Err(Error::io("reading", self.space.path(), error)),
         };
         let result = match outcome {
@@ -113,6 +113,7 @@ impl Pool {
     /// Decodes an extent into the frame if it holds the wanted page. Returns the entry to publish.
     pub(super) fn decode_into_frame(
         &self,
+        pages: &PageSpace,
         page_key: PageKey,
         wanted: WantedContent,
         address: ExtentAddress,
@@ -128,7 +129,7 @@ impl Pool {
             WantedContent::Node => page_key.page,
             WantedContent::Value(_) => header.page_key.page,
         };
-        if header.page_key != (PageKey { keyspace: self.space.stored_as(page_key.keyspace), page }) {
+        if header.page_key.page != page || !pages.is_stored_as(header.page_key.keyspace) {
             return Err(corrupted(ExtentError::PageKey(header.page_key)));
         }
         if header.raw_bytes > frame.len() {

@@ -135,10 +135,14 @@ impl<'s> LogChanges<'s> {
                 // Its rows are in memory, and it has no name.
                 Operation::Create { .. } if keyspace == KeyspaceId::PREPARED => {}
                 Operation::Create { page_bytes, name } => {
-                    let new = || Source::new(name.to_owned(), page_bytes as usize, None);
+                    let new = || Source::new(keyspace, name.to_owned(), page_bytes as usize, None);
                     let source = self.sources.keyspaces.entry(keyspace).or_insert_with(new);
                     // Its pages may have been found, but not its name.
                     name.clone_into(&mut source.name);
+                }
+                Operation::Clone { from, as_of, name } => {
+                    let clone = self.source(from).clone_as(keyspace, name, as_of);
+                    self.sources.keyspaces.insert(keyspace, clone);
                 }
                 Operation::Drop => {
                     self.flush()?;
@@ -175,7 +179,7 @@ impl<'s> LogChanges<'s> {
 
     /// Returns a keyspace. If a lost catalogue had it, makes it up.
     fn source(&mut self, keyspace: KeyspaceId) -> &mut Source {
-        let new = || Source::new(made_up_name(keyspace), PAGE_BYTES_MAX, None);
+        let new = || Source::new(keyspace, made_up_name(keyspace), PAGE_BYTES_MAX, None);
         self.sources.keyspaces.entry(keyspace).or_insert_with(new)
     }
 

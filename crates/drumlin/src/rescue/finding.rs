@@ -106,7 +106,8 @@ impl Finder<'_> {
         let has_searched_pages = self.store.has_searched_pages();
         for damaged in std::mem::take(&mut self.store.keyspaces) {
             let (entry, pages) = (damaged.entry, damaged.pages);
-            let mut source = Source::new(entry.name.clone(), entry.page_bytes as usize, None);
+            let mut source = Source::new(entry.id, entry.name.clone(), entry.page_bytes as usize, None);
+            source.origins.clone_from(&entry.origins);
             for RunEntry { timestamp, removed, .. } in &entry.runs {
                 let range = |(lower, upper): &(Vec<u8>, Option<Vec<u8>>)| {
                     (*timestamp, RemovedRange { lower: lower.clone(), upper: upper.clone() })
@@ -132,14 +133,14 @@ impl Finder<'_> {
         let mut are_whole = true;
         for (number, run) in (0..).zip(runs).filter(|(_, run)| run.root != PageId::NONE) {
             let layer = Layer(Layer::FIRST_RUN.0 + number);
-            let (pages, is_whole) = self.leaves_below(id, table, run.root)?;
+            let (pages, is_whole) = self.leaves_below(table, run.root)?;
             are_whole &= is_whole;
             layers.runs.push((layer, pages));
             let (timestamp, freed_to) = (run.timestamp, run.freed_to.clone());
             source.runs.push(SourceRun { layer, timestamp, freed_to, is_of_log: false });
         }
         if !are_whole {
-            layers.tree = Some(self.leaves_below(id, table, PageId::ROOT)?.0);
+            layers.tree = Some(self.leaves_below(table, PageId::ROOT)?.0);
         }
         let Finder { store, extents: reader, load, found } = self;
         let listed = |(page, entry)| Some((store.extent_of(entry)?, page));
@@ -154,7 +155,8 @@ impl Finder<'_> {
                     found.lost_pages += 1;
                     return Ok(());
                 };
-                let is_it = header.page_key == PageKey { keyspace: id, page } && bytes.len() == source.page_bytes;
+                let is_its = table.is_stored_as(header.page_key.keyspace) && header.page_key.page == page;
+                let is_it = is_its && bytes.len() == source.page_bytes;
                 match header.kind {
                     // The numbers in a value's extents are not those of pages.
                     Kind::Value => return Ok(()),
@@ -178,7 +180,7 @@ impl Finder<'_> {
 
     /// Returns the leaves below a node. Also returns `false` if an inner node can't be read, so that the leaves below
     /// it are not among them.
-    fn leaves_below(&self, id: KeyspaceId, table: &PageSpace, root: PageId) -> Result<(PageSet, bool)> {
+    fn leaves_below(&self, table: &PageSpace, root: PageId) -> Result<(PageSet, bool)> {
         let (mut leaves, mut is_whole) = (PageSet::default(), true);
         let mut level = vec![root];
         // A damaged node with a valid checksum may refer to a node above it.
@@ -194,7 +196,8 @@ impl Finder<'_> {
                     let page = listed[index].1;
                     match read {
                         Ok((header, bytes))
-                            if header.page_key == PageKey { keyspace: id, page }
+                            if header.page_key.page == page
+                                && table.is_stored_as(header.page_key.keyspace)
                                 && matches!(header.kind, Kind::Leaf | Kind::Inner)
                                 && crate::tree::check_node(&bytes, header.kind).is_ok() =>
                         {
@@ -265,7 +268,7 @@ impl Finder<'_> {
             if is_loaded && leaf.is_empty() {
                 return Ok(());
             }
-            let new = || Source::new(made_up_name(keyspace), page_bytes, Some(Pages::Searched));
+            let new = || Source::new(keyspace, made_up_name(keyspace), page_bytes, Some(Pages::Searched));
             let source = found.keyspaces.entry(keyspace).or_insert_with(new);
             source.has_loaded |= is_loaded;
             found.newest = found.newest.max(leaf.newest());

@@ -204,7 +204,7 @@ impl Rescue {
     }
 
     pub(super) fn rows_of(&self, id: KeyspaceId) -> Result<Rows<'_>> {
-        Rows::new(&self.sources, id, &self.sources.keyspaces[&id])
+        Rows::new(&self.sources, &self.sources.keyspaces[&id])
     }
 
     /// Returns the keyspaces by the names that they get.
@@ -245,7 +245,7 @@ impl Config {
 fn read_prepared(sources: &mut Sources) -> Result<()> {
     let Some(source) = sources.keyspaces.remove(&KeyspaceId::PREPARED) else { return Ok(()) };
     let mut prepared = BTreeMap::new();
-    let mut rows = Rows::new(sources, KeyspaceId::PREPARED, &source)?;
+    let mut rows = Rows::new(sources, &source)?;
     while let Some(found) = rows.next_row()? {
         if let FoundRow::Row(key, value) = found {
             prepared.insert(key, value);

@@ -77,7 +77,8 @@ impl PieceLeaf {
 struct LayerRows {
     cursor: Cursor<LayerImages>,
     page_bytes: usize,
-    keyspace: KeyspaceId,
+    /// The ids that the leaves may have.
+    stored_as: Vec<KeyspaceId>,
     ready: VecDeque<PieceLeaf>,
     /// The key of the first row, once it is known.
     key: Option<Vec<u8>>,
@@ -139,11 +140,14 @@ impl LayerImages {
 }
 
 impl LayerRows {
-    fn new(sources: &Sources, keyspace: KeyspaceId, page_bytes: usize, layer: Layer) -> LayerRows {
+    fn new(sources: &Sources, source: &Source, layer: Layer) -> LayerRows {
+        let keyspace = source.images_of;
+        let stored_as = [&[keyspace], &source.origins[..]].concat();
         // The tree's images are needed to tell which loaded ones they replace.
         let tree = (layer == Layer::LOADED).then(|| sources.images(keyspace, Layer::TREE));
         let images = LayerImages::new(sources.images(keyspace, layer), tree);
-        LayerRows { cursor: Cursor::new(images), page_bytes, keyspace, ready: VecDeque::new(), key: None }
+        let (cursor, page_bytes) = (Cursor::new(images), source.page_bytes);
+        LayerRows { cursor, page_bytes, stored_as, ready: VecDeque::new(), key: None }
     }
 
     /// Returns the current piece. Reads the leaves of the next ones together.
@@ -168,7 +172,7 @@ impl LayerRows {
                 let PieceLeaf { piece, page, next_row } = &mut self.ready[positions[index]];
                 if let Ok((header, bytes)) = read
                     && header.kind == Kind::Leaf
-                    && header.page_key.keyspace == self.keyspace
+                    && self.stored_as.contains(&header.page_key.keyspace)
                     && crate::tree::check_node(&bytes, Kind::Leaf).is_ok()
                 {
                     *next_row = Leaf::new(&bytes).lower_bound(&piece.lower);
@@ -286,8 +290,8 @@ impl Changes {
 }
 
 impl<'s> Rows<'s> {
-    pub(super) fn new(sources: &'s Sources, id: KeyspaceId, source: &'s Source) -> Result<Rows<'s>> {
-        let rows = |layer| LayerRows::new(sources, id, source.page_bytes, layer);
+    pub(super) fn new(sources: &'s Sources, source: &'s Source) -> Result<Rows<'s>> {
+        let (rows, id) = (|layer| LayerRows::new(sources, source, layer), source.images_of);
         let mut holes = Vec::new();
         if source.pages.is_some() {
             let layers = [Layer::TREE, Layer::LOADED].map(|layer| sources.images(id, layer));

@@ -31,6 +31,11 @@ pub(super) struct Sources {
 pub(super) struct Source {
     pub(super) name: String,
     pub(super) page_bytes: usize,
+    /// The keyspace under which the images of its leaves are in the scratch database: itself, or the one of which the
+    /// log makes it a clone.
+    pub(super) images_of: KeyspaceId,
+    /// Other keyspaces whose ids its extents may have.
+    pub(super) origins: Vec<KeyspaceId>,
     /// The way in which its pages were found. `None` for a keyspace that only the log has.
     pub(super) pages: Option<Pages>,
     /// `true` if the keyspace has leaves of which it is not known whether they belong to a run.
@@ -44,6 +49,7 @@ pub(super) struct Source {
 }
 
 /// A run above a tree.
+#[derive(Clone)]
 pub(super) struct SourceRun {
     pub(super) layer: Layer,
     pub(super) timestamp: Timestamp,
@@ -54,9 +60,24 @@ pub(super) struct SourceRun {
 }
 
 impl Source {
-    pub(super) fn new(name: String, page_bytes: usize, pages: Option<Pages>) -> Source {
+    pub(super) fn new(id: KeyspaceId, name: String, page_bytes: usize, pages: Option<Pages>) -> Source {
         let (runs, removed) = (Vec::new(), Vec::new());
-        Source { name, page_bytes, pages, has_loaded: false, runs, removed, changes: None }
+        let (images_of, origins) = (id, Vec::new());
+        Source { name, page_bytes, images_of, origins, pages, has_loaded: false, runs, removed, changes: None }
+    }
+
+    /// Returns the source of a clone that the log makes of this keyspace, as of the checkpoint at `as_of`.
+    pub(super) fn clone_as(&self, id: KeyspaceId, name: &str, as_of: Timestamp) -> Source {
+        let runs = self.runs.iter().filter(|run| !run.is_of_log && run.timestamp <= as_of);
+        let removed = self.removed.iter().filter(|(timestamp, _)| *timestamp <= as_of);
+        Source {
+            images_of: self.images_of,
+            origins: [&[self.images_of], &self.origins[..]].concat(),
+            has_loaded: self.has_loaded,
+            runs: runs.cloned().collect(),
+            removed: removed.cloned().collect(),
+            ..Source::new(id, name.to_owned(), self.page_bytes, self.pages.clone())
+        }
     }
 }
 

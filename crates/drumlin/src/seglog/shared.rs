@@ -71,6 +71,7 @@ impl SharedLog {
             path: self.folder.path().to_path_buf(),
             needed_bytes: self.options.segment_bytes,
             kept_snapshots: Vec::new(),
+            clones: Vec::new(),
         }
     }
 

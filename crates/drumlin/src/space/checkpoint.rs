@@ -63,6 +63,8 @@ pub(crate) struct PageTableStore {
     /// The number of changes since the base image at which they are folded in, regardless of the number of pages. It
     /// limits the memory for the changes.
     change_count_max: usize,
+    /// Set while a clone is being made, which needs the page tables as of a checkpoint in a base image.
+    pub(super) always_folds: bool,
 }
 
 #[derive(Debug, Default)]
@@ -91,6 +93,7 @@ impl PageTableStore {
             evacuate: HashSet::default(),
             corrupted: Corrupted::default(),
             change_count_max,
+            always_folds: false,
         }
     }
 
@@ -224,6 +227,7 @@ impl PageTableStore {
             || self.table_changes.len() >= self.change_count_max
             || self.must_evacuate(space)
             || self.kept.is_wanted()
+            || self.always_folds
         {
             crate::coverage::mark!("a checkpoint wrote a new base image");
             drop(fresh);
@@ -483,7 +487,11 @@ impl PageTableStore {
         let mut entries = match known {
             Some(entries) => entries,
             None if old.is_none() => vec![0; CHUNK_PAGES],
-            None => chunk_entries(space, keyspace, chunk, old, read_extent(space, old)?)?,
+            None => {
+                let pages = space.page_space(keyspace);
+                let is_stored_as = |id| id == keyspace || pages.as_ref().is_some_and(|pages| pages.is_stored_as(id));
+                chunk_entries(space, is_stored_as, chunk, old, read_extent(space, old)?)?
+            }
         };
         assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         for change in changes {
@@ -693,6 +701,7 @@ mod tests {
             name: format!("{id:0255}"),
             chunks: Vec::new(),
             runs: Vec::new(),
+            origins: Vec::new(),
         };
         Catalogue {
             next_keyspace: 1 + keyspace_count,
@@ -765,7 +774,7 @@ mod tests {
         assert!(page_tables.table_changes.is_empty());
         for (chunk, address) in page_tables.chunks[&KEYSPACE].iter().enumerate() {
             let extent = read_extent(&space, *address).unwrap();
-            let entries = chunk_entries(&space, KEYSPACE, chunk, *address, extent).unwrap();
+            let entries = chunk_entries(&space, |id| id == KEYSPACE, chunk, *address, extent).unwrap();
             for (page, entry) in
                 (chunk * CHUNK_PAGES..).zip(entries).filter(|(page, _)| (1..=PAGES as usize).contains(page))
             {

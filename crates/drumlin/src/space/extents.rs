@@ -55,38 +55,38 @@ pub(super) fn read_payload(
     address: ExtentAddress,
 ) -> Result<Vec<u8>> {
     let extent = read_extent(space, address)?;
-    payload_of(space, kind, PageKey { keyspace, page: PageId(index as u32) }, address, extent)
+    payload_of(space, kind, |id| id == keyspace, PageId(index as u32), address, extent)
 }
 
-/// Returns the payload of an extent, which must have this kind and page key.
-pub(super) fn payload_of(
+/// Returns the payload of an extent, which must have this kind and page, and an id of the keyspace.
+fn payload_of(
     space: &Space,
     kind: Kind,
-    page_key: PageKey,
+    is_stored_as: impl Fn(KeyspaceId) -> bool,
+    number: PageId,
     address: ExtentAddress,
     (header, mut page): (Header, Vec<u8>),
 ) -> Result<Vec<u8>> {
     if header.kind != kind {
         return Err(space.corrupted("an extent", address, extent::ExtentError::Kind));
     }
-    if header.page_key != page_key {
+    if header.page_key.page != number || !is_stored_as(header.page_key.keyspace) {
         return Err(space.corrupted("an extent", address, extent::ExtentError::PageKey(header.page_key)));
     }
     page.drain(..HEADER_BYTES);
     Ok(page)
 }
 
-/// Returns the entries stored in a chunk's extent.
+/// Returns the entries stored in a chunk's extent, which must have an id of the keyspace.
 pub(super) fn chunk_entries(
     space: &Space,
-    keyspace: KeyspaceId,
+    is_stored_as: impl Fn(KeyspaceId) -> bool,
     chunk: usize,
     address: ExtentAddress,
     extent: (Header, Vec<u8>),
 ) -> Result<Vec<u64>> {
     assert!(chunk <= u32::MAX as usize / CHUNK_PAGES, "chunk {chunk} is of no pages");
-    let page_key = PageKey { keyspace, page: PageId(chunk as u32) };
-    let payload = payload_of(space, Kind::Table, page_key, address, extent)?;
+    let payload = payload_of(space, Kind::Table, is_stored_as, PageId(chunk as u32), address, extent)?;
     if payload.len() != CHUNK_PAGES * 8 {
         return Err(space.corrupted("a page table", address, extent::ExtentError::Length));
     }

@@ -81,19 +81,11 @@ impl KeptSnapshot {
     }
 }
 
-/// A keyspace of an opened snapshot.
-#[derive(Debug)]
-struct OpenedPages {
-    pages: Weak<PageSpace>,
-    /// The id in the keyspace's extents.
-    stored_as: KeyspaceId,
-}
-
 /// The kept snapshots that can be opened, and the keyspaces of those that are open.
 #[derive(Debug)]
 pub(crate) struct KeptSnapshots {
     by_name: Mutex<BTreeMap<Arc<str>, Arc<KeptSnapshot>>>,
-    opened: RwLock<HashMap<KeyspaceId, OpenedPages>>,
+    opened: RwLock<HashMap<KeyspaceId, Weak<PageSpace>>>,
     next_id: AtomicU32,
 }
 
@@ -132,13 +124,7 @@ impl KeptSnapshots {
     /// Returns the pages of a keyspace of an opened snapshot, unless the snapshot has been closed.
     pub(super) fn pages(&self, id: KeyspaceId) -> Option<Arc<PageSpace>> {
         debug_assert!(id.is_of_kept(), "keyspace {id} is of no snapshot");
-        self.opened.read().get(&id)?.pages.upgrade()
-    }
-
-    /// Returns the id in the extents of a keyspace of an opened snapshot.
-    pub(super) fn stored_as(&self, id: KeyspaceId) -> KeyspaceId {
-        debug_assert!(id.is_of_kept(), "keyspace {id} is of no snapshot");
-        self.opened.read().get(&id).map_or(id, |opened| opened.stored_as)
+        self.opened.read().get(&id)?.upgrade()
     }
 
     /// Returns an id for a keyspace of a snapshot that is being opened.
@@ -149,11 +135,11 @@ impl KeptSnapshots {
     }
 
     /// Adds the pages of a snapshot that is being opened, and forgets those of snapshots that have been closed.
-    pub(super) fn add(&self, pages: &Arc<PageSpace>, stored_as: KeyspaceId) {
-        debug_assert!(pages.id.is_of_kept() && !stored_as.is_of_kept(), "{} opens {stored_as}", pages.id);
+    pub(super) fn add(&self, pages: &Arc<PageSpace>) {
+        debug_assert!(pages.id.is_of_kept() && !pages.origins().is_empty(), "{} opens nothing", pages.id);
         let mut opened = self.opened.write();
-        opened.retain(|_, opened| opened.pages.strong_count() > 0);
-        let replaced = opened.insert(pages.id, OpenedPages { pages: Arc::downgrade(pages), stored_as });
+        opened.retain(|_, pages| pages.strong_count() > 0);
+        let replaced = opened.insert(pages.id, Arc::downgrade(pages));
         assert!(replaced.is_none(), "two opened keyspaces have the id {}", pages.id);
     }
 }

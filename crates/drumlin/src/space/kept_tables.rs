@@ -52,10 +52,11 @@ impl KeptSnapshot {
         for keyspace in &catalogue.keyspaces {
             let id = space.kept.new_id();
             let pages = PageSpace::new(id, keyspace.page_bytes as usize, &keyspace.name, &space.budget);
+            let pages = pages.with_origins(&[&[keyspace.id], &keyspace.origins[..]].concat());
             pages.leaves_on_disk.set(keyspace.leaf_count, keyspace.leaf_rows);
             pages.runs.restore(keyspace.runs.iter().cloned().map(Run::from).collect());
             let pages = Arc::new(pages);
-            space.kept.add(&pages, keyspace.id);
+            space.kept.add(&pages);
             let chunks = keyspace.chunks.iter().enumerate().filter(|(_, address)| !address.is_none());
             unread.extend(chunks.map(|(chunk, address)| (*address, opened.len(), chunk)));
             opened.push((keyspace.id, pages));
@@ -65,9 +66,9 @@ impl KeptSnapshot {
         let addresses: Vec<ExtentAddress> = unread.iter().map(|(address, ..)| *address).collect();
         let mut reader = ChunkReader::new(space);
         for (index, &(address, keyspace, chunk)) in unread.iter().enumerate() {
-            let (stored_as, pages) = &opened[keyspace];
+            let (_, pages) = &opened[keyspace];
             let entries = reader
-                .read_next(&addresses[index..], *stored_as, chunk)
+                .read_next(&addresses[index..], |id| pages.is_stored_as(id), chunk)
                 .map_err(|error| self.table_error(space, error, pages, address))?;
             pages.table.restore_chunk(chunk, &entries);
         }
@@ -84,7 +85,7 @@ impl KeptSnapshot {
 }
 
 /// Returns the exclusive upper bound of the numbers of a keyspace's pages.
-fn page_end(keyspace: &KeyspaceEntry) -> u64 {
+pub(super) fn page_end(keyspace: &KeyspaceEntry) -> u64 {
     keyspace.page_end.min((keyspace.chunks.len() * CHUNK_PAGES) as u64)
 }
 
@@ -105,17 +106,22 @@ impl ChunkReader<'_> {
         if addresses.first().is_none_or(|address| address.is_none()) {
             return Ok(vec![0; CHUNK_PAGES]);
         }
-        self.read_next(addresses, keyspace.id, chunk)
+        self.read_next(addresses, |id| keyspace.is_stored_as(id), chunk)
     }
 
     /// Returns the entries of a chunk. `addresses` begin with its address; those that follow will be read next.
-    fn read_next(&mut self, addresses: &[ExtentAddress], keyspace: KeyspaceId, chunk: usize) -> Result<Vec<u64>> {
+    fn read_next(
+        &mut self,
+        addresses: &[ExtentAddress],
+        is_stored_as: impl Fn(KeyspaceId) -> bool,
+        chunk: usize,
+    ) -> Result<Vec<u64>> {
         let (space, address) = (self.space, addresses[0]);
         if !space.segments.is_plausible(address) {
             return Err(space.corrupted("a page table", address, "its place is outside of the file"));
         }
         let bytes = self.reader.read(addresses).map_err(|error| Error::io("reading", space.path(), error))?;
-        let entries = chunk_entries(space, keyspace, chunk, address, open_extent(space, address, bytes)?)?;
+        let entries = chunk_entries(space, is_stored_as, chunk, address, open_extent(space, address, bytes)?)?;
         debug_assert!(entries.len() == CHUNK_PAGES, "a chunk of {} entries", entries.len());
         for (offset, entry) in entries.iter().enumerate().filter(|(_, entry)| **entry != 0) {
             let page_address = ExtentAddress::from_bits(*entry).filter(|_| chunk + offset > 0);

@@ -79,7 +79,8 @@ impl PageTableStore {
                 on_corruption(Error::corrupted(space.path(), "the catalogue", reason))?;
                 continue;
             }
-            let pages = Arc::new(PageSpace::new(*id, *page_bytes as usize, name, &space.budget));
+            let pages = PageSpace::new(*id, *page_bytes as usize, name, &space.budget);
+            let pages = Arc::new(pages.with_origins(&keyspace.origins));
             pages.leaves_on_disk.set(*leaf_count, *leaf_rows);
             if *has_values {
                 pages.expect_values();
@@ -92,7 +93,10 @@ impl PageTableStore {
             space.add_page_space(pages);
         }
         // In disk order: the chunks of many small keyspaces lie next to each other.
-        unread.sort_unstable_by_key(|(address, _, chunk, pages)| (*address, pages.id, *chunk));
+        // Clones come last, because extents that they share may be counted twice.
+        unread.sort_unstable_by_key(|(address, keyspace, chunk, pages)| {
+            (!keyspace.origins.is_empty(), *address, pages.id, *chunk)
+        });
         let addresses: Vec<ExtentAddress> = unread.iter().map(|(address, ..)| *address).collect();
         let mut reader = NeighbourReader::new(space);
         for (index, (_, keyspace, chunk, pages)) in unread.into_iter().enumerate() {
@@ -136,10 +140,10 @@ impl PageTableStore {
         let mut entries = vec![0; CHUNK_PAGES];
         if !address.is_none() {
             let what = format!("chunk {chunk} of the page table of keyspace {name:?}");
-            let read = restore(space, &what, address)
+            let read = restore_of(space, keyspace, &what, address)
                 .and_then(|()| reader.read(addresses).map_err(|error| Error::io("reading", space.path(), error)))
                 .and_then(|bytes| open_extent(space, address, bytes))
-                .and_then(|extent| chunk_entries(space, *id, chunk, address, extent))
+                .and_then(|extent| chunk_entries(space, |id| keyspace.is_stored_as(id), chunk, address, extent))
                 .map_err(|error| named(error, space, &what, address));
             match sound(read, on_corruption)? {
                 Some(read) => entries = read,
@@ -161,8 +165,9 @@ impl PageTableStore {
                 let what = format!("the page table of keyspace {name:?}");
                 Error::corrupted(space.path(), what, "an entry in it is malformed")
             });
-            let restored =
-                address.and_then(|address| restore(space, format_args!("page {page} of keyspace {name:?}"), address));
+            let restored = address.and_then(|address| {
+                restore_of(space, keyspace, format_args!("page {page} of keyspace {name:?}"), address)
+            });
             if let Err(error) = restored {
                 // If a summary is damaged, outdated entries are expected, so they are not reported.
                 if !self.corrupted.summary {
@@ -279,6 +284,20 @@ fn restore(space: &Space, what: impl std::fmt::Display, address: ExtentAddress) 
     if space.segments.restore(address) { Ok(()) } else { Err(space.corrupted(&what.to_string(), address, MISPLACED)) }
 }
 
+/// Like [`restore`], for an extent of a keyspace that may be a clone.
+fn restore_of(
+    space: &Space,
+    keyspace: &KeyspaceEntry,
+    what: impl std::fmt::Display,
+    address: ExtentAddress,
+) -> Result<()> {
+    if !keyspace.origins.is_empty() && space.segments.is_plausible(address) {
+        space.segments.share(&[(space.segments.segment_of(address), address.length())]);
+        return Ok(());
+    }
+    restore(space, what, address)
+}
+
 fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
     if space.segments.restore_named(extent) { Ok(()) } else { Err(space.corrupted(what, extent.address, MISPLACED)) }
 }
@@ -287,7 +306,8 @@ fn restore_named(space: &Space, what: &str, extent: ExtentRef) -> Result<()> {
 /// not exist.
 pub(crate) fn read_image(space: &Space, image: ChunkImage) -> Result<Vec<ExtentAddress>> {
     let ChunkImage { keyspace, chunk, address } = image;
-    let entries = chunk_entries(space, keyspace, chunk, address, read_extent(space, address)?)?;
+    let is_stored_as = |id| id == keyspace;
+    let entries = chunk_entries(space, is_stored_as, chunk, address, read_extent(space, address)?)?;
     let malformed = || Error::corrupted(space.path(), "a page table that was loaded", "an entry in it is malformed");
     let address_of = |bits: u64| match bits {
         0 => Ok(ExtentAddress::NONE),

@@ -19,6 +19,7 @@
 
 pub(crate) mod appender;
 pub(crate) mod checkpoint;
+pub(crate) mod clones;
 mod data_file;
 mod debt;
 mod epoch;
@@ -97,12 +98,6 @@ impl Space {
         if id.is_of_kept() { self.kept.pages(id) } else { self.page_spaces.read().get(&id).cloned() }
     }
 
-    /// Returns the id of a keyspace that its extents contain.
-    #[inline]
-    pub(crate) fn stored_as(&self, id: KeyspaceId) -> KeyspaceId {
-        if id.is_of_kept() { self.kept.stored_as(id) } else { id }
-    }
-
     /// Counts more bytes that the next catalogue will have.
     pub(super) fn add_catalogue_bytes(&self, bytes: u64) {
         self.keyspace_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -131,9 +126,9 @@ impl Space {
     }
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
-        let name_bytes = pages.name().len();
+        let (name_bytes, origin_count) = (pages.name().len(), pages.origins().len());
         assert!(name_bytes <= usize::from(u16::MAX), "the catalogue has no room for a name");
-        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(name_bytes), Ordering::Relaxed);
+        self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(name_bytes, origin_count), Ordering::Relaxed);
         let replaced = self.page_spaces.write().insert(pages.id, pages);
         assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
     }
@@ -157,7 +152,7 @@ impl Space {
         assert!(pages.is_dropped_by(epoch_guard.epoch()), "a drop is left out of its checkpoint");
         self.record(epoch_guard.epoch(), pages.id, PageId::NONE, ExtentAddress::NONE);
         let run_bytes: u64 = pages.runs.all().iter().map(|run| entry_bytes(pages, run)).sum();
-        let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len()) + run_bytes;
+        let keyspace_bytes = catalogue::keyspace_bytes(pages.name().len(), pages.origins().len()) + run_bytes;
         let counted_bytes = self.keyspace_bytes.fetch_sub(keyspace_bytes, Ordering::Relaxed);
         assert!(counted_bytes >= keyspace_bytes, "the catalogue's bytes do not count keyspace {}", pages.id);
     }
@@ -169,6 +164,15 @@ impl Space {
         debug_assert!(pages.table.iter().all(|(_, entry)| is_of_load(entry)), "a dropped keyspace has pages left");
         let removed = self.page_spaces.write().remove(&pages.id);
         assert!(removed.is_some(), "keyspace {} is removed twice", pages.id);
+    }
+
+    /// Returns the names of the keyspaces that are clones, in order.
+    fn clone_names(&self) -> Vec<String> {
+        let page_spaces = self.page_spaces.read();
+        let clones = page_spaces.values().filter(|pages| !pages.origins().is_empty() && !pages.is_dropped());
+        let mut names: Vec<String> = clones.map(|pages| pages.name().to_string()).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Returns the memory that the page tables of all keyspaces use, in bytes.
@@ -270,6 +274,7 @@ impl Space {
                 path: self.path.clone(),
                 needed_bytes: self.segments.segment_bytes(),
                 kept_snapshots: self.kept.all().iter().map(|kept| kept.name.to_string()).collect(),
+                clones: self.clone_names(),
             }
         } else {
             self.fail(&format!("growing {} failed: {error}", self.path.display()))

@@ -60,6 +60,9 @@ impl LeavesOnDisk {
 #[derive(Debug)]
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
+    /// The ids other than its own that its extents may have: those of the keyspaces from which it was cloned, newest
+    /// first, or those of the keyspace of which a kept snapshot has this form.
+    origins: Box<[KeyspaceId]>,
     /// The logarithm of the page size. A byte keeps an empty keyspace small.
     page_bytes_log2: u8,
     /// The keyspace's name, for the catalogue and for error messages. It changes under the epoch latch.
@@ -88,6 +91,7 @@ impl PageSpace {
         let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
         PageSpace {
             id,
+            origins: Box::default(),
             page_bytes_log2: page_bytes.ilog2() as u8,
             name: RwLock::new(name.into()),
             table,
@@ -99,6 +103,32 @@ impl PageSpace {
             has_values: AtomicBool::new(false),
             runs: Runs::default(),
         }
+    }
+
+    /// Lets extents have these ids too.
+    pub(crate) fn with_origins(self, origins: &[KeyspaceId]) -> PageSpace {
+        debug_assert!(!origins.contains(&self.id), "keyspace {} is a clone of itself", self.id);
+        PageSpace { origins: origins.into(), ..self }
+    }
+
+    /// Returns the ids other than its own that its extents may have.
+    pub(crate) fn origins(&self) -> &[KeyspaceId] {
+        &self.origins
+    }
+
+    /// Returns `true` if extents of the keyspace may have this id.
+    #[inline]
+    pub(crate) fn is_stored_as(&self, id: KeyspaceId) -> bool {
+        id == self.id || self.origins.contains(&id)
+    }
+
+    /// Returns `true` if the two keyspaces may share extents: one is a clone of the other, or both have an origin in
+    /// common.
+    pub(crate) fn is_related(&self, other: &PageSpace) -> bool {
+        debug_assert!(self.id != other.id, "keyspace {} is compared with itself", self.id);
+        self.is_stored_as(other.id)
+            || self.origins.iter().any(|origin| other.is_stored_as(*origin))
+            || other.is_stored_as(self.id)
     }
 
     /// Returns the page size in bytes.

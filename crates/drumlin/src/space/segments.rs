@@ -10,7 +10,9 @@
 //! 4. Each time a segment is taken, a new *use* of it begins, with a number that was never used before. Every extent in
 //!    the segment carries that number. So if a write is lost, the old extent at its address is not mistaken for the new
 //!    one.
-//! 5. A segment that a kept snapshot *pins* is not free, whatever its live bytes. The live bytes count only what the
+//! 5. An extent counts once for each page table that refers to it. So each table releases it without regard to others,
+//!    and the live bytes of a segment may exceed its length.
+//! 6. A segment that a kept snapshot *pins* is not free, whatever its live bytes. The live bytes count only what the
 //!    newest tables refer to, so no extent of a pinned segment is ever released on behalf of a snapshot.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,6 +67,8 @@ struct Segment {
     live_bytes: u64,
     /// Set while extents are still being appended to the segment. It is then not free even if it holds no live bytes.
     open: bool,
+    /// Set if some extents may count several times, for a keyspace and its clones.
+    shared: bool,
     /// The number of kept snapshots that have extents in the segment.
     pin_count: u32,
 }
@@ -150,7 +154,7 @@ impl Segments {
     ) -> Segments {
         let count = count.max(1);
         let mut segments = vec![Segment::default(); count as usize];
-        segments[0] = Segment { live_bytes: segment_bytes, open: true, pin_count: 0 };
+        segments[0] = Segment { live_bytes: segment_bytes, open: true, ..Segment::default() };
         let state = SegmentState {
             segments,
             free: (1..count).map(SegmentId).collect(),
@@ -277,7 +281,7 @@ impl Segments {
         let taken = state.segment(segment);
         assert!(taken.live_bytes == 0, "a free segment holds {} bytes: {segment}", taken.live_bytes);
         assert!(!taken.open && taken.pin_count == 0, "a free segment is open or pinned: {segment}");
-        taken.open = true;
+        (taken.open, taken.shared) = (true, false);
         let segment_use = state.next_use;
         state.next_use = SegmentUse(segment_use.0 + 1);
         state.changed_chunks.insert(SegmentTableChunk::of(segment));
@@ -314,7 +318,7 @@ impl Segments {
         let retained = state.segment(segment);
         retained.live_bytes += address.length();
         assert!(retained.open, "an extent is put into {segment}, which is closed");
-        assert!(retained.live_bytes <= self.segment_bytes, "{segment} is over-full");
+        assert!(retained.live_bytes <= self.segment_bytes || retained.shared, "{segment} is over-full");
     }
 
     // ── opening ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -334,7 +338,7 @@ impl Segments {
         assert!(!restored.open, "{segment} is written to while the database opens");
         let is_first = restored.live_bytes == 0;
         restored.live_bytes += address.length();
-        let fits = restored.live_bytes <= self.segment_bytes;
+        let fits = restored.live_bytes <= self.segment_bytes || restored.shared;
         if is_first {
             state.free.remove(&segment);
         }
@@ -375,6 +379,26 @@ impl Segments {
     /// already named.
     pub(crate) fn forget_uses(&self, chunk: SegmentTableChunk) {
         self.restore_uses(chunk, &[SegmentUse::UNKNOWN; SEGMENT_TABLE_ENTRIES]);
+    }
+
+    // ── clones ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Counts extents as in use by another page table: their bytes in each segment.
+    pub(crate) fn share<'s>(&self, bytes_of: impl IntoIterator<Item = &'s (SegmentId, u64)>) {
+        let mut state = self.state.lock();
+        for &(segment, bytes) in bytes_of {
+            assert!(bytes > 0, "no extent of {segment} is shared");
+            let shared = state.segment(segment);
+            (shared.live_bytes, shared.shared) = (shared.live_bytes + bytes, true);
+            state.free.remove(&segment);
+        }
+    }
+
+    /// Takes back [`share`](Self::share).
+    pub(super) fn unshare(&self, bytes_of: &[(SegmentId, u64)]) {
+        let mut state = self.state.lock();
+        bytes_of.iter().for_each(|&(segment, bytes)| state.subtract(segment, bytes));
+        state.assert_sums();
     }
 
     // ── kept snapshots ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -426,7 +450,7 @@ impl Segments {
         let mut state = self.state.lock();
         let unpinnable = |segment: &SegmentId| {
             let pinned = *state.segment(*segment);
-            if pinned.pin_count == 1 && !pinned.open { self.segment_bytes - pinned.live_bytes } else { 0 }
+            if pinned.pin_count == 1 && !pinned.open { self.segment_bytes.saturating_sub(pinned.live_bytes) } else { 0 }
         };
         segments.iter().map(unpinnable).sum()
     }
@@ -545,10 +569,14 @@ impl Segments {
         state.segments.iter().enumerate().skip(1).any(is_released)
     }
 
-    /// Returns the closed segments in use whose number is at least `first`, except pinned ones.
+    /// Returns the closed segments in use whose number is at least `first`, except those from which nothing is
+    /// gained: pinned ones, and those whose extents several tables share.
     pub(crate) fn from(&self, first: SegmentId) -> Vec<SegmentId> {
         let state = self.state.lock();
-        let used = |segment: &Segment| !segment.open && segment.live_bytes > 0 && segment.pin_count == 0;
+        // To move extents that several tables share takes more space than it frees, because each gets a copy.
+        let used = |segment: &Segment| {
+            !segment.open && (1..=self.segment_bytes).contains(&segment.live_bytes) && segment.pin_count == 0
+        };
         (first.0.max(1)..state.segments.len() as u32)
             .filter(|&index| used(&state.segments[index as usize]))
             .map(SegmentId)
@@ -558,7 +586,7 @@ impl Segments {
     pub(crate) fn usage(&self) -> Usage {
         let state = self.state.lock();
         let released = |index: usize| state.released_in(SegmentId(index as u32));
-        let live = |(index, segment): (usize, &Segment)| segment.live_bytes - released(index);
+        let live = |(index, segment): (usize, &Segment)| (segment.live_bytes - released(index)).min(self.segment_bytes);
         let pinned = |(_, segment): &(usize, &Segment)| segment.pin_count > 0 && !segment.open;
         let numbered = || state.segments.iter().enumerate().skip(1);
         Usage {

@@ -55,7 +55,7 @@ struct Names<'k> {
     created: Vec<Option<usize>>,
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(super) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         let name = quoted(name);
         return Err(Error::Invalid(format!("{name} can't name a keyspace: names have 1 to {NAME_BYTES_MAX} bytes")));

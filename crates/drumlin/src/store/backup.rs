@@ -13,7 +13,7 @@ use crate::format::backup::{
     self, BackupId, CHUNK_BITS_BYTES, CHUNK_RECORD_BYTES, EXTENT_RECORD_BYTES, End, Head, PART_HEADER_BYTES,
 };
 use crate::format::catalogue::{KeptCatalogue, KeyspaceEntry};
-use crate::format::extent::{Kind, PageKey, TABLE_PAGES};
+use crate::format::extent::{self, Kind, TABLE_PAGES};
 use crate::format::{Checksum, ExtentAddress, KeyspaceId, PageId};
 use crate::hash::HashMap;
 use crate::memory::Account;
@@ -60,7 +60,11 @@ impl Store {
         let base_catalogue = base.map(|base| base.read_catalogue(space)).transpose()?;
         let mut described = catalogue.clone();
         described.segments.clear();
-        described.keyspaces.iter_mut().for_each(|keyspace| keyspace.chunks.clear());
+        for keyspace in &mut described.keyspaces {
+            keyspace.chunks.clear();
+            // In a backup, the extents of a clone are its own.
+            keyspace.origins.clear();
+        }
         let head = Head {
             database: self.page_tables.lock().superblock.database,
             snapshot: kept.reference(),
@@ -74,9 +78,9 @@ impl Store {
             return Err(Error::loads_in_memory(memory.limit_bytes()));
         }
         self.engine.pool.fit_frames(0)?;
-        let mut writer = BackupWriter::new(self, head.backup(), sink);
+        let mut writer = BackupWriter::new(self, head.backup(), &catalogue, sink);
         writer.begin(&head)?;
-        writer.copy_keyspaces(&catalogue, base_catalogue.as_ref())?;
+        writer.copy_keyspaces(base_catalogue.as_ref())?;
         writer.finish()
     }
 }
@@ -85,6 +89,7 @@ impl Store {
 struct BackupWriter<'b> {
     store: &'b Store,
     backup: BackupId,
+    catalogue: &'b KeptCatalogue,
     sink: &'b mut dyn PartSink,
     part: Vec<u8>,
     /// The pages of the part, and the places of their extents in it.
@@ -94,11 +99,17 @@ struct BackupWriter<'b> {
 }
 
 impl<'b> BackupWriter<'b> {
-    fn new(store: &'b Store, backup: BackupId, sink: &'b mut dyn PartSink) -> BackupWriter<'b> {
+    fn new(
+        store: &'b Store,
+        backup: BackupId,
+        catalogue: &'b KeptCatalogue,
+        sink: &'b mut dyn PartSink,
+    ) -> BackupWriter<'b> {
         let counts = BackupCounts::default();
         BackupWriter {
             store,
             backup,
+            catalogue,
             sink,
             part: backup::new_part(),
             items: Vec::new(),
@@ -113,13 +124,13 @@ impl<'b> BackupWriter<'b> {
     }
 
     /// Copies the pages of all keyspaces: those that are in use, or only those that differ from the base.
-    fn copy_keyspaces(&mut self, catalogue: &KeptCatalogue, base: Option<&KeptCatalogue>) -> Result<()> {
+    fn copy_keyspaces(&mut self, base: Option<&KeptCatalogue>) -> Result<()> {
         let space = &self.store.engine.space;
         let of_base: HashMap<KeyspaceId, &KeyspaceEntry> =
             base.iter().flat_map(|base| &base.keyspaces).map(|keyspace| (keyspace.id, keyspace)).collect();
         let (mut reader, mut base_reader) = (ChunkReader::new(space), ChunkReader::new(space));
         let mut window: Vec<Item> = Vec::with_capacity(WINDOW_PAGES);
-        for keyspace in &catalogue.keyspaces {
+        for keyspace in &self.catalogue.keyspaces {
             let before = of_base.get(&keyspace.id).map_or(&[][..], |before| &before.chunks);
             for chunk in 0..keyspace.chunks.len().max(before.len()) {
                 let address = |chunks: &[ExtentAddress]| chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
@@ -197,7 +208,7 @@ impl<'b> BackupWriter<'b> {
     }
 
     fn read_extents(&mut self) -> Result<()> {
-        let BackupWriter { store, part, items, .. } = self;
+        let BackupWriter { store, catalogue, part, items, .. } = self;
         let (pool, space) = (&store.engine.pool, &store.engine.space);
         let addresses: Vec<ExtentAddress> = items.iter().map(|(item, _)| item.address).collect();
         let mut failed = None;
@@ -208,14 +219,17 @@ impl<'b> BackupWriter<'b> {
                 let corrupted = |reason: &dyn std::fmt::Display| space.corrupted(&what(), *address, reason);
                 let header = space.verify(*address, bytes).map_err(|reason| corrupted(&reason))?;
                 // The extents of a value are numbered within the value.
-                let expected = match header.kind {
-                    Kind::Value => PageKey { keyspace: *keyspace, page: header.page_key.page },
-                    _ => PageKey { keyspace: *keyspace, page: *page },
-                };
-                if header.page_key != expected {
-                    return Err(corrupted(&crate::format::extent::ExtentError::PageKey(header.page_key)));
+                let is_page = header.kind == Kind::Value || header.page_key.page == *page;
+                let entry = catalogue.keyspaces.iter().find(|entry| entry.id == *keyspace);
+                if !is_page || !entry.is_some_and(|entry| entry.is_stored_as(header.page_key.keyspace)) {
+                    return Err(corrupted(&extent::ExtentError::PageKey(header.page_key)));
                 }
-                part[place.clone()].copy_from_slice(bytes);
+                let copy = &mut part[place.clone()];
+                copy.copy_from_slice(bytes);
+                if header.page_key.keyspace != *keyspace {
+                    extent::set_keyspace(copy, *keyspace);
+                    extent::seal(&mut copy[..header.stored_bytes], header.origin);
+                }
                 Ok(())
             });
             if let Err(error) = copied {

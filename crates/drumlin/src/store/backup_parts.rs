@@ -123,9 +123,12 @@ impl PartSink for PartFolder {
             self.folder.sync()
         });
         written.map_err(|error| match error.kind() {
-            ErrorKind::StorageFull => {
-                Error::DiskFull { path, needed_bytes: part.len() as u64, kept_snapshots: Vec::new() }
-            }
+            ErrorKind::StorageFull => Error::DiskFull {
+                path,
+                needed_bytes: part.len() as u64,
+                kept_snapshots: Vec::new(),
+                clones: Vec::new(),
+            },
             _ => Error::io("writing", &path, error),
         })
     }

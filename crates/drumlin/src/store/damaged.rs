@@ -86,6 +86,7 @@ pub(crate) struct DamagedKeyspace {
 }
 
 /// Says how the pages of a keyspace are found.
+#[derive(Clone)]
 pub(crate) enum Pages {
     /// The page table lists them.
     Listed(Arc<PageSpace>),

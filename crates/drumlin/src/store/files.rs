@@ -449,6 +449,7 @@ impl Opener<'_> {
                     path: self.path().to_path_buf(),
                     needed_bytes: segment_bytes,
                     kept_snapshots: Vec::new(),
+                    clones: Vec::new(),
                 }
             } else {
                 self.io("allocating", name, error)

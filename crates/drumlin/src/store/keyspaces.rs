@@ -11,6 +11,7 @@ use crate::format::record::{self, Operation};
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::hash::HashSet;
 use crate::pool::NewFrame;
+use crate::space::clones::ClonedPages;
 use crate::space::kept::KeptSnapshot;
 use crate::space::runs::{RemovedRange, Run};
 use crate::space::{EpochGuard, PageSpace};
@@ -154,6 +155,7 @@ impl Keyspaces {
             name: open.name().to_string(),
             chunks: Vec::new(),
             runs: open.tree.pages.runs.all().iter().map(run_entry).collect(),
+            origins: open.tree.pages.origins().to_vec(),
         };
         let entries = self.by_name.read().keyspaces.values().map(entry).collect();
         (entries, self.next.load(Ordering::Relaxed))
@@ -162,8 +164,22 @@ impl Keyspaces {
     /// Adds a keyspace whose pages already exist. See [`OpenKeyspace::created`] for `created`.
     pub(super) fn add<L>(&self, engine: &Engine<L>, pages: Arc<PageSpace>, created: Timestamp) -> Arc<OpenKeyspace> {
         let open = Arc::new(open_keyspace(engine, pages, created));
-        self.by_name.write().keyspaces.insert(open.name(), Arc::clone(&open));
+        let replaced = self.by_name.write().keyspaces.insert(open.name(), Arc::clone(&open));
+        debug_assert!(replaced.is_none(), "two keyspaces have the name {:?}", open.name());
         open
+    }
+
+    /// Adds a clone, whose pages are published under the exclusive epoch latch.
+    pub(super) fn add_clone<L>(
+        &self,
+        engine: &Engine<L>,
+        epoch_guard: &EpochGuard<'_>,
+        cloned: &mut ClonedPages<'_>,
+        timestamp: Timestamp,
+    ) {
+        cloned.publish(epoch_guard, timestamp);
+        self.next.fetch_max(cloned.pages.id.0 + 1, Ordering::Relaxed);
+        self.add(engine, Arc::clone(&cloned.pages), timestamp);
     }
 
     /// Makes changes of keyspaces under the exclusive epoch latch. `frames` are for the root pages of those that are

@@ -7,6 +7,7 @@ pub(crate) mod backup;
 pub(crate) mod backup_parts;
 pub(crate) mod check;
 mod checkpoint;
+mod clones;
 pub(crate) mod damaged;
 mod files;
 mod kept_counts;

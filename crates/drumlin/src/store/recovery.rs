@@ -351,7 +351,8 @@ impl Recovering<'_> {
 
     fn replay_of<'r>(&'r self, scan: &'r Scan) -> Replay<'r> {
         let log_path = self.opener.path().join(LOG_NAME);
-        Replay { engine: &self.engine, keyspaces: &self.keyspaces, log_path, scan }
+        let (engine, keyspaces, page_tables) = (&self.engine, &self.keyspaces, &self.page_tables);
+        Replay { engine, keyspaces, log_path, scan, page_tables, cloned: Mutex::default() }
     }
 
     /// Frees the values that no row referred to at the checkpoint: the snapshots that could read them ended with the
@@ -437,12 +438,17 @@ impl<'o> Hardened<'o> {
 
 impl<'o> IncarnationRaised<'o> {
     fn replay(self) -> Result<Replayed<'o>> {
-        let IncarnationRaised(recovering) = self;
+        let IncarnationRaised(mut recovering) = self;
         if let Some(scan) = &recovering.scan
             && !recovering.is_read_only()
         {
             recovering.free_orphans()?;
-            recovering.replay_of(scan).apply_records(&recovering.loads)?;
+            let replay = recovering.replay_of(scan);
+            replay.apply_records(&recovering.loads)?;
+            let cloned = std::mem::take(&mut *replay.cloned.lock());
+            for (keyspace, chunks) in cloned {
+                recovering.page_tables.add_clone(keyspace, chunks);
+            }
         }
         Ok(Replayed(recovering))
     }

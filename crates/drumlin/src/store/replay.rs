@@ -16,6 +16,7 @@ use crate::load::{LoadRoot, LoadTables};
 use crate::memory::Account;
 use crate::pool::Stop;
 use crate::seglog::Scan;
+use crate::space::checkpoint::PageTableStore;
 use crate::space::loading::read_image;
 use crate::space::runs::{RemovedKeys, RemovedRange};
 use crate::space::table::CHUNK_BYTES;
@@ -37,6 +38,9 @@ pub(super) struct Replay<'r> {
     pub(super) keyspaces: &'r Keyspaces,
     pub(super) log_path: PathBuf,
     pub(super) scan: &'r Scan,
+    pub(super) page_tables: &'r PageTableStore,
+    /// The base images of the clones that the log makes.
+    pub(super) cloned: Mutex<Vec<(KeyspaceId, Vec<ExtentAddress>)>>,
 }
 
 /// Row operations in log order, collected until there are enough of them to sort.
@@ -242,6 +246,12 @@ impl Replay<'_> {
                         // The whole record has been applied.
                         break;
                     }
+                    Operation::Clone { from, as_of, name } => {
+                        is_whole = true;
+                        self.apply_batch(&mut batch, newest)?;
+                        self.clone_keyspace((from, as_of), keyspace, name, loads, record.timestamp)?;
+                        continue;
+                    }
                     // Operations that attach loads, or one that commits a prepared transaction, must be the only ones
                     // in their record.
                     Operation::Attach(attachment) => {
@@ -425,6 +435,36 @@ impl Replay<'_> {
 
     fn open(&self, keyspace: KeyspaceId) -> Option<Arc<OpenKeyspace>> {
         self.keyspaces.get_by_id(self.engine, keyspace)
+    }
+
+    /// Makes a clone again, from the checkpoint from which it was made the first time: there was no later one, or its
+    /// catalogue would have the clone.
+    fn clone_keyspace(
+        &self,
+        (from, as_of): (KeyspaceId, Timestamp),
+        id: KeyspaceId,
+        name: &str,
+        loads: &[ChunkImage],
+        timestamp: Timestamp,
+    ) -> Result<()> {
+        let (engine, space) = (self.engine, &self.engine.space);
+        let malformed = || self.malformed(timestamp);
+        let is_new = space.page_space(id).is_none() && self.keyspaces.get(name).is_none() && !id.is_of_kept();
+        if !is_new || self.page_tables.superblock.timestamp != as_of {
+            return Err(malformed());
+        }
+        let base = self.page_tables.clone_base(space, from)?.ok_or_else(malformed)?;
+        space.check_table_growth(base.table_bytes())?;
+        engine.pool.fit_frames(base.table_bytes())?;
+        let mut cloned = base.read(space, id, name)?;
+        self.cloned.lock().push((id, std::mem::take(&mut cloned.chunks)));
+        self.keyspaces.add_clone(engine, &space.epoch_latch.exclusive(), &mut cloned, timestamp);
+        for image in loads.iter().filter(|image| image.keyspace == id) {
+            let addresses = read_image(space, *image)?;
+            self.take_numbers(&cloned.pages, image.chunk, &addresses, timestamp)?;
+        }
+        crate::coverage::mark!("a recovery cloned a keyspace again");
+        Ok(())
     }
 
     /// Applies a record that creates, renames and drops keyspaces.

@@ -1,13 +1,14 @@
 //! Statistics of an open database.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::state::Store;
 use crate::format::{ExtentAddress, Timestamp};
 use crate::memory::Account;
-use crate::space::PageEntry;
+use crate::space::{PageEntry, PageSpace};
 use crate::txn::keyspace::OpenKeyspace;
 
 /// Statistics of an open database. Sizes are in bytes; counters start when the database is opened.
@@ -146,6 +147,20 @@ impl Store {
     pub(crate) fn disk_bytes(&self, open: &OpenKeyspace) -> u64 {
         let entries = open.tree.pages.table.iter();
         entries.filter_map(|(_, entry)| self.written_at(entry)).map(ExtentAddress::length).sum()
+    }
+
+    /// Returns the bytes of the extents that only this keyspace's page table refers to. A page that keyspaces share has
+    /// the same number in each of them.
+    pub(crate) fn exclusive_bytes(&self, open: &OpenKeyspace) -> u64 {
+        let pages = &open.tree.pages;
+        let mut relatives = self.engine.space.page_spaces();
+        relatives.retain(|other| other.id != pages.id && !other.is_dropped() && pages.is_related(other));
+        let is_shared = |page, address| {
+            let is_there = |other: &Arc<PageSpace>| self.written_at(other.table.load(page)) == Some(address);
+            relatives.iter().any(is_there)
+        };
+        let written = pages.table.iter().filter_map(|(page, entry)| Some((page, self.written_at(entry)?)));
+        written.filter(|(page, address)| !is_shared(*page, *address)).map(|(_, address)| address.length()).sum()
     }
 
     /// Returns the address at which a page was last written, or `None` if it was never written.

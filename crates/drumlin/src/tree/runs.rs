@@ -413,6 +413,9 @@ impl Tree {
         let (mut reads, mut is_removed) = (Vec::new(), false);
         {
             let list = self.pages.runs.list();
+            if self.pages.load_gate.is_loaded_since(at) {
+                return Ok(None);
+            }
             let mut above = list.iter().rev().filter(|run| leaf.newest() < run.timestamp && run.timestamp <= at);
             let Some(newest) = above.next() else { return Ok(None) };
             for run in std::iter::once(newest).chain(above) {

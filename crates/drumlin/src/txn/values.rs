@@ -411,8 +411,8 @@ pub(crate) fn read_chunk<'a>(
                 continue;
             }
             let (header, value_id) = result?;
-            let name = PageKey { keyspace: pool.space.stored_as(pages.id), page: number.as_page() };
-            if header.kind != Kind::Value || header.page_key != name {
+            let PageKey { keyspace, page } = header.page_key;
+            if header.kind != Kind::Value || page != number.as_page() || !pages.is_stored_as(keyspace) {
                 return Err(pool.space.corrupted("a value", address, extent::ExtentError::PageKey(header.page_key)));
             }
             return Ok(if value_id == reference.id { Chunk::Bytes(into) } else { Chunk::Gone });

@@ -93,6 +93,10 @@ impl Replica {
                     let rows = self.keyspaces.remove(from).expect("it was created");
                     renamed.push((to.to_owned(), rows));
                 }
+                Change::Clone { from, to, as_of } => {
+                    assert_eq!(as_of.0, self.position, "a commit was made during the call");
+                    renamed.push((to.to_owned(), self.keyspaces[from].clone()));
+                }
                 other => panic!("{other:?}"),
             }
         }

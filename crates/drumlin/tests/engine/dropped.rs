@@ -737,7 +737,13 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     k.remove("relaxed").unwrap();
     trial.until_done("Database::checkpoint_async", async |_| db.checkpoint_async().await.map(drop).unwrap(), |_| {});
     trial.until_done("Database::compact_async", async |_| db.compact_async().await.map(drop).unwrap(), |_| {});
-    // A worker continues with a snapshot or backup whose future is dropped.
+    // A worker continues with a clone, snapshot or backup whose future is dropped.
+    let call = async |_| match db.clone_keyspace_async("k", "clone").await {
+        Ok(_) | Err(Error::KeyspaceExists { .. }) => {}
+        Err(error) => panic!("{error}"),
+    };
+    trial.until_done("Database::clone_keyspace_async", call, |_| {});
+    assert!(db.existing_keyspace("clone").unwrap().get("relaxed").unwrap().is_none());
     let call = async |_| match db.keep_snapshot_async("kept").await {
         Ok(_) | Err(Error::SnapshotExists { .. }) => {}
         Err(error) => panic!("{error}"),

@@ -109,6 +109,8 @@ fn make(folder: &Path) -> Database {
     load.finish().unwrap();
     rows.remove_range(300u64.to_be_bytes()..320u64.to_be_bytes()).unwrap();
     db.checkpoint().unwrap();
+    db.clone_keyspace("rows", "clone").unwrap();
+    db.existing_keyspace("clone").unwrap().insert(1u64.to_be_bytes(), "of the clone").unwrap();
     drop(snapshot);
     rows.insert("after the checkpoint", "value").unwrap();
     db.alter().create("second", KeyspaceOptions::new()).commit().unwrap();
@@ -127,6 +129,10 @@ fn check(folder: &Path, place: &str) {
     assert_eq!(rows.get("medium").unwrap().unwrap(), value(1000), "{place}");
     assert_eq!(rows.get("after the checkpoint").unwrap().unwrap(), "value", "{place}");
     assert_eq!(rows.len().unwrap(), 483, "{place}");
+    let clone = db.existing_keyspace("clone").unwrap();
+    assert_eq!(clone.get(1u64.to_be_bytes()).unwrap().unwrap(), "of the clone", "{place}");
+    assert_eq!(clone.get("large").unwrap().unwrap(), value(1002), "{place}");
+    assert_eq!(clone.len().unwrap(), 482, "{place}");
     assert_eq!(db.existing_keyspace("second").unwrap().get("a").unwrap().unwrap(), "b", "{place}");
     assert!(db.existing_keyspace("empty").unwrap().is_empty().unwrap(), "{place}");
     let kept = db.open_snapshot("kept").unwrap();

@@ -10,6 +10,7 @@ mod atomic;
 mod backups;
 mod bulk_load;
 mod changes;
+mod clones;
 mod closing;
 mod concurrency;
 mod corruption;

@@ -57,6 +57,7 @@ const KEYSPACE_ALONE: &[&str] = &[
     "disk_bytes",
     "estimate",
     "estimate_async",
+    "exclusive_bytes",
     "insert",
     "insert_async",
     "insert_from",
@@ -104,6 +105,7 @@ fn transactions_write_by_the_methods_of_keyspaces() {
         // These ignore what a transaction has changed.
         "estimate",
         "estimate_async",
+        "exclusive_bytes",
         // A transaction's durability is set in its options.
         "insert_with",
         "insert_with_async",
@@ -139,6 +141,7 @@ fn every_call_that_waits_has_both_forms() {
         "Database::stats",
         "Database::tx_options",
         "Keyspace::disk_bytes",
+        "Keyspace::exclusive_bytes",
         "Keyspace::iter",
         "Keyspace::key_bytes_max",
         "Keyspace::keys",

@@ -38,14 +38,14 @@ impl Verifier<'_> {
         let pool = *pool;
         let mut extents = extents_of(pool, pages);
         if pages.id.is_of_kept()
-            && let Some(newest) = pool.space.page_space(pool.space.stored_as(pages.id))
+            && let Some(newest) = pages.origins().first().and_then(|id| pool.space.page_space(*id))
         {
             // These extents have been verified as those of the keyspace itself.
             extents.retain(|(address, page)| address_of(pool, &newest, *page) != Some(*address));
         }
         let mut verified = Verified::default();
         report.keyspaces += u64::from(pages.id < KeyspaceId::KEPT_FIRST);
-        read_pages(pool, pages.id, &extents, |(address, page), checked| {
+        read_pages(pool, pages, &extents, |(address, page), checked| {
             report.pages += 1;
             report.extent_bytes += address.length();
             if report.pages.is_multiple_of(256) {
@@ -73,7 +73,7 @@ impl Verifier<'_> {
             return Ok(());
         }
         let report = &mut self.report;
-        read_pages(self.pool, pages.id, &extents_of(self.pool, pages), |_, checked| {
+        read_pages(self.pool, pages, &extents_of(self.pool, pages), |_, checked| {
             if let Ok((Kind::Leaf | Kind::Inner, node)) = checked {
                 keys_of_pages.look_at(report, &node);
             }
@@ -109,32 +109,31 @@ fn is_still_at(pool: &Pool, pages: &PageSpace, page: PageId, address: ExtentAddr
 /// Reads and verifies pages. Calls `each` with the result for each page.
 fn read_pages(
     pool: &Pool,
-    keyspace: KeyspaceId,
+    pages: &PageSpace,
     extents: &[(ExtentAddress, PageId)],
     mut each: impl FnMut((ExtentAddress, PageId), Result<(Kind, Vec<u8>)>),
 ) -> Result<()> {
     let addresses: Vec<ExtentAddress> = extents.iter().map(|(address, _)| *address).collect();
     pool.read_past(&addresses, |index, bytes| {
         let (address, page) = extents[index];
-        each((address, page), bytes.and_then(|bytes| check_page(&pool.space, keyspace, page, address, bytes)));
+        each((address, page), bytes.and_then(|bytes| check_page(&pool.space, pages, page, address, bytes)));
     })
 }
 
 /// Verifies the kind and the decompressed content of an extent that was read for a page.
 fn check_page(
     space: &Space,
-    keyspace: KeyspaceId,
+    pages: &PageSpace,
     page: PageId,
     address: ExtentAddress,
     bytes: &[u8],
 ) -> Result<(Kind, Vec<u8>)> {
-    let page_key = PageKey { keyspace, page };
-    let expected = PageKey { keyspace: space.stored_as(keyspace), page };
+    let page_key = PageKey { keyspace: pages.id, page };
     let (header, bytes) = crate::space::extents::open_extent(space, address, bytes)
         .map_err(|error| name_page(space, error, page_key, address))?;
     let damaged = |reason: &dyn std::fmt::Display| space.corrupted(&space.quoted_page(page_key), address, reason);
     match header.kind {
-        Kind::Leaf | Kind::Inner if header.page_key != expected => {
+        Kind::Leaf | Kind::Inner if header.page_key.page != page || !pages.is_stored_as(header.page_key.keyspace) => {
             Err(damaged(&extent::ExtentError::PageKey(header.page_key)))
         }
         Kind::Leaf | Kind::Inner => {

@@ -1,14 +1,16 @@
 //! Moves live extents out of segments.
 //!
 //! A node in memory is marked dirty, and the next checkpoint writes it to a different address. Every other extent is
-//! copied byte for byte. If a copied extent holds a value that is in memory, the value's frame gets the new address.
+//! copied byte for byte, or as an extent of its clone. If a copied extent holds a value that is in memory, the value's
+//! frame gets the new address.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::Reclaimer;
 use super::emptied::{Emptied, Left};
 use crate::error::Result;
-use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
+use crate::format::extent::{self, KIND_OFFSET, Kind, PageKey};
 use crate::format::{ExtentAddress, PageId, SegmentId};
 use crate::hash::HashSet;
 use crate::space::{EpochGuard, PageEntry, PageSpace, Purpose, SpaceReservation};
@@ -210,7 +212,12 @@ impl Reclaimer<'_> {
                 return;
             };
             let epoch_guard = space.epoch_latch.shared();
-            match space.append_moved(epoch_guard.epoch(), &bytes[..header.stored_bytes], moves) {
+            let mut copied = Cow::Borrowed(&bytes[..header.stored_bytes]);
+            if pages.origins().contains(&header.page_key.keyspace) {
+                crate::coverage::mark!("an extent of an origin was moved for its clone");
+                extent::set_keyspace(copied.to_mut(), pages.id);
+            }
+            match space.append_moved(epoch_guard.epoch(), &copied, moves) {
                 Ok(new) => moved.push(Moved { page, old, new }),
                 Err(error) => ended = Err(error),
             }

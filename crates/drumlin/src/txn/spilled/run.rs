@@ -162,7 +162,7 @@ fn write_error(file: &SpillFile, error: std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             let (path, needed_bytes) = (file.folder_path(), file.block_bytes as u64);
-            Error::DiskFull { path, needed_bytes, kept_snapshots: Vec::new() }
+            Error::DiskFull { path, needed_bytes, kept_snapshots: Vec::new(), clones: Vec::new() }
         }
         _ => Error::io("writing", &file.path(), error),
     }

@@ -1,0 +1,157 @@
+//! Clones of keyspaces: page tables that begin with another table's extents.
+//!
+//! A clone begins as the base image of a keyspace's page table as of the newest checkpoint. It refers to the same
+//! extents, and to the same chunks of the table. Nothing marks them as shared:
+//!
+//! - *Space.* Each table counts the extents to which it refers ([`Segments`](super::segments::Segments)). A page of
+//!   either keyspace that changes is written elsewhere, as always, and releases the old extent for its own table.
+//! - *Identity.* An extent names its keyspace. A clone also accepts extents of its *origins*: the keyspace from which
+//!   it was cloned, and the origins of that one. New extents have its own id.
+//! - *Moving.* Whoever moves an extent of an origin makes it one of the clone.
+//!
+//! # Making a clone
+//! While [`hold_base_images`](PageTableStore::hold_base_images) is in effect, each checkpoint folds the changes of page
+//! tables. So between two checkpoints the newest base image is the keyspace as of the last one. The clone is made while
+//! no checkpoint runs, and is published by a log record with a later timestamp. If the log is replayed from that
+//! checkpoint, the record finds the same base image; later checkpoints have the clone in their catalogues.
+
+use std::sync::Arc;
+
+use super::PageTable;
+use super::checkpoint::PageTableStore;
+use super::data_file::Space;
+use super::epoch::EpochGuard;
+use super::kept_tables::{ChunkReader, page_end};
+use super::page_space::PageSpace;
+use super::parts::read_parts;
+use super::runs::Run;
+use super::table::CHUNK_PAGES;
+use crate::error::{Error, Result};
+use crate::format::catalogue::{Catalogue, KeyspaceEntry, Orphan};
+use crate::format::extent::Kind;
+use crate::format::{ExtentAddress, KeyspaceId, PageId, SegmentId, Timestamp};
+use crate::hash::HashMap;
+
+/// A keyspace as of the newest checkpoint, in the form in which the catalogue records it.
+#[derive(Debug)]
+pub(crate) struct CloneBase {
+    entry: KeyspaceEntry,
+    /// Large values to which no row of the keyspace referred. The clone does without them.
+    orphans: Vec<Orphan>,
+}
+
+/// The pages of a clone that is not published yet. The extents to which they refer are counted until this is dropped.
+#[derive(Debug)]
+pub(crate) struct ClonedPages<'s> {
+    space: &'s Space,
+    pub(crate) pages: Arc<PageSpace>,
+    /// The chunks of the base image.
+    pub(crate) chunks: Vec<ExtentAddress>,
+    /// Pages that the base image has and the clone has not.
+    left_out: Vec<PageId>,
+    /// The bytes that are counted for the clone in each segment.
+    shared: Vec<(SegmentId, u64)>,
+}
+
+impl PageTableStore {
+    /// Makes each checkpoint write a base image from now on, or ends that.
+    pub(crate) fn hold_base_images(&mut self, is_held: bool) {
+        assert!(self.always_folds != is_held, "two clones are made at once");
+        self.always_folds = is_held;
+    }
+
+    /// Returns the keyspace as of the newest checkpoint, or `None` if it was created later. Reads the catalogue.
+    /// The page tables must be [folded](Self::hold_base_images).
+    pub(crate) fn clone_base(&self, space: &Space, keyspace: KeyspaceId) -> Result<Option<CloneBase>> {
+        assert!(self.table_changes.is_empty(), "a keyspace is cloned from a base image with changes");
+        const WHAT: &str = "the catalogue";
+        let (last, bytes) = (self.superblock.catalogue, self.superblock.catalogue_bytes);
+        let (_, bytes) = read_parts(space, Kind::Catalogue, last, bytes, WHAT, |_| Ok(()))?;
+        let malformed = || Error::corrupted(space.path(), WHAT, "it is malformed");
+        let Catalogue { keyspaces, mut orphans, .. } = Catalogue::decode(&bytes).ok_or_else(malformed)?;
+        let entry = keyspaces.into_iter().find(|entry| entry.id == keyspace);
+        orphans.retain(|orphan| orphan.keyspace == keyspace);
+        Ok(entry.map(|entry| CloneBase { entry, orphans }))
+    }
+
+    /// Adds the base image of a clone that has been published.
+    pub(crate) fn add_clone(&mut self, keyspace: KeyspaceId, chunks: Vec<ExtentAddress>) {
+        let replaced = self.chunks.insert(keyspace, chunks);
+        assert!(replaced.is_none(), "keyspace {keyspace} is cloned twice");
+    }
+}
+
+impl CloneBase {
+    /// Returns the memory that the page table of a clone takes, in bytes.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        debug_assert!(!self.entry.id.is_of_kept(), "the catalogue has a keyspace of an opened snapshot");
+        PageTable::memory_bytes_of(page_end(&self.entry))
+    }
+
+    /// Makes the pages of a clone with this id and name. Reads the page table. The caller has made the memory
+    /// available, and no checkpoint may begin before the clone is published. O(pages).
+    pub(crate) fn read<'s>(&self, space: &'s Space, id: KeyspaceId, name: &str) -> Result<ClonedPages<'s>> {
+        let CloneBase { entry, orphans } = self;
+        let pages = PageSpace::new(id, entry.page_bytes as usize, name, &space.budget);
+        let pages = Arc::new(pages.with_origins(&[&[entry.id], &entry.origins[..]].concat()));
+        pages.leaves_on_disk.set(entry.leaf_count, entry.leaf_rows);
+        if entry.has_values {
+            pages.expect_values();
+        }
+        let (mut left_out, mut bytes_of) = (Vec::new(), HashMap::default());
+        let mut count = |address: ExtentAddress| {
+            *bytes_of.entry(space.segments.segment_of(address)).or_insert(0) += address.length();
+        };
+        let is_orphan = |page: u64| {
+            let of_orphan = |orphan: &Orphan| {
+                let first = u64::from(orphan.first_page.0);
+                (first..first + u64::from(orphan.page_count)).contains(&page)
+            };
+            orphans.iter().any(of_orphan)
+        };
+        let mut reader = ChunkReader::new(space);
+        for (chunk, &address) in entry.chunks.iter().enumerate().filter(|(_, address)| !address.is_none()) {
+            let mut entries = reader.read(entry, chunk)?;
+            count(address);
+            for (page, word) in (chunk * CHUNK_PAGES..).zip(&mut entries) {
+                let Some(address) = ExtentAddress::from_bits(*word) else { continue };
+                if !orphans.is_empty() && is_orphan(page as u64) {
+                    crate::coverage::mark!("a clone left out a value that only snapshots could see");
+                    *word = 0;
+                    left_out.push(PageId(page as u32));
+                } else {
+                    count(address);
+                }
+            }
+            pages.table.restore_chunk(chunk, &entries);
+        }
+        // Extents of the same checkpoint, so none of them has been freed.
+        let shared: Vec<(SegmentId, u64)> = bytes_of.into_iter().collect();
+        debug_assert!(shared.iter().all(|(_, bytes)| *bytes > 0), "a segment is shared without extents");
+        space.segments.share(&shared);
+        let cloned = ClonedPages { space, pages, chunks: entry.chunks.clone(), left_out, shared };
+        space.restore_runs(&cloned.pages, entry.runs.iter().cloned().map(Run::from).collect());
+        Ok(cloned)
+    }
+}
+
+impl ClonedPages<'_> {
+    /// Adds the pages to the keyspaces that checkpoints record. Commits by older snapshots see an empty keyspace.
+    pub(crate) fn publish(&mut self, epoch_guard: &EpochGuard<'_>, timestamp: Timestamp) {
+        let ClonedPages { space, pages, left_out, shared, .. } = self;
+        assert!(!shared.is_empty(), "a clone without pages is published, or is published twice");
+        pages.load_gate.announce().set_loaded_at(timestamp);
+        space.add_page_space(Arc::clone(pages));
+        left_out.iter().for_each(|page| space.record(epoch_guard.epoch(), pages.id, *page, ExtentAddress::NONE));
+        shared.clear();
+    }
+}
+
+impl Drop for ClonedPages<'_> {
+    fn drop(&mut self) {
+        if !self.shared.is_empty() {
+            self.space.clear_runs(&self.pages);
+            self.space.segments.unshare(&self.shared);
+        }
+    }
+}

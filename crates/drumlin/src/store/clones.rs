@@ -1,0 +1,126 @@
+//! Cloning keyspaces. `space/clones.rs` explains what a clone is on disk.
+
+use std::sync::Arc;
+
+use super::alterations::check_name;
+use super::state::Store;
+use crate::error::{Error, Result};
+use crate::format::record::{self, Operation};
+use crate::format::{ExtentAddress, KeyspaceId, Timestamp, catalogue};
+use crate::seglog::Body;
+use crate::space::Purpose;
+use crate::space::checkpoint::PageTableStore;
+use crate::space::clones::ClonedPages;
+use crate::space::table::CHUNK_BYTES;
+use crate::sync::MutexGuard;
+use crate::task::{WaitMode, ready};
+use crate::txn::keyspace::OpenKeyspace;
+
+/// Makes each checkpoint write a base image for as long as it exists.
+struct HeldBaseImages<'s>(&'s Store);
+
+impl<'s> HeldBaseImages<'s> {
+    fn new(store: &'s Store) -> HeldBaseImages<'s> {
+        store.page_tables.lock().hold_base_images(true);
+        HeldBaseImages(store)
+    }
+
+    /// Locks the page tables as of the newest checkpoint, which was made since this exists.
+    fn lock(&self) -> MutexGuard<'s, PageTableStore> {
+        self.0.page_tables.lock()
+    }
+
+    /// Like [`lock`](Self::lock), but returns `None` while a checkpoint is being made.
+    fn try_lock(&self) -> Option<MutexGuard<'s, PageTableStore>> {
+        self.0.page_tables.try_lock()
+    }
+}
+
+impl Drop for HeldBaseImages<'_> {
+    fn drop(&mut self) {
+        self.0.page_tables.lock().hold_base_images(false);
+    }
+}
+
+impl Store {
+    /// Creates the keyspace `to` as a clone of `from`: makes a checkpoint, and shares what it has of `from`. Returns
+    /// the checkpoint's timestamp. Durable when it returns.
+    pub(crate) fn clone_keyspace(self: &Arc<Self>, from: &str, to: &str) -> Result<Timestamp> {
+        self.check_writable()?;
+        let _defining = self.defining.lock();
+        let engine = &self.engine;
+        let space = &engine.space;
+        let (source, id) = self.plan_clone(from, to)?;
+        let origin = source.tree.pages.id;
+        // For the catalogue's entry.
+        let table_bytes = source.tree.pages.table.memory_bytes();
+        let chunk_list_bytes = (table_bytes / CHUNK_BYTES + 1) * size_of::<ExtentAddress>() as u64;
+        let entry_bytes = catalogue::keyspace_bytes(to.len(), source.tree.pages.origins().len() + 1);
+        let reserved_bytes = entry_bytes + chunk_list_bytes;
+        let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, reserved_bytes))?;
+        let held = HeldBaseImages::new(self);
+        self.checkpoint()?;
+        loop {
+            // While the page tables are locked, no checkpoint frees the extents.
+            let page_tables = held.lock();
+            let as_of = page_tables.superblock.timestamp;
+            let base = page_tables.clone_base(space, origin)?.expect("it was created before the checkpoint");
+            space.check_table_growth(base.table_bytes())?;
+            engine.pool.fit_frames(base.table_bytes())?;
+            let cloned = base.read(space, id, to)?;
+            drop(page_tables);
+            if self.publish_clone(&held, origin, as_of, cloned, to)? {
+                self.fold_runs();
+                return Ok(as_of);
+            }
+        }
+    }
+
+    /// Publishes a clone of `origin` as of the checkpoint at `as_of`. Returns `false` if another checkpoint has begun.
+    fn publish_clone(
+        &self,
+        held: &HeldBaseImages<'_>,
+        origin: KeyspaceId,
+        as_of: Timestamp,
+        mut cloned: ClonedPages<'_>,
+        name: &str,
+    ) -> Result<bool> {
+        let engine = &self.engine;
+        let id = cloned.pages.id;
+        let mut body = Vec::new();
+        record::encode(id, &Operation::Clone { from: origin, as_of, name }, &mut body);
+        let (is_published, _) = engine.log_ddl(&Body::new(body), |take_timestamp| {
+            // Don't wait for a checkpoint while space in the log is reserved.
+            let Some(mut page_tables) = held.try_lock() else { return Ok(false) };
+            if page_tables.superblock.timestamp != as_of {
+                return Ok(false);
+            }
+            let epoch_guard = engine.space.epoch_latch.exclusive();
+            crate::coverage::cloning(as_of);
+            let timestamp = take_timestamp()?;
+            // Nothing below this point can fail.
+            crate::coverage::mark!("a keyspace was cloned");
+            page_tables.add_clone(id, std::mem::take(&mut cloned.chunks));
+            self.keyspaces.add_clone(engine, &epoch_guard, &mut cloned, timestamp);
+            engine.clock.mark_applied(timestamp);
+            Ok(true)
+        })?;
+        Ok(is_published)
+    }
+
+    /// Checks the names. Returns the keyspace `from`, and the id for its clone. The caller has locked `defining`.
+    fn plan_clone(&self, from: &str, to: &str) -> Result<(Arc<OpenKeyspace>, KeyspaceId)> {
+        let source = self.keyspaces.get(from).ok_or_else(|| Error::NoSuchKeyspace { name: from.to_owned() })?;
+        check_name(to)?;
+        if self.keyspaces.get(to).is_some() {
+            return Err(Error::KeyspaceExists { name: to.to_owned() });
+        }
+        if !source.tree.pages.origins().is_empty() {
+            crate::coverage::mark!("a keyspace that was itself a clone was cloned");
+        }
+        match self.keyspaces.next(1).and_then(|mut ids| ids.next()) {
+            Some(id) => Ok((source, id)),
+            None => Err(Error::Invalid("no more keyspaces can be created: their numbers are used up".into())),
+        }
+    }
+}
