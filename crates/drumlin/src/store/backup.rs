@@ -218,15 +218,18 @@ impl<'b> BackupWriter<'b> {
             let copied = bytes.and_then(|bytes| {
                 let corrupted = |reason: &dyn std::fmt::Display| space.corrupted(&what(), *address, reason);
                 let header = space.verify(*address, bytes).map_err(|reason| corrupted(&reason))?;
-                // The extents of a value are numbered within the value.
+                // The extents of a value are numbered within the value. Those of a prepared transaction name the
+                // keyspace that the value will be put into.
                 let is_page = header.kind == Kind::Value || header.page_key.page == *page;
+                let is_prepared = header.kind == Kind::Value && *keyspace == KeyspaceId::PREPARED;
                 let entry = catalogue.keyspaces.iter().find(|entry| entry.id == *keyspace);
-                if !is_page || !entry.is_some_and(|entry| entry.is_stored_as(header.page_key.keyspace)) {
+                let is_stored = entry.is_some_and(|entry| entry.is_stored_as(header.page_key.keyspace));
+                if !is_page || !(is_stored || is_prepared) {
                     return Err(corrupted(&extent::ExtentError::PageKey(header.page_key)));
                 }
                 let copy = &mut part[place.clone()];
                 copy.copy_from_slice(bytes);
-                if header.page_key.keyspace != *keyspace {
+                if header.page_key.keyspace != *keyspace && !is_prepared {
                     extent::set_keyspace(copy, *keyspace);
                     extent::seal(&mut copy[..header.stored_bytes], header.origin);
                 }

@@ -136,7 +136,10 @@ fn read_part(
 /// Verifies the extent of a record.
 fn check_extent(keyspace: KeyspaceId, page: PageId, bytes: &[u8]) -> Result<extent::Header, String> {
     let header = extent::verify(bytes).map_err(|error| format!("page {page} of keyspace {keyspace}: {error}"))?;
-    let is_it = header.page_key.keyspace == keyspace && (header.kind == Kind::Value || header.page_key.page == page);
+    let is_value = header.kind == Kind::Value;
+    // A large value of a prepared transaction names the keyspace that it will be put into.
+    let is_of_keyspace = header.page_key.keyspace == keyspace || is_value && keyspace == KeyspaceId::PREPARED;
+    let is_it = is_of_keyspace && (is_value || header.page_key.page == page);
     if !is_it || !matches!(header.kind, Kind::Leaf | Kind::Inner | Kind::Value) {
         return Err(format!("page {page} of keyspace {keyspace} has the extent of another page"));
     }

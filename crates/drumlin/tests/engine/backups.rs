@@ -154,6 +154,7 @@ fn everything_is_restored() {
     load(&db, "renamed", &(5000u64..6000).map(|row| (row.to_be_bytes().to_vec(), value(row, 1))).collect()).unwrap();
     let mut tx = db.begin().unwrap();
     tx.insert(&keyspace, "prepared", "value").unwrap();
+    tx.insert(&keyspace, "prepared large", &large[..300_000]).unwrap();
     tx.prepare("an id").unwrap();
     let bytes = backup(&db, &new());
     drop(snapshot);
@@ -173,6 +174,7 @@ fn everything_is_restored() {
     assert!(keyspace.get("prepared").unwrap().is_none());
     restored.commit_prepared("an id").unwrap();
     assert_eq!(keyspace.get("prepared").unwrap().unwrap(), "value");
+    assert_eq!(keyspace.get("prepared large").unwrap().unwrap(), &large[..300_000]);
     let report = restored.check().unwrap();
     assert!(report.corruption.is_empty(), "{report:#?}");
     restored.close().unwrap();
