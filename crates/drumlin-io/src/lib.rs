@@ -55,8 +55,8 @@ mod tests;
 
 pub use backend::{
     AlignedBuffer, BACKEND_VARIABLE, BLOCK_BYTES, Backend, BackendFile, Completion, FileRef, Folder, FolderRef,
-    IoBackend, Lock, OpenIn, OpenOptions, Persist, Process, Queue, QueueOptions, SyncMethod, backend, in_memory,
-    open_folder,
+    IoBackend, Lock, OpenIn, OpenOptions, Persist, Process, Queue, QueueOptions, RunningCommand, SyncMethod, backend,
+    in_memory, open_folder,
 };
 pub use capabilities::Capabilities;
 pub use driver::{Driver, DriverOptions, Operation};

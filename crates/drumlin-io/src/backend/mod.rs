@@ -1,6 +1,7 @@
 //! The traits of a backend, and the backends for programs: io_uring, the portable one, and memory.
 
 mod buffer;
+mod command;
 pub(crate) mod disk;
 mod folder;
 pub(crate) mod lock;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use buffer::{AlignedBuffer, BLOCK_BYTES};
+pub use command::RunningCommand;
 pub use folder::open_folder;
 pub use lock::Lock;
 pub use memory::in_memory;
