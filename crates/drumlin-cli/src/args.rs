@@ -9,8 +9,9 @@ use clap::{Parser, Subcommand};
 
 use crate::call::Call;
 use crate::commands::{
-    backup, bench, changes, check, checkpoint, clone, compact, completions, count, doctor, du, dump, extract, get,
-    index, keyspaces, lab, load, man, prepared, put, rename, repair, restore, rm, scan, snapshots, stats, tour, verify,
+    archive, backup, bench, changes, check, checkpoint, clone, compact, completions, count, doctor, du, dump, extract,
+    get, index, keyspaces, lab, load, man, prepared, put, rename, repair, restore, rm, scan, snapshots, stats, tour,
+    verify,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -53,6 +54,7 @@ pub(crate) enum Command {
     Backup(backup::Backup),
     Verify(verify::Verify),
     Restore(restore::Restore),
+    Archive(archive::Archive),
     Stats(stats::Stats),
     Check(check::Check),
     Repair(repair::Repair),

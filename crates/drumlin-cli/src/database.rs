@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::Args;
-use drumlin::{Config, Database, Error, Keyspace};
+use drumlin::{Archive, Config, Database, Error, Keyspace};
 
 use crate::failure::{Exit, Failure, Result, plain};
 use crate::terminal::Output;
@@ -20,6 +20,9 @@ pub(crate) struct DatabaseArgs {
     /// Memory that the engine may use, such as 64MiB or 1GiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     pub(crate) memory: u64,
+    /// Copy all changes to an archive in this folder, from the first command with this option on
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) archive: Option<PathBuf>,
 }
 
 /// The option that names a keyspace of the database.
@@ -69,7 +72,11 @@ impl DatabaseArgs {
     pub(crate) fn config(&self) -> Config {
         // A command needs few pages. Without a warm start, it also leaves alone the list of pages that the database's
         // usual program keeps for its own warm start.
-        Config::new().memory(self.memory).warm_start(false)
+        let config = Config::new().memory(self.memory).warm_start(false);
+        match &self.archive {
+            Some(folder) => config.archive(Archive::to_folder(folder)),
+            None => config,
+        }
     }
 
     /// Opens an existing database for a command that writes.

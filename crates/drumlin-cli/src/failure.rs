@@ -296,7 +296,9 @@ impl From<Error> for Failure {
             }
             Error::SnapshotExists { .. } => Failure::other(without_remedy(&error))
                 .hint("choose another name, or drop that one: drumlin snapshots DATABASE --drop NAME"),
-            Error::UnusableBackup { .. } => Failure::new(Exit::Corrupted, error.to_string()),
+            Error::UnusableBackup { .. } | Error::UnusableArchive { .. } => {
+                Failure::new(Exit::Corrupted, error.to_string())
+            }
             Error::NotPrepared { .. } => Failure::not_found(without_remedy(&error))
                 .hint("`drumlin prepared DATABASE` lists prepared transactions"),
             Error::PreparedRows { .. } => Failure::other(without_remedy(&error))

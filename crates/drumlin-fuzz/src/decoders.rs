@@ -745,6 +745,8 @@ fn sample_record() -> Vec<u8> {
         Operation::OldValue(OldValue::Value(b"old")),
         Operation::OldValue(OldValue::Large { length: 70_000 }),
         Operation::Loaded { rows: 1000, first_key: b"", last_key: b"zebra" },
+        Operation::PutInParts { key: b"film", length: 5000 },
+        Operation::ValuePart { bytes: b"its beginning" },
         Operation::PutStored { key: b"stored", number: 2 },
         Operation::Lock { key: b"locked", is_shared: true },
         Operation::Rename { name: "lines" },

@@ -296,6 +296,14 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+    /// An [archive](crate::Archive) does not have what is wanted: a file of it is missing, cut short or damaged, it is
+    /// of another database, or the point to restore is not in it. Nothing has been restored.
+    UnusableArchive {
+        /// The archive.
+        archive: String,
+        /// The reason, with what there is instead.
+        reason: String,
+    },
     /// A transaction is prepared under this id already, or is being prepared.
     AlreadyPrepared {
         /// The id.
@@ -459,6 +467,7 @@ impl std::fmt::Display for Error {
                 quoted(name)
             ),
             Error::UnusableBackup { backup, reason } => write!(f, "the backup {backup} can't be used: {reason}"),
+            Error::UnusableArchive { archive, reason } => write!(f, "the archive {archive} can't be used: {reason}"),
             Error::KeyspaceDropped { name } => {
                 write!(f, "keyspace {} was dropped. Get a new handle from the database", quoted(name))
             }
@@ -714,7 +723,9 @@ impl From<Error> for std::io::Error {
                 ErrorKind::AlreadyExists
             }
             Error::DiskFull { .. } => ErrorKind::StorageFull,
-            Error::Corrupted { .. } | Error::UnusableBackup { .. } => ErrorKind::InvalidData,
+            Error::Corrupted { .. } | Error::UnusableBackup { .. } | Error::UnusableArchive { .. } => {
+                ErrorKind::InvalidData
+            }
             Error::Locked { .. } => ErrorKind::ResourceBusy,
             Error::ReadOnly { .. } => ErrorKind::ReadOnlyFilesystem,
             Error::LockTimeout { .. } => ErrorKind::TimedOut,

@@ -1,5 +1,6 @@
 //! The commands, one per module.
 
+pub(crate) mod archive;
 pub(crate) mod backup;
 pub(crate) mod bench;
 pub(crate) mod changes;
@@ -67,6 +68,7 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Backup(command) => command.run(output),
         Command::Verify(command) => command.run(output),
         Command::Restore(command) => command.run(output),
+        Command::Archive(command) => command.run(output),
         Command::Repair(command) => command.run(output),
         Command::Stats(command) => command.run(output),
         Command::Check(command) => command.run(output),

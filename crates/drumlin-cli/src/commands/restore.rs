@@ -1,20 +1,23 @@
 //! `drumlin restore`: makes a database of backups.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use clap::Args;
-use drumlin::Config;
+use drumlin::{Config, RestorePoint};
+use serde::Serialize;
 
 use super::verify::BackupLine;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::terminal::figures::parse_size;
 use crate::terminal::{Output, figures};
 
 /// Make a database of a full backup and the incremental ones after it
 ///
-/// The database has the state of the last backup. If a backup is damaged, cut short or does not follow the one before
-/// it, nothing is restored.
+/// The database has the state of the last backup or, with --archive, that of a commit or time after it. If a backup is
+/// damaged, cut short or does not follow the one before it, or the archive does not have all commits up to this point,
+/// nothing is restored.
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
     /// The folders of the backups, in the order in which they were made, or - for one from stdin
@@ -23,6 +26,13 @@ pub(crate) struct Restore {
     /// The folder of the new database, which must be new or empty
     #[arg(value_name = "DATABASE")]
     target: PathBuf,
+    /// The folder of the archive that has the commits after the last backup
+    #[arg(long, value_name = "FOLDER")]
+    archive: Option<PathBuf>,
+    /// Restore the state of this timestamp, or of this time in UTC, such as 2026-11-28T12:34:56Z, or 12:34 of today;
+    /// without it, the newest one
+    #[arg(long, value_name = "WHEN", requires = "archive", value_parser = parse_point)]
+    until: Option<RestorePoint>,
     /// Memory that the engine may use, such as 64MiB or 1GiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = parse_size)]
     memory: u64,
@@ -31,6 +41,9 @@ pub(crate) struct Restore {
 impl Restore {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
         let config = Config::new().memory(self.memory);
+        if let Some(archive) = &self.archive {
+            return self.restore_to(&config, archive, output);
+        }
         let info = match &self.backups[..] {
             [only] if only.as_os_str() == "-" => config.restore_from([io::stdin().lock()], &self.target)?,
             backups => config.restore(backups, &self.target)?,
@@ -43,4 +56,49 @@ impl Restore {
             )
         })
     }
+
+    fn restore_to(&self, config: &Config, archive: &Path, output: Output) -> Result<()> {
+        if self.backups.iter().any(|backup| backup.as_os_str() == "-") {
+            return Err(Failure::usage(
+                "a backup from stdin can't be continued with an archive: give a folder".to_owned(),
+            ));
+        }
+        let point = self.until.unwrap_or(RestorePoint::Newest);
+        let report = config.restore_to(&self.backups, archive, point, &self.target)?;
+        let line = RestoredLine {
+            timestamp: report.timestamp.0,
+            time: report.time.map(|time| RestorePoint::Time(time).to_string()),
+            commits: report.commits,
+            backup: BackupLine::of(&report.backup),
+        };
+        output.print(&line, || {
+            let time = line.time.as_ref().map_or(String::new(), |time| format!(" of {time}"));
+            format!(
+                "restored the state of timestamp {}{time}, {} after the backup",
+                line.timestamp,
+                figures::plural(line.commits, "commit")
+            )
+        })
+    }
+}
+
+/// The description of a restored point that the command prints.
+#[derive(Serialize)]
+struct RestoredLine {
+    timestamp: u64,
+    time: Option<String>,
+    commits: u64,
+    backup: BackupLine,
+}
+
+/// Reads a point. A time without a date is one of today.
+fn parse_point(text: &str) -> std::result::Result<RestorePoint, String> {
+    let is_time_of_day = text.contains(':') && !text.contains('-');
+    if !is_time_of_day {
+        return text.parse();
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(|error| error.to_string())?;
+    let today = RestorePoint::Time(now).to_string();
+    let (date, _) = today.split_once('T').expect("a time has a date");
+    format!("{date}T{text}").parse()
 }

@@ -18,6 +18,7 @@ fn the_commands_of_the_page_work() {
     let bench = shop();
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_drumlin")).parent().unwrap().to_owned();
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let keyspaces = |database: &str| bench.ok(&["scan", database, "--json"]);
     let mut count = 0;
     for block in page.split("```console\n").skip(1) {
         for line in block.split("```").next().unwrap().lines() {
@@ -30,14 +31,16 @@ fn the_commands_of_the_page_work() {
                 "drumlin get shop order/7 --snapshot before-import" => assert_eq!(printed, "three apples"),
                 "drumlin count busy-restored -k bench" => assert_eq!(printed.trim(), "20000"),
                 "drumlin get restored order/9" => assert_eq!(printed, "ten plums"),
+                "drumlin check restored" => assert_eq!(keyspaces("restored"), keyspaces("shop")),
+                "drumlin get rewound order/11" => assert_eq!(printed, "two figs"),
+                "drumlin get newest order/11" => assert_eq!(printed, "two hundred figs"),
                 _ => {}
             }
             count += 1;
         }
     }
-    assert!(count > 15, "the page has {count} commands");
-    let keyspaces = |database: &str| bench.ok(&["scan", database, "--json"]);
-    assert_eq!(keyspaces("restored"), keyspaces("shop"));
+    assert!(count > 25, "the page has {count} commands");
+    assert_eq!(keyspaces("newest"), keyspaces("shop"));
 }
 
 /// A snapshot is listed with the space that it holds, and read by `get`, `scan`, `count` and `dump`.
@@ -91,4 +94,37 @@ fn unusable_backups_are_refused() {
     bench.ok(&["backup", "shop", "full", "--keep", "a"]);
     bench.ok(&["restore", "full", "changes", "restored"]);
     assert_eq!(bench.ok(&["count", "restored"]).trim(), "2");
+}
+
+/// An archive is listed, and one that lacks what is wanted is refused with what it has.
+#[test]
+fn archives_are_listed_and_refused() {
+    let bench = shop();
+    bench.ok(&["backup", "shop", "full"]);
+    for row in ["a", "b", "c"] {
+        bench.ok(&["put", "shop", row, "1", "--archive", "archive"]);
+    }
+    let line: serde_json::Value = serde_json::from_str(&bench.ok(&["archive", "archive", "--json"])).unwrap();
+    let to = line["to"].as_u64().unwrap();
+    assert!(line["files"] == 3 && line["commits"] == 3 && line["from"] == to - 3, "{line}");
+    assert!(bench.ok(&["archive", "archive"]).starts_with("sound: 3 commits after"));
+    let until =
+        |until: &str| ["restore", "full", "restored", "--archive", "archive", "--until", until].map(str::to_owned);
+    let refused = |arguments: &[String]| {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        bench.fails(4, &arguments)
+    };
+    assert!(refused(&until(&(to + 1).to_string())).contains(&format!("last commit has timestamp {to}")));
+    assert!(refused(&until("1")).contains("before the backup"));
+    assert!(refused(&until("1999-12-31 23:59")).contains("before the backup"));
+    bench.fails(2, &["restore", "full", "restored", "--archive", "archive", "--until", "noon"]);
+    bench.fails(2, &["restore", "full", "restored", "--until", "5"]);
+    let middle = bench.ok(&["restore", "full", "restored", "--archive", "archive", "--until", &(to - 1).to_string()]);
+    assert!(middle.contains("2 commits after the backup"), "{middle}");
+    assert_eq!(bench.ok(&["count", "restored"]).trim(), "3");
+    let second = fs::read_dir(bench.path().join("archive")).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
+    let bytes = fs::read(&second).unwrap();
+    fs::write(&second, &bytes[..bytes.len() / 2]).unwrap();
+    let name = second.file_name().unwrap().to_str().unwrap();
+    assert!(bench.fails(4, &["archive", "archive"]).contains(name));
 }

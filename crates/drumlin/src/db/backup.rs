@@ -116,7 +116,7 @@ pub struct BackupInfo {
 }
 
 impl BackupInfo {
-    fn of(read: BackupRead, now: Duration) -> BackupInfo {
+    pub(super) fn of(read: BackupRead, now: Duration) -> BackupInfo {
         let BackupRead { head, catalogue, part_count, page_count, bytes } = read;
         let names = catalogue.keyspaces.into_iter().map(|keyspace| keyspace.name);
         BackupInfo {
@@ -307,7 +307,7 @@ impl Config {
         restore::verify_backup(source).map(|read| BackupInfo::of(read, now))
     }
 
-    fn backup_folder(&self, path: &Path) -> Result<PartFolder> {
+    pub(super) fn backup_folder(&self, path: &Path) -> Result<PartFolder> {
         let backend = self.settings.choose_backend(path)?;
         let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
         PartFolder::open(&backend, &path)

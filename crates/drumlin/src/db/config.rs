@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::archive::Archive;
 use crate::error::{Error, Result};
 use crate::feed::Retention;
 use crate::format::LOG_STREAM_COUNT_MAX;
@@ -45,6 +46,8 @@ impl Default for Config {
             log_segment_bytes: None,
             checkpoint_log_bytes: 256 << 20,
             retention: None,
+            archive: None,
+            is_restoring: false,
             durability: Durability::Full,
             io_backend: IoBackend::Auto,
             in_memory: false,
@@ -208,6 +211,45 @@ impl Config {
     #[must_use]
     pub fn keep_changes(mut self, retention: Retention) -> Config {
         self.settings.retention = Some(retention);
+        self
+    }
+
+    /// Copies all durable commits to an archive, so that a backup can be [restored](Config::restore_to) to any moment
+    /// after it. Default: none for a database that has never had an archive.
+    ///
+    /// A background thread copies each durable commit, with the rows of bulk loads and the bytes of large values, to a
+    /// file in the folder `archive` of the database. Once a file is old or long enough, another thread delivers it and
+    /// removes it there. If it can't be delivered, it waits, and is tried again each second.
+    /// [`Stats::archive_failure`](crate::Stats::archive_failure) and the program's log say why. If more files would
+    /// have to wait than [`Archive::limit_bytes`] allows, or the disk of the database is full, the archive ends, and
+    /// the database continues without it. The next opening begins it again: after a gap, for which a new backup is
+    /// needed, as the log says, and each restore that would have to pass it.
+    ///
+    /// An opening without this setting, for example by a tool, copies commits too, and leaves the files for the next
+    /// opening that has it. An opening with [`Archive::off`] ends the archive.
+    ///
+    /// ```
+    /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-archive-{}", std::process::id()));
+    /// use drumlin::{Archive, BackupOptions, Config, RestorePoint};
+    ///
+    /// let archive = Archive::to_folder(folder.join("archive"));
+    /// let db = Config::new().archive(archive).open(folder.join("shop.drumlin"))?;
+    /// db.backup_to(folder.join("sunday"), &BackupOptions::new())?;
+    /// db.keyspace("orders")?.insert("1", "three apples")?;
+    /// let then = db.snapshot().timestamp();
+    /// db.drop_keyspace("orders")?;
+    /// db.close()?;
+    /// let (sunday, archive) = (folder.join("sunday"), folder.join("archive"));
+    /// Config::new().restore_to([sunday], archive, RestorePoint::Commit(then), folder.join("restored"))?;
+    /// let restored = Config::new().open(folder.join("restored"))?;
+    /// assert_eq!(restored.keyspace("orders")?.get("1")?.unwrap(), "three apples");
+    /// # restored.close()?;
+    /// # std::fs::remove_dir_all(folder).unwrap();
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn archive(mut self, archive: Archive) -> Config {
+        self.settings.archive = Some(archive);
         self
     }
 

@@ -135,22 +135,37 @@ impl Transaction {
         Rooted::new(async move {
             check_id(id)?;
             self.check_conflict()?;
+            let time = self.store()?.engine.backend.wall_clock();
             let (handle, logged) = match mode {
                 WaitMode::Tasks(tasks)
                     if self.writes().set.is_longer_than(ROWS_ON_TASK_MAX, RECORD_BYTES_ON_TASK_MAX) =>
                 {
                     let id = id.to_vec();
-                    let body = move || ready(self.apply_prepare(WaitMode::Blocking, true, &id));
+                    let body = move || ready(self.apply_prepare(WaitMode::Blocking, true, &id, time));
                     tasks.committers.run(coverage::on_behalf(body)).await?
                 }
-                _ => self.apply_prepare(mode, mode.is_task(), id).await?,
+                _ => self.apply_prepare(mode, mode.is_task(), id, time).await?,
             };
             handle.store_here().engine.await_written(mode, &logged, Durability::Full).await.map(drop)
         })
     }
 
+    /// Like [`prepare`](Transaction::prepare), as if it were called at this time since 1970.
+    pub(super) fn prepare_at(self, id: &[u8], time: Duration) -> Result<()> {
+        check_id(id)?;
+        self.check_conflict()?;
+        let (handle, logged) = ready(self.apply_prepare(WaitMode::Blocking, false, id, time))?;
+        ready(handle.store_here().engine.await_written(WaitMode::Blocking, &logged, Durability::Full)).map(drop)
+    }
+
     /// Prepares the transaction and requests the log write.
-    async fn apply_prepare(self, mode: WaitMode<'_>, for_task: bool, id: &[u8]) -> Result<(Arc<Handle>, Appended)> {
+    async fn apply_prepare(
+        self,
+        mode: WaitMode<'_>,
+        for_task: bool,
+        id: &[u8],
+        time: Duration,
+    ) -> Result<(Arc<Handle>, Appended)> {
         let Transaction { reader, mut locks, memory, .. } = self;
         let Reader { handle, view: ReadView { horizon, own, reads, .. }, .. } = reader;
         let store = handle.store()?;
@@ -172,7 +187,7 @@ impl Transaction {
             return Err(Error::prepared_too_large(writes.position(), writes.spilled().bytes(), limit_bytes));
         }
         let seen = rows_seen(&horizon, &locks);
-        let logged = store.prepare(mode, for_task, id, writes, seen, HeldLocks { locks, memory }).await?;
+        let logged = store.prepare(mode, for_task, id, time, writes, seen, HeldLocks { locks, memory }).await?;
         Ok((handle, logged))
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::file::{self, FileWriter, FoundHeader};
 use super::names::Names;
+use super::records::MakeSpace;
 use super::retention::Retention;
 use super::scan::FileScan;
 use super::shared::{ListedFile, Shared};
@@ -249,7 +250,7 @@ impl Copier {
     fn write(
         &mut self,
         shared: &Shared,
-        write: impl FnOnce(&mut FileWriter, &mut Vec<u8>, file::MakeSpace<'_>) -> std::io::Result<()>,
+        write: impl FnOnce(&mut FileWriter, &mut Vec<u8>, MakeSpace<'_>) -> std::io::Result<()>,
     ) -> Result<()> {
         let writer = self.writer.as_mut().expect("a file has been begun");
         let folder = self.folder.as_ref().expect("a file has been begun");

@@ -1,17 +1,16 @@
 //! The files of a feed: their names, and writing one.
 
 use std::io;
+use std::ops::{Deref, DerefMut};
 
 use super::names::Names;
-use crate::format::changes::{ChangeRecord, FileHeader, RECORD_HEADER_BYTES, RecordKind};
-use crate::format::{BLOCK_BYTES, Timestamp};
-use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions, Persist};
+use super::records::{MakeSpace, RecordWriter, with_space};
+use crate::format::BLOCK_BYTES;
+use crate::format::changes::{FileHeader, RECORD_HEADER_BYTES, RecordKind};
+use crate::io::{AlignedBuffer, FileRef, Folder, OpenOptions};
 
 /// The name of the folder of change files, in the folder of the database.
 pub(crate) const FOLDER_NAME: &str = "changes";
-
-/// The offset of a file's first record.
-pub(super) const RECORDS_OFFSET: u64 = BLOCK_BYTES as u64;
 
 pub(super) fn name(number: u64) -> String {
     format!("{number}.changes")
@@ -49,38 +48,25 @@ pub(super) fn read_header(file: &FileRef) -> io::Result<FoundHeader> {
     })
 }
 
-/// Frees disk space for a write that found none. Returns `false` if there is nothing left to free.
-pub(super) type MakeSpace<'m> = &'m mut dyn FnMut() -> bool;
+/// A change file that is being written.
+#[derive(Debug)]
+pub(super) struct FileWriter {
+    header: FileHeader,
+    records: RecordWriter,
+}
 
-/// Repeats `write` while it finds the disk full and space can be made.
-fn with_space<T>(make_space: MakeSpace<'_>, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match write() {
-            Err(error) if is_full(&error) && make_space() => {}
-            written => return written,
-        }
+impl Deref for FileWriter {
+    type Target = RecordWriter;
+
+    fn deref(&self) -> &RecordWriter {
+        &self.records
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// A change file that is being written. Bytes are appended to a buffer, which is written in whole blocks. A block that
-/// was written in part is written again with the bytes that follow in it. After an error, the file is not continued.
-#[derive(Debug)]
-pub(super) struct FileWriter {
-    file: FileRef,
-    header: FileHeader,
-    buffer: AlignedBuffer,
-    /// The offset in the file of the buffer's first byte, on a block.
-    start: u64,
-    /// The number of bytes in the buffer.
-    filled: usize,
-    /// The number of these bytes that the file has.
-    written: usize,
-    /// Set if bytes were written since the last sync.
-    is_dirty: bool,
+impl DerefMut for FileWriter {
+    fn deref_mut(&mut self) -> &mut RecordWriter {
+        &mut self.records
+    }
 }
 
 impl FileWriter {
@@ -92,13 +78,10 @@ impl FileWriter {
         buffer_bytes: usize,
         make_space: MakeSpace<'_>,
     ) -> io::Result<FileWriter> {
-        assert!(buffer_bytes.is_multiple_of(BLOCK_BYTES) && buffer_bytes > BLOCK_BYTES, "a buffer of {buffer_bytes}");
         let options = OpenOptions { write: true, create_new: true, direct: true, ..OpenOptions::default() };
         let file = with_space(make_space, || folder.open(&name(header.number), options))?;
-        let mut buffer = AlignedBuffer::zeroed(buffer_bytes);
-        header.encode(&mut buffer[..BLOCK_BYTES]);
-        let mut writer =
-            FileWriter { file, header, buffer, start: 0, filled: BLOCK_BYTES, written: 0, is_dirty: false };
+        let records = RecordWriter::new(file, header.seed(), buffer_bytes, |block| header.encode(block));
+        let mut writer = FileWriter { header, records };
         let mut record = vec![0; RECORD_HEADER_BYTES];
         names.encode(&mut record);
         let begun = (writer.append(RecordKind::Names, header.after, header.time_ms, &mut record, make_space))
@@ -115,68 +98,5 @@ impl FileWriter {
 
     pub(super) fn header(&self) -> &FileHeader {
         &self.header
-    }
-
-    /// Returns the offset at which the next record will begin.
-    pub(super) fn end(&self) -> u64 {
-        self.start + self.filled as u64
-    }
-
-    /// Returns the number of bytes that the file lacks.
-    pub(super) fn unwritten_bytes(&self) -> usize {
-        self.filled - self.written
-    }
-
-    /// Appends a record whose body follows [`RECORD_HEADER_BYTES`] bytes in `record`.
-    pub(super) fn append(
-        &mut self,
-        kind: RecordKind,
-        timestamp: Timestamp,
-        time_ms: u64,
-        record: &mut Vec<u8>,
-        make_space: MakeSpace<'_>,
-    ) -> io::Result<()> {
-        let body_bytes = record.len() - RECORD_HEADER_BYTES;
-        let body_bytes = u32::try_from(body_bytes).expect("the log has no record of this length");
-        ChangeRecord { kind, timestamp, time_ms, body_bytes }.seal(&self.header, self.end(), record);
-        let mut rest = &record[..];
-        while !rest.is_empty() {
-            let bytes = rest.len().min(self.buffer.len() - self.filled);
-            self.buffer[self.filled..self.filled + bytes].copy_from_slice(&rest[..bytes]);
-            self.filled += bytes;
-            rest = &rest[bytes..];
-            if self.filled == self.buffer.len() {
-                self.flush(make_space)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the bytes that the file lacks.
-    pub(super) fn flush(&mut self, make_space: MakeSpace<'_>) -> io::Result<()> {
-        if self.written == self.filled {
-            return Ok(());
-        }
-        let from = self.written / BLOCK_BYTES * BLOCK_BYTES;
-        let until = self.filled.next_multiple_of(BLOCK_BYTES);
-        self.buffer[self.filled..until].fill(0);
-        let (file, blocks, offset) = (&self.file, &self.buffer[from..until], self.start + from as u64);
-        with_space(make_space, || file.write_at(blocks, offset, Persist::Later))?;
-        self.written = self.filled;
-        self.is_dirty = true;
-        if self.filled == self.buffer.len() {
-            self.start += self.filled as u64;
-            (self.filled, self.written) = (0, 0);
-        }
-        Ok(())
-    }
-
-    /// Makes everything that was flushed durable.
-    pub(super) fn sync(&mut self) -> io::Result<()> {
-        if self.is_dirty {
-            self.file.sync_data()?;
-            self.is_dirty = false;
-        }
-        Ok(())
     }
 }

@@ -26,6 +26,7 @@ mod file;
 mod folder;
 mod names;
 mod reader;
+pub(crate) mod records;
 mod retention;
 mod scan;
 mod shared;

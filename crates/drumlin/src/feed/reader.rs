@@ -168,6 +168,9 @@ impl FeedReader {
                 self.names = Arc::new(names);
                 continue;
             }
+            if record.kind != RecordKind::Commit {
+                return Err(malformed(scan, record.timestamp));
+            }
             let names = Arc::clone(&self.names);
             // Even bytes that verify are not trusted.
             if !names.admit(scan.body()) {

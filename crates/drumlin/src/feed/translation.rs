@@ -26,7 +26,11 @@ pub(super) fn translate(body: &[u8], out: &mut Vec<u8>) -> Option<()> {
             }
             // Operation 22 follows, which tells the same to readers.
             Operation::Attach(_) => {}
-            Operation::PutStored { .. } | Operation::Lock { .. } | Operation::PutReference { .. } => return None,
+            Operation::PutStored { .. }
+            | Operation::Lock { .. }
+            | Operation::PutReference { .. }
+            | Operation::PutInParts { .. }
+            | Operation::ValuePart { .. } => return None,
         }
     }
     Some(())

@@ -27,7 +27,7 @@
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     8  XXH3-64 of the bytes from 8 to the end of the body, with a seed: see [`record_seed`]
 //!      8     4  "dChg"
-//!     12     4  kind. 1: the names of keyspaces; 2: a commit
+//!     12     4  kind. 1: the names of keyspaces; 2: a commit; in archive files also 3: a part of a commit; 4: the end
 //!     16     8  timestamp
 //!     24     8  time at which it was copied from the log, in milliseconds since 1970
 //!     32     4  bytes of the body, which follows this header and is padded with zeros to a multiple of 8
@@ -157,7 +157,7 @@ impl FileHeader {
     }
 
     /// Returns the base of the seeds of all records in the file.
-    fn seed(&self) -> u64 {
+    pub(crate) fn seed(&self) -> u64 {
         let mut identity = [0; 16];
         put_u64(&mut identity, 0, self.database.0);
         put_u64(&mut identity, 8, self.number);
@@ -165,20 +165,26 @@ impl FileHeader {
     }
 }
 
-/// Returns the seed for the checksum of a record that begins at `offset` in the file. So a copy of a record in another
-/// place, or in another record's body, never verifies.
-fn record_seed(file: &FileHeader, offset: u64) -> u64 {
-    file.seed().wrapping_add(offset)
+/// Returns the seed for the checksum of a record that begins at `offset` in a file with this base of seeds. So a copy
+/// of a record in another place, or in another record's body, never verifies.
+fn record_seed(file_seed: u64, offset: u64) -> u64 {
+    file_seed.wrapping_add(offset)
 }
 
-/// Says whether a record of a change file has the names of keyspaces or a commit.
+/// The contents of a record in a change file or an archive file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RecordKind {
+    /// The names of keyspaces. Only in change files.
     Names = 1,
+    /// A commit, or the last part of one.
     Commit = 2,
+    /// The beginning of a commit, or the next part of it. Another part follows. Only in archive files.
+    Part = 3,
+    /// The end of an archive file.
+    End = 4,
 }
 
-/// The header of a record in a change file.
+/// The header of a record in a change file or an [archive file](super::archive).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChangeRecord {
     pub(crate) kind: RecordKind,
@@ -195,7 +201,7 @@ impl ChangeRecord {
 
     /// Completes a record whose body begins [`RECORD_HEADER_BYTES`] after the start of `record`: writes the header, and
     /// appends the padding. The record will begin at `offset` in the file.
-    pub(crate) fn seal(&self, file: &FileHeader, offset: u64, record: &mut Vec<u8>) {
+    pub(crate) fn seal(&self, file_seed: u64, offset: u64, record: &mut Vec<u8>) {
         let end = RECORD_HEADER_BYTES + self.body_bytes as usize;
         assert!(record.len() == end, "the body of a record has another length than its header says");
         assert!(offset.is_multiple_of(RECORD_ALIGNMENT_BYTES as u64), "a record begins at {offset}");
@@ -205,7 +211,7 @@ impl ChangeRecord {
         put_u64(record, RECORD_TIME_OFFSET, self.time_ms);
         put_u32(record, BODY_BYTES_OFFSET, self.body_bytes);
         put_u32(record, RECORD_ZERO_OFFSET, 0);
-        let sum = checksum(&record[RECORD_MAGIC_OFFSET..], record_seed(file, offset));
+        let sum = checksum(&record[RECORD_MAGIC_OFFSET..], record_seed(file_seed, offset));
         put_u64(record, CHECKSUM_OFFSET, sum);
         record.resize(self.bytes(), 0);
     }
@@ -218,6 +224,8 @@ impl ChangeRecord {
         let kind = match get_u32(bytes, KIND_OFFSET) {
             1 => RecordKind::Names,
             2 => RecordKind::Commit,
+            3 => RecordKind::Part,
+            4 => RecordKind::End,
             _ => return None,
         };
         Some(ChangeRecord {
@@ -230,9 +238,9 @@ impl ChangeRecord {
 
     /// Returns the body of the record at the start of `bytes`, which was read from `offset`. Returns `None` unless the
     /// record verifies.
-    pub(crate) fn verify<'b>(&self, file: &FileHeader, offset: u64, bytes: &'b [u8]) -> Option<&'b [u8]> {
+    pub(crate) fn verify<'b>(&self, file_seed: u64, offset: u64, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let record = bytes.get(..RECORD_HEADER_BYTES + self.body_bytes as usize)?;
-        let sum = checksum(&record[RECORD_MAGIC_OFFSET..], record_seed(file, offset));
+        let sum = checksum(&record[RECORD_MAGIC_OFFSET..], record_seed(file_seed, offset));
         (sum == get_u64(record, CHECKSUM_OFFSET)).then(|| &record[RECORD_HEADER_BYTES..])
     }
 }
@@ -274,13 +282,13 @@ mod tests {
         let header = ChangeRecord { kind: RecordKind::Commit, timestamp: Timestamp(100), time_ms: 5, body_bytes: 11 };
         let mut bytes = vec![0; RECORD_HEADER_BYTES];
         bytes.extend_from_slice(b"eleven byte");
-        header.seal(&file(), 4096, &mut bytes);
+        header.seal(file().seed(), 4096, &mut bytes);
         assert_eq!((bytes.len(), header.bytes()), (56, 56));
         let read = |bytes: &[u8], file: &FileHeader, offset| {
-            ChangeRecord::peek(bytes).is_some_and(|found| found.verify(file, offset, bytes).is_some())
+            ChangeRecord::peek(bytes).is_some_and(|found| found.verify(file.seed(), offset, bytes).is_some())
         };
         assert_eq!(ChangeRecord::peek(&bytes), Some(header));
-        assert_eq!(header.verify(&file(), 4096, &bytes), Some(&b"eleven byte"[..]));
+        assert_eq!(header.verify(file().seed(), 4096, &bytes), Some(&b"eleven byte"[..]));
         assert!(!read(&bytes, &file(), 4104));
         assert!(!read(&bytes, &FileHeader { number: 8, ..file() }, 4096));
         for bit in 0..(RECORD_HEADER_BYTES + 11) * 8 {

@@ -251,6 +251,26 @@ fn the_log_is_as_documented() {
     compare("Record of a change file", &fields, c::RECORD_HEADER_BYTES);
 }
 
+/// The header of an archive file is laid out as documented.
+#[test]
+fn archive_files_are_as_documented() {
+    use super::archive as a;
+    let fields = [
+        (a::MAGIC_OFFSET, "DRUMARC"),
+        (a::VERSION_OFFSET, "version"),
+        (a::ZERO_OFFSET, "zero"),
+        (a::DATABASE_OFFSET, "identity"),
+        (a::CHAIN_OFFSET, "chain"),
+        (a::NUMBER_OFFSET, "number"),
+        (a::AFTER_OFFSET, "timestamp"),
+        (a::TIME_OFFSET, "time"),
+        (a::LIMIT_OFFSET, "bytes"),
+        (a::FROM_OFFSET, "timestamp"),
+        (a::HEADER_CHECKSUM_OFFSET, "XXH3"),
+    ];
+    compare("Header of an archive file", &fields, a::FILE_HEADER_BYTES);
+}
+
 /// The operations of a record's body are laid out as documented. The encoded numbers are all different, so swapped
 /// fields are detected.
 #[test]
@@ -308,6 +328,8 @@ fn operations_are_as_documented() {
             vec![23, 9, 8, 77, 4],
         ),
         ("24 old value", Operation::OldValue(OldValue::Value(b"abc")), vec![24, 9, 1, 3]),
+        ("25 put in parts", Operation::PutInParts { key: b"abc", length: 77 }, vec![25, 9, 3, 77]),
+        ("26 value part", Operation::ValuePart { bytes: b"abcd" }, vec![26, 9, 4]),
     ];
     for (heading, operation, values) in samples {
         let mut body = Vec::new();

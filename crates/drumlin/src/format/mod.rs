@@ -5,6 +5,7 @@
 
 pub(crate) mod address;
 pub(crate) mod advice;
+pub(crate) mod archive;
 pub(crate) mod backup;
 pub(crate) mod catalogue;
 pub(crate) mod changes;

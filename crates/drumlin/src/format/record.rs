@@ -23,12 +23,14 @@
 //! 22 loaded      rows (8)  length of the first key (2) and of the last key (2)  first key  last key
 //! 23 clone       keyspace of which it is a clone (4)  timestamp of the newest checkpoint (8)  name length (2)  name
 //! 24 old value   kind (1): 0 absent, 1 inline, 2 large  length (8)  value, if it is inline
+//! 25 put in parts  key length (2)  length (8)  key
+//! 26 value part  length (4)  bytes
 //! ```
 //!
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
 //! prepared transactions ([`prepared`](super::prepared)), and 21 only in change files ([`changes`](super::changes)) and
 //! within operation 20. Operation 22 follows each 6 and 11, and stands for it in change files. Operation 24 may follow
-//! each 1, 2, 3 and 21. A record that creates, renames or drops keyspaces does nothing else. Its operations take effect
+//! each 1, 2, 3 and 21. Operations 25 and 26 occur only in archive files ([`archive`](super::archive)). A record that creates, renames or drops keyspaces does nothing else. Its operations take effect
 //! together: two keyspaces may take each other's names. A clone is the only operation of its record. Removed ranges come
 //! before all rows of a record, because the rows that it puts into such a range stay.
 
@@ -52,6 +54,8 @@ const PUT_REFERENCE: u8 = 21;
 const LOADED: u8 = 22;
 const CLONE: u8 = 23;
 const OLD_VALUE: u8 = 24;
+const PUT_IN_PARTS: u8 = 25;
+const VALUE_PART: u8 = 26;
 /// The value in place of the upper key's length if a removed range has no upper key.
 const NO_UPPER: u16 = u16::MAX;
 
@@ -131,6 +135,15 @@ pub(crate) enum Operation<'a> {
     },
     /// The value that the row of the operation before had before the commit.
     OldValue(OldValue<'a>),
+    /// Puts a large value. Its bytes are in the operations that follow, which are [parts](Operation::ValuePart).
+    PutInParts {
+        key: &'a [u8],
+        length: u64,
+    },
+    /// The next bytes of a value that is put in parts.
+    ValuePart {
+        bytes: &'a [u8],
+    },
 }
 
 /// The value of a row before a commit that changes the row, for the readers of changes.
@@ -243,6 +256,8 @@ pub(crate) const PUT_REFERENCE_BYTES: usize = 5 + 2 + 8 + 8;
 const LOADED_BYTES: usize = 5 + 8 + 2 + 2;
 /// The size of an old value's operation without the value.
 pub(crate) const OLD_VALUE_BYTES: usize = 5 + 1 + 8;
+const PUT_IN_PARTS_BYTES: usize = 5 + 2 + 8;
+const VALUE_PART_BYTES: usize = 5 + 4;
 const ATTACH_BYTES: usize = 5 + 8 + 4 + 4;
 const IMAGE_BYTES: usize = 4 + ExtentRef::BYTES;
 const RUN_BYTES: usize = 4 + 4 + 8;
@@ -363,6 +378,17 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
             out.extend(length.to_le_bytes());
             out.extend_from_slice(value);
         }
+        Operation::PutInParts { key, length } => {
+            begin(PUT_IN_PARTS);
+            out.extend((key.len() as u16).to_le_bytes());
+            out.extend(length.to_le_bytes());
+            out.extend_from_slice(key);
+        }
+        Operation::ValuePart { bytes } => {
+            begin(VALUE_PART);
+            out.extend((bytes.len() as u32).to_le_bytes());
+            out.extend_from_slice(bytes);
+        }
         Operation::PutStored { key, number } => {
             begin(PUT_STORED);
             out.extend((key.len() as u16).to_le_bytes());
@@ -391,6 +417,8 @@ pub(crate) fn encode(keyspace: KeyspaceId, operation: &Operation<'_>, out: &mut 
         Operation::Loaded { first_key, last_key, .. } => LOADED_BYTES + first_key.len() + last_key.len(),
         Operation::OldValue(OldValue::Value(value)) => OLD_VALUE_BYTES + value.len(),
         Operation::OldValue(_) => OLD_VALUE_BYTES,
+        Operation::PutInParts { key, .. } => PUT_IN_PARTS_BYTES + key.len(),
+        Operation::ValuePart { bytes } => VALUE_PART_BYTES + bytes.len(),
         Operation::PutStored { key, .. } => PUT_STORED_BYTES + key.len(),
         Operation::Lock { key, .. } => LOCK_BYTES + key.len(),
         Operation::Create { .. } | Operation::Drop | Operation::Rename { .. } | Operation::Clone { .. } => {
@@ -510,7 +538,8 @@ fn take_attachment(rest: &mut &[u8], kind: u8) -> Option<Attachment> {
     Some(Attachment { rows, root, images, segments })
 }
 
-fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)> {
+/// Decodes the first operation, and advances past it. Returns `None` if it is malformed.
+pub(crate) fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)> {
     let kind = take(rest, 1)?[0];
     let keyspace = KeyspaceId(take_u32(rest)?);
     let operation = match kind {
@@ -585,6 +614,15 @@ fn take_operation<'a>(rest: &mut &'a [u8]) -> Option<(KeyspaceId, Operation<'a>)
                 OLD_LARGE => OldValue::Large { length },
                 _ => return None,
             })
+        }
+        PUT_IN_PARTS => {
+            let key_bytes = take_u16(rest)?;
+            let length = take_u64(rest)?;
+            Operation::PutInParts { key: take(rest, key_bytes)?, length }
+        }
+        VALUE_PART => {
+            let bytes = take_u32(rest)? as usize;
+            Operation::ValuePart { bytes: take(rest, bytes)? }
         }
         PUT_STORED => {
             let key_bytes = take_u16(rest)?;
@@ -664,6 +702,8 @@ mod tests {
             Operation::OldValue(OldValue::Absent),
             Operation::OldValue(OldValue::Value(b"old")),
             Operation::OldValue(OldValue::Large { length: 70_000 }),
+            Operation::PutInParts { key: b"film", length: 5000 },
+            Operation::ValuePart { bytes: b"its beginning" },
             Operation::PutStored { key: b"film", number: 2 },
             Operation::Lock { key: b"read", is_shared: true },
             Operation::Lock { key: b"", is_shared: false },

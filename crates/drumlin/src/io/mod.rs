@@ -8,6 +8,7 @@ pub(crate) use divided_folder::with_parts;
 pub(crate) use drumlin_io::testing::{fault, sim};
 pub(crate) use drumlin_io::{
     AlignedBuffer, Backend, BackendFile, Completion, FileRef, Folder, FolderRef, InFlight, IoBackend, Lock, OpenIn,
-    OpenOptions, Persist, Probe, Process, Queue, Share, SyncMethod, Workers, backend, in_memory, open_folder,
+    OpenOptions, Persist, Probe, Process, Queue, RunningCommand, Share, SyncMethod, Workers, backend, in_memory,
+    open_folder,
 };
 pub(crate) use gate::Gate;

@@ -169,9 +169,11 @@ impl<'s> LogChanges<'s> {
                 Operation::Remove { key } => self.change(keyspace, key, RowChange::Remove, timestamp)?,
                 // For the readers of changes.
                 Operation::Loaded { .. } | Operation::OldValue(_) => {}
-                Operation::PutStored { .. } | Operation::Lock { .. } | Operation::PutReference { .. } => {
-                    return Err(self.malformed(timestamp));
-                }
+                Operation::PutStored { .. }
+                | Operation::Lock { .. }
+                | Operation::PutReference { .. }
+                | Operation::PutInParts { .. }
+                | Operation::ValuePart { .. } => return Err(self.malformed(timestamp)),
             }
         }
         Ok(())

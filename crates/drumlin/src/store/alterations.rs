@@ -7,6 +7,7 @@ use super::keyspaces::{Alteration, Keyspaces, NewKeyspace};
 use super::state::Store;
 use crate::error::{Error, Result, quoted};
 use crate::format::KeyspaceId;
+use crate::format::node::is_page_bytes;
 use crate::memory::Account;
 use crate::seglog::Body;
 use crate::space::Purpose;
@@ -36,6 +37,14 @@ pub(crate) enum Change {
     Drop {
         name: String,
     },
+}
+
+/// A change of the keyspace with an id, as a log record has it.
+#[derive(Clone, Debug)]
+pub(crate) enum OwnedChange {
+    Create { page_bytes: usize, name: String },
+    Rename { name: String },
+    Drop,
 }
 
 /// The keyspace that has a name after some of the changes.
@@ -149,6 +158,32 @@ impl Store {
     pub(super) fn create_prepared_keyspace(&self, page_bytes: usize) -> Result<()> {
         let hidden = NewKeyspace { id: KeyspaceId::PREPARED, page_bytes, name: "".into() };
         self.commit_alteration(&Alteration { created: vec![hidden], ..Alteration::default() }, 1)
+    }
+
+    /// Makes the changes of an alteration that another database has made. Creates keyspaces with the same ids. Returns
+    /// an error if the changes are not possible.
+    pub(crate) fn repeat_alteration(&self, operations: &[(KeyspaceId, OwnedChange)]) -> Result<()> {
+        let _defining = self.defining.lock();
+        let mut alteration = Alteration::default();
+        let impossible = || Error::Invalid("an archived alteration does not fit the restored keyspaces".into());
+        let open = |id| self.keyspace_with_id(id).ok_or_else(impossible);
+        for &(id, ref change) in operations {
+            match change {
+                OwnedChange::Create { page_bytes, name } => {
+                    if !is_page_bytes(*page_bytes) || self.engine.space.page_space(id).is_some() || id.is_of_kept() {
+                        return Err(impossible());
+                    }
+                    let new = NewKeyspace { id, page_bytes: *page_bytes, name: name.as_str().into() };
+                    alteration.created.push(new);
+                }
+                OwnedChange::Rename { name } => alteration.renamed.push((open(id)?, name.as_str().into())),
+                OwnedChange::Drop => alteration.dropped.push(open(id)?),
+            }
+        }
+        if !self.keyspaces.allows(&alteration) || !alteration.created.is_sorted_by(|one, next| one.id < next.id) {
+            return Err(impossible());
+        }
+        self.commit_alteration(&alteration, operations.len())
     }
 
     /// Makes an alteration that was planned from `change_count` changes. Durable when it returns.

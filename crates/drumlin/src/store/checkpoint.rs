@@ -128,10 +128,13 @@ impl Store {
 }
 
 impl Store {
-    /// Makes the commits that a checkpoint covers durable in change files, if changes are kept.
+    /// Makes the commits that a checkpoint covers durable in change files and archive files, if the database has these.
     fn keep_changes(&self, covered: Timestamp) {
         if let Some(feed) = &self.feed {
             feed.keep_up_to(self.engine.log(), covered);
+        }
+        if let Some(archiver) = &self.archiver {
+            archiver.keep_up_to(self.engine.log(), covered);
         }
     }
 }

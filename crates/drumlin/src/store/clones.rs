@@ -17,7 +17,7 @@ use crate::task::{WaitMode, ready};
 use crate::txn::keyspace::OpenKeyspace;
 
 /// Makes each checkpoint write a base image for as long as it exists.
-struct HeldBaseImages<'s>(&'s Store);
+pub(crate) struct HeldBaseImages<'s>(&'s Store);
 
 impl<'s> HeldBaseImages<'s> {
     fn new(store: &'s Store) -> HeldBaseImages<'s> {
@@ -48,9 +48,54 @@ impl Store {
     pub(crate) fn clone_keyspace(self: &Arc<Self>, from: &str, to: &str) -> Result<Timestamp> {
         self.check_writable()?;
         let _defining = self.defining.lock();
+        let (source, id) = self.plan_clone(from, to)?;
+        let held = self.hold_checkpoint()?;
+        loop {
+            if let Some(as_of) = self.clone_checkpoint(&held, &source, id, to)? {
+                self.fold_runs();
+                return Ok(as_of);
+            }
+        }
+    }
+
+    /// Makes a checkpoint of which keyspaces can be cloned until another one is made.
+    pub(crate) fn hold_checkpoint(&self) -> Result<HeldBaseImages<'_>> {
+        let held = HeldBaseImages::new(self);
+        self.checkpoint()?;
+        Ok(held)
+    }
+
+    /// Clones a keyspace like [`clone_keyspace`](Self::clone_keyspace), as of a checkpoint that was made before, and
+    /// with this id. Fails if that is impossible: if another checkpoint has been made, or if the names do not fit.
+    pub(crate) fn repeat_clone(
+        self: &Arc<Self>,
+        held: &HeldBaseImages<'_>,
+        from: KeyspaceId,
+        as_of: Timestamp,
+        (id, to): (KeyspaceId, &str),
+    ) -> Result<()> {
+        let _defining = self.defining.lock();
+        let source = self.keyspace_with_id(from).filter(|_| self.engine.space.page_space(id).is_none());
+        let cloned = match source {
+            Some(source) if self.keyspaces.get(to).is_none() => self.clone_checkpoint(held, &source, id, to)?,
+            _ => None,
+        };
+        match cloned {
+            Some(found) if found == as_of => Ok(()),
+            _ => Err(Error::Invalid("an archived clone does not fit the restored keyspaces".into())),
+        }
+    }
+
+    /// Clones `source` as of the newest checkpoint. Returns the checkpoint's timestamp, or `None` if another one began.
+    fn clone_checkpoint(
+        self: &Arc<Self>,
+        held: &HeldBaseImages<'_>,
+        source: &OpenKeyspace,
+        id: KeyspaceId,
+        to: &str,
+    ) -> Result<Option<Timestamp>> {
         let engine = &self.engine;
         let space = &engine.space;
-        let (source, id) = self.plan_clone(from, to)?;
         let origin = source.tree.pages.id;
         // For the catalogue's entry.
         let table_bytes = source.tree.pages.table.memory_bytes();
@@ -58,22 +103,16 @@ impl Store {
         let entry_bytes = catalogue::keyspace_bytes(to.len(), source.tree.pages.origins().len() + 1);
         let reserved_bytes = entry_bytes + chunk_list_bytes;
         let _reserved = ready(engine.reserve_space(WaitMode::Blocking, Purpose::Put, reserved_bytes))?;
-        let held = HeldBaseImages::new(self);
-        self.checkpoint()?;
-        loop {
-            // While the page tables are locked, no checkpoint frees the extents.
-            let page_tables = held.lock();
-            let as_of = page_tables.superblock.timestamp;
-            let base = page_tables.clone_base(space, origin)?.expect("it was created before the checkpoint");
-            space.check_table_growth(base.table_bytes())?;
-            engine.pool.fit_frames(base.table_bytes())?;
-            let cloned = base.read(space, id, to)?;
-            drop(page_tables);
-            if self.publish_clone(&held, origin, as_of, cloned, to)? {
-                self.fold_runs();
-                return Ok(as_of);
-            }
-        }
+        // While the page tables are locked, no checkpoint frees the extents.
+        let page_tables = held.lock();
+        let as_of = page_tables.superblock.timestamp;
+        let Some(base) = page_tables.clone_base(space, origin)? else { return Ok(None) };
+        space.check_table_growth(base.table_bytes())?;
+        engine.pool.fit_frames(base.table_bytes())?;
+        let cloned = base.read(space, id, to)?;
+        drop(page_tables);
+        let is_published = self.publish_clone(held, origin, as_of, cloned, to)?;
+        Ok(is_published.then_some(as_of))
     }
 
     /// Publishes a clone of `origin` as of the checkpoint at `as_of`. Returns `false` if another checkpoint has begun.

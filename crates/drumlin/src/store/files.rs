@@ -11,6 +11,7 @@ use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentRef, SuperblockNumber, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, Gate, Lock, OpenOptions, Persist, Probe, SyncMethod};
 use crate::space::superblocks;
+use crate::txn::spilled::file::{VERSIONS_NAME, WRITES_NAME};
 
 pub(super) const DATA_NAME: &str = "data";
 const NEW_DATA_NAME: &str = "data.new";
@@ -90,17 +91,17 @@ impl<'s> Opener<'s> {
         }
         let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Exclusive)?;
         // Before writing anything into a folder without a database, check that it contains no foreign files.
-        if folder_is_there && !opener.exists(DATA_NAME)? {
+        if folder_is_there && !opener.exists(opener.data_name())? {
             match opener.check_creatable() {
                 // An earlier creation may have been killed before it made the folder's own name durable.
                 Ok(()) => Location { backend: &opener.backend, path }.make_folder()?,
                 // Another process may have created the data file since the check above.
-                Err(_) if opener.exists(DATA_NAME)? => {}
+                Err(_) if opener.exists(opener.data_name())? => {}
                 Err(other) => return Err(other),
             }
         }
         // Check again under the lock: another process may have created the database before we took it.
-        let begun = if opener.exists(DATA_NAME)? { None } else { opener.begin_data()? };
+        let begun = if opener.exists(opener.data_name())? { None } else { opener.begin_data()? };
         if let Some(data) = begun {
             opener.write_process_id();
             let sync = opener.sync_method_of_new()?;
@@ -108,7 +109,7 @@ impl<'s> Opener<'s> {
             return Ok((opener, DataFile { lock: data, sync, created: true }));
         }
         let writing = OpenOptions { write: true, ..OpenOptions::default() };
-        let data = opener.lock_data(DATA_NAME, writing, Lock::Exclusive)?;
+        let data = opener.lock_data(opener.data_name(), writing, Lock::Exclusive)?;
         opener.write_process_id();
         let sync = opener.sync_method();
         if !opener.exists(LOG_NAME)? {
@@ -132,7 +133,11 @@ impl<'s> Opener<'s> {
         }
         let opener = Opener::enter(settings, Arc::clone(backend), path, Lock::Exclusive)?;
         let names = opener.folder.list().map_err(|error| opener.io("listing", "", error))?;
-        let is_left = |name: &str| [RESTORED_DATA_NAME, LOCK_NAME, PROBE_NAME].contains(&name);
+        let is_begun = names.iter().any(|name| name == RESTORED_DATA_NAME);
+        let is_advice = |name: &str| name == RESIDENT_NAME || COUNTS_NAMES.contains(&name);
+        let is_of_replay = |name: &str| is_advice(name) || [LOG_NAME, VERSIONS_NAME, WRITES_NAME].contains(&name);
+        let is_left =
+            |name: &str| [RESTORED_DATA_NAME, LOCK_NAME, PROBE_NAME].contains(&name) || is_begun && is_of_replay(name);
         if let Some(name) = names.iter().find(|name| !is_left(name)) {
             return Err(Error::Invalid(format!(
                 "{} is not empty: it holds {name:?}. Restore into an empty or new folder",
@@ -140,6 +145,13 @@ impl<'s> Opener<'s> {
             )));
         }
         opener.write_process_id();
+        // Remove the log of an interrupted restore, and then the data file that shows that it is one.
+        if names.iter().any(|name| name == LOG_NAME) {
+            let folder = opener.folder.folder(LOG_NAME).map_err(|error| opener.io("opening", LOG_NAME, error))?;
+            for name in folder.list().map_err(|error| opener.io("listing", LOG_NAME, error))? {
+                folder.remove(&name).map_err(|error| opener.io("removing a file of", LOG_NAME, error))?;
+            }
+        }
         Ok(opener)
     }
 
@@ -180,6 +192,11 @@ impl<'s> Opener<'s> {
 
     pub(super) fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Returns the name of the data file.
+    pub(super) fn data_name(&self) -> &'static str {
+        if self.settings.is_restoring { RESTORED_DATA_NAME } else { DATA_NAME }
     }
 
     pub(super) fn io(&self, action: &'static str, name: &str, error: std::io::Error) -> Error {

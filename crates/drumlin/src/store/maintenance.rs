@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::reclaim::{AFTER_CHECKPOINT, Goal};
 use super::requests::Maintenance;
 use super::state::Store;
+use crate::archive::Archiver;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::txn::fold::Folding;
@@ -44,6 +45,18 @@ impl Store {
             let (store, feed, maintenance) = (Arc::downgrade(self), Arc::clone(feed), Arc::clone(&self.maintenance));
             let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_feed(&store, &feed)));
             let thread = self.engine.backend.spawn("drumlin-changes", body).map_err(starting)?;
+            self.threads.lock().push(thread);
+        }
+        if let Some(archiver) = &self.archiver {
+            let (store, copier, maintenance) =
+                (Arc::downgrade(self), Arc::clone(archiver), Arc::clone(&self.maintenance));
+            let body = Box::new(move || fail_if_panicking(&store, &maintenance, || run_archiver(&store, &copier)));
+            let thread = self.engine.backend.spawn("drumlin-archive", body).map_err(starting)?;
+            self.threads.lock().push(thread);
+            let (store, archiver, maintenance) =
+                (Arc::downgrade(self), Arc::clone(archiver), Arc::clone(&self.maintenance));
+            let body = Box::new(move || fail_if_panicking(&store, &maintenance, || archiver.deliver()));
+            let thread = self.engine.backend.spawn("drumlin-delivery", body).map_err(starting)?;
             self.threads.lock().push(thread);
         }
         if self.warm_start.begin() {
@@ -128,6 +141,9 @@ impl Store {
         if let Some(feed) = &self.feed {
             feed.stop();
         }
+        if let Some(archiver) = &self.archiver {
+            archiver.stop(self.engine.log());
+        }
         self.warm_start.stop();
         self.engine.tasks.stop();
         self.engine.pool.stop_background();
@@ -187,6 +203,16 @@ fn run_feed(store: &Weak<Store>, feed: &Feed) {
     while feed.wait_for_commits() {
         let Some(store) = store.upgrade() else { return };
         if !feed.copy(store.engine.log()) {
+            return;
+        }
+    }
+}
+
+/// The body of the thread that copies commits to archive files.
+fn run_archiver(store: &Weak<Store>, archiver: &Archiver) {
+    while archiver.wait_for_commits() {
+        let Some(store) = store.upgrade() else { return };
+        if !archiver.copy(store.engine.log()) {
             return;
         }
     }

@@ -7,7 +7,7 @@ pub(crate) mod backup;
 pub(crate) mod backup_parts;
 pub(crate) mod check;
 mod checkpoint;
-mod clones;
+pub(crate) mod clones;
 pub(crate) mod damaged;
 mod files;
 mod kept_counts;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub(crate) use alterations::Change;
+pub(crate) use alterations::{Change, OwnedChange};
 pub(crate) use kept_snapshots::OpenedSnapshot;
 
 pub use check::{CheckProgress, CheckReport, Corruption, LostKeys};

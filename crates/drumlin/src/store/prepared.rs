@@ -143,12 +143,14 @@ impl Store {
 
     /// Prepares a transaction: makes its changes durable without making them visible, and keeps its locks. If this
     /// fails, the locks are released. `for_task` means that a task will wait for the log write, even if this call
-    /// itself blocks.
+    /// itself blocks. `time` is that of the prepare, since 1970.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one prepare")]
     pub(crate) async fn prepare(
         self: &Arc<Self>,
         mode: WaitMode<'_>,
         for_task: bool,
         id: &[u8],
+        time: Duration,
         writes: &WriteSet,
         seen: RowsSeen<'_>,
         mut held: HeldLocks,
@@ -191,7 +193,7 @@ impl Store {
         }
         let hidden = self.prepared_keyspace(mode).await?;
         let tree = &hidden.tree;
-        let time = Duration::from_millis(engine.backend.wall_clock().as_millis() as u64);
+        let time = Duration::from_millis(time.as_millis() as u64);
         let EncodedChanges { changes, row_count, values } = EncodedChanges::new(writes, &held.locks, time);
         let large = match changes.len() > MEDIUM_BYTES_MAX {
             false => None,

@@ -38,13 +38,14 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use super::advice::AdviceFiles;
-use super::files::{DATA_NAME, DataFile, LOG_NAME, Opener};
+use super::files::{DataFile, LOG_NAME, Opener};
 use super::kept_counts::restore_counts;
 use super::keyspaces::Keyspaces;
 use super::replay::Replay;
 use super::requests::Maintenance;
 use super::state::{Contention, Opening, Store};
 use super::warm_state::WarmStart;
+use crate::archive::{ArchiveSource, Archiver};
 use crate::error::{Error, Result};
 use crate::feed::{self, Feed, Names};
 use crate::format::catalogue::{Catalogue, Orphan};
@@ -79,7 +80,7 @@ impl Opener<'_> {
         budget: &Arc<Budget>,
         has_partial: bool,
     ) -> Result<Space> {
-        let data_path = &self.path().join(DATA_NAME);
+        let data_path = &self.path().join(self.data_name());
         let length = file.len().map_err(|error| Error::io("measuring", data_path, error))?;
         let whole_count = length / superblock.segment_bytes;
         let is_partial = has_partial && !length.is_multiple_of(superblock.segment_bytes);
@@ -172,7 +173,8 @@ impl Opener<'_> {
 
     fn read_checkpoint(&self, data: DataFile) -> Result<CheckpointRead<'_>> {
         let options = OpenOptions { write: !self.settings.read_only, direct: true, ..OpenOptions::default() };
-        let file = self.folder.open(DATA_NAME, options).map_err(|error| self.io("opening", DATA_NAME, error))?;
+        let name = self.data_name();
+        let file = self.folder.open(name, options).map_err(|error| self.io("opening", name, error))?;
         let to_write = !self.settings.read_only;
         let superblocks::FoundSuperblock { newest: mut superblock, reason } = self.read_superblocks(&file, to_write)?;
         if to_write {
@@ -396,7 +398,7 @@ impl<'o> ExtentsMarked<'o> {
         if recovering.is_read_only() || recovering.is_deferred() {
             return Ok(Hardened(recovering));
         }
-        let data_path = &recovering.opener.path().join(DATA_NAME);
+        let data_path = &recovering.opener.path().join(recovering.opener.data_name());
         // If the folder's name were lost, everything synced in its log folder from now on would be lost with it.
         recovering.opener.sync_folder()?;
         // A killed process may have left writes, even its last superblock, only in the page cache. Sync before the next
@@ -467,7 +469,23 @@ impl Replayed<'_> {
             let since = (page_tables.superblock.timestamp, recovering.names);
             Arc::new(Feed::new(&opener.backend, &opener.folder, database, retention, &engine.budget, since, last))
         });
-        let hooks = hooks(&engine, recovering.superblocks, feed.clone());
+        let archiver = match opener.settings.read_only {
+            true => None,
+            false => Archiver::new(
+                opener.settings.archive.as_ref(),
+                &ArchiveSource {
+                    backend: &opener.backend,
+                    parent: &opener.folder,
+                    database,
+                    pool: &engine.pool,
+                    budget: &engine.budget,
+                    covered: page_tables.superblock.timestamp,
+                    recovered: last,
+                },
+            ),
+        };
+        let archiver = archiver.map(Arc::new);
+        let hooks = hooks(&engine, recovering.superblocks, feed.clone(), archiver.clone());
         let mut engine = Arc::into_inner(engine).expect("the threads that replayed the log have ended");
         engine.keeps_old_values = retention.is_some_and(|retention| retention.old_values);
         let (recovered_records, recovered_bytes) =
@@ -503,6 +521,7 @@ impl Replayed<'_> {
             page_tables: Mutex::new(page_tables),
             maintenance: recovering.maintenance,
             feed,
+            archiver,
             warm_start,
             counts_files,
             threads: Mutex::default(),
@@ -534,7 +553,12 @@ impl Replayed<'_> {
 }
 
 /// Returns the functions through which the log calls the components above it.
-fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>, feed: Option<Arc<Feed>>) -> Hooks {
+fn hooks(
+    engine: &Engine<Replaying>,
+    superblocks: Arc<Superblocks>,
+    feed: Option<Arc<Feed>>,
+    archiver: Option<Arc<Archiver>>,
+) -> Hooks {
     let (space, clock) = (Arc::clone(&engine.space), Arc::clone(&engine.clock));
     let (recorded, closed) = (Arc::clone(&superblocks), Arc::clone(&superblocks));
     Hooks {
@@ -544,6 +568,9 @@ fn hooks(engine: &Engine<Replaying>, superblocks: Arc<Superblocks>, feed: Option
             clock.show_durable(durable);
             if let Some(feed) = &feed {
                 feed.announce(durable);
+            }
+            if let Some(archiver) = &archiver {
+                archiver.announce(durable);
             }
         }),
         list: Box::new(move |ranges| superblocks.write(|next| next.log = ranges.to_vec())),

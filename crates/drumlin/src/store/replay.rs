@@ -275,7 +275,9 @@ impl Replay<'_> {
                     Operation::PutStored { .. }
                     | Operation::Lock { .. }
                     | Operation::PutReference { .. }
-                    | Operation::Loaded { .. } => {
+                    | Operation::Loaded { .. }
+                    | Operation::PutInParts { .. }
+                    | Operation::ValuePart { .. } => {
                         return Err(self.malformed(record.timestamp));
                     }
                     Operation::Put { key, value } => (key, ReplayedChange::Put(offsets_of(value))),

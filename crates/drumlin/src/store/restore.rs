@@ -18,7 +18,7 @@ use crate::format::extent::{self, Kind, TABLE_PAGES};
 use crate::format::superblock::Superblock;
 use crate::format::{CheckpointId, Checksum, Epoch, ExtentAddress, Incarnation, KeyspaceId, PageId, Timestamp};
 use crate::hash::HashMap;
-use crate::io::{Process, SyncMethod};
+use crate::io::{Lock, Process, SyncMethod};
 use crate::memory::Budget;
 use crate::space::checkpoint::PageTableStore;
 use crate::space::superblocks::Superblocks;
@@ -73,10 +73,7 @@ pub(crate) fn read_backup<S>(
     let mut digest = Checksum::new();
     digest.update(&header.1.to_le_bytes());
     let malformed = |source: &dyn PartSource| unusable(source, PartError::Malformed);
-    let head = match records(&body).next() {
-        Some(Ok(BackupRecord::Head(head))) if head.backup() == header.0.backup => head,
-        _ => return Err(malformed(source)),
-    };
+    let head = head_of(source, &header.0, &body)?;
     let catalogue = KeptCatalogue::decode(&head.catalogue).ok_or_else(|| malformed(source))?;
     begin(state, &head, &catalogue)?;
     let bytes = (PART_HEADER_BYTES + body.len()) as u64;
@@ -159,9 +156,38 @@ pub(crate) fn verify_backup(source: &mut dyn PartSource) -> Result<BackupRead> {
     )
 }
 
+/// Returns the head of a backup.
+pub(crate) fn read_head(source: &mut dyn PartSource) -> Result<Head> {
+    let (header, body) = read_part(source, 0, None)?;
+    head_of(source, &header.0, &body)
+}
+
+/// Returns the head in the body of a backup's first part.
+fn head_of(source: &dyn PartSource, header: &PartHeader, body: &[u8]) -> Result<Head> {
+    match records(body).next() {
+        Some(Ok(BackupRecord::Head(head))) if head.backup() == header.backup => Ok(head),
+        _ => Err(unusable(source, PartError::Malformed)),
+    }
+}
+
 /// Restores a database at `path`, which must not exist or be an empty folder, from a full backup and the incremental
 /// backups that follow it, in order. Returns what the last of them contains.
 pub(crate) fn restore(settings: &Settings, path: &Path, sources: &mut [&mut dyn PartSource]) -> Result<BackupRead> {
+    let read = begin(settings, path, sources)?;
+    finish(settings, path)?;
+    Ok(read)
+}
+
+/// Gives a restored database, which is complete, its name.
+pub(crate) fn finish(settings: &Settings, path: &Path) -> Result<()> {
+    let backend = settings.choose_backend(path)?;
+    let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
+    Opener::enter(settings, backend, &path, Lock::Exclusive)?.finish_restoring()
+}
+
+/// Like [`restore`]. The data file keeps a temporary name, under which the database can be opened to apply commits,
+/// until the caller [finishes](finish).
+pub(crate) fn begin(settings: &Settings, path: &Path, sources: &mut [&mut dyn PartSource]) -> Result<BackupRead> {
     let backend = settings.choose_backend(path)?;
     let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
     Process::watch().map_err(|error| Error::io("watching for forks of", &path, error))?;
@@ -190,7 +216,6 @@ pub(crate) fn restore(settings: &Settings, path: &Path, sources: &mut [&mut dyn 
     }
     let (restoring, read) = restored.ok_or_else(|| Error::Invalid("no backup was given to restore".into()))?;
     restoring.finish(&read)?;
-    opener.finish_restoring()?;
     Ok(read)
 }
 

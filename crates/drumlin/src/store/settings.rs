@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::lock_wait::LockWaitHook;
+use crate::archive::Archive;
 use crate::error::{Error, Result};
 use crate::feed::Retention;
 use crate::io::{self, Backend, IoBackend};
@@ -22,6 +23,10 @@ pub(crate) struct Settings {
     pub(crate) checkpoint_log_bytes: u64,
     /// `None` means that no changes are kept for readers.
     pub(crate) retention: Option<Retention>,
+    /// `None` means that of the last opening, without a place to deliver to.
+    pub(crate) archive: Option<Archive>,
+    /// `true` if the database is being restored: its data file has another name.
+    pub(crate) is_restoring: bool,
     /// The durability of commits that do not specify one.
     pub(crate) durability: Durability,
     pub(crate) io_backend: IoBackend,

@@ -13,6 +13,7 @@ use super::lock_wait::LockWaitHook;
 use super::requests::Maintenance;
 use super::unneeded::Unneeded;
 use super::warm_state::WarmStart;
+use crate::archive::Archiver;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::format::Timestamp;
@@ -68,6 +69,8 @@ pub(crate) struct Store {
     pub(crate) maintenance: Arc<Maintenance>,
     /// `None` if no changes are kept for readers.
     pub(crate) feed: Option<Arc<Feed>>,
+    /// `None` if the database has no archive.
+    pub(super) archiver: Option<Arc<Archiver>>,
     pub(super) warm_start: WarmStart,
     pub(super) counts_files: AdviceFiles,
     pub(super) threads: Mutex<Vec<JoinHandle<()>>>,

@@ -103,6 +103,17 @@ pub struct Stats {
     /// The reason why no more changes are kept, if that has failed.
     pub changes_failure: Option<String>,
 
+    /// The timestamp after which the [archive](crate::Config::archive) has all commits; `None` without an archive.
+    pub archive_from: Option<Timestamp>,
+    /// The newest commit that was delivered to the archive.
+    pub archive_delivered: Option<Timestamp>,
+    /// Bytes of the files that wait for their delivery to the archive.
+    pub archive_waiting_bytes: u64,
+    /// The reason why the last delivery to the archive failed or, if the archive has ended, why.
+    pub archive_failure: Option<String>,
+    /// `true` if commits are no longer archived: the archive will have a gap.
+    pub archive_has_ended: bool,
+
     pub checkpoints: u64,
     pub last_checkpoint: Timestamp,
     pub durable: Timestamp,
@@ -228,6 +239,7 @@ impl Store {
         let frame_bytes = engine.pool.frames.used_bytes().saturating_sub(header_bytes) as u64;
         let memory = self.memory_parts(base_bytes);
         let changes = self.feed.as_ref().map(|feed| feed.figures());
+        let archive = self.archiver.as_ref().map(|archiver| archiver.figures());
         let slowest = changes.as_ref().and_then(|changes| changes.slowest);
         Stats {
             path: self.path.clone(),
@@ -273,6 +285,11 @@ impl Store {
             changes_readers: changes.as_ref().map_or(0, |changes| changes.reader_count),
             changes_lag: slowest.map_or(0, |slowest| engine.log().durable().0.saturating_sub(slowest.0)),
             changes_failure: changes.and_then(|changes| changes.failure).map(|reason| reason.to_string()),
+            archive_from: archive.as_ref().map(|archive| archive.from),
+            archive_delivered: archive.as_ref().map(|archive| archive.delivered),
+            archive_waiting_bytes: archive.as_ref().map_or(0, |archive| archive.waiting_bytes),
+            archive_has_ended: archive.as_ref().is_some_and(|archive| archive.has_ended),
+            archive_failure: archive.and_then(|archive| archive.failure).map(|reason| reason.to_string()),
             checkpoints: load(&self.checkpoints),
             last_checkpoint,
             durable: engine.log().durable(),

@@ -5,6 +5,7 @@
 
 mod aggregates;
 mod alterations;
+mod archive;
 mod asynchronous;
 mod atomic;
 mod backups;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library, with all parts that its code may name. `sync` is a module of drumlin-io.
-const ARROWS: [(&str, &[&str]); 19] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     ("hash", &[]),
     ("sync", &[]),
     ("format", &[]),
@@ -28,7 +28,8 @@ const ARROWS: [(&str, &[&str]); 19] = [
     ),
     ("load", &["+txn"]),
     ("feed", &["coverage", "format", "sync", "error", "memory", "io", "seglog"]),
-    ("store", &["+load", "feed"]),
+    ("archive", &["+tree", "seglog", "io", "feed"]),
+    ("store", &["+load", "feed", "archive"]),
     ("db", &["+store"]),
     ("rescue", &["+db"]),
 ];

@@ -21,7 +21,7 @@
 
 mod block;
 mod cache;
-mod file;
+pub(crate) mod file;
 mod run;
 pub(crate) mod writes;
 
