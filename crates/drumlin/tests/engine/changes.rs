@@ -758,7 +758,7 @@ fn killed_processes_consume_each_commit_once() {
         child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
         assert!(child.wait().unwrap().code().is_none(), "a process ended by itself: {text}");
     };
-    for _ in 0..number("DRUMLIN_TEST_KILLS", 24) {
+    for _ in 0..number("DRUMLIN_TEST_KILLS", 12) {
         let commits = random.below(600) as usize;
         children[0].stdout.as_mut().unwrap().read_exact(&mut vec![0; commits]).unwrap();
         let victim = random.below(children.len() as u64) as usize;
