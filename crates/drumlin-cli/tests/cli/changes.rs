@@ -55,3 +55,31 @@ fn commits_are_printed_and_followed() {
     }
     assert!(follower.wait().unwrap().success());
 }
+
+/// Old values are printed if they are kept, by commands that commit, too. A load has the range of its keys.
+#[test]
+fn old_values_are_printed_if_they_are_kept() {
+    let bench = Bench::new();
+    let config = Config::new().keep_changes(Retention::bytes(1 << 20).with_old_values());
+    let db = config.open(bench.path().join("db")).unwrap();
+    let keyspace = db.keyspace("default").unwrap();
+    keyspace.insert("film", vec![7; 100_000]).unwrap();
+    let mut load = db.bulk_load("default").unwrap();
+    load.insert("loaded", "1").unwrap();
+    load.finish().unwrap();
+    drop(keyspace);
+    db.close().unwrap();
+    for value in ["1", "2"] {
+        bench.ok(&["put", "db", "a", value]);
+    }
+    bench.ok(&["put", "db", "film", "3"]);
+    let told = lines(&bench.ok(&["changes", "db", "--since", "1"]));
+    let changes: Vec<&Value> = told.iter().map(|line| &line["changes"][0]).collect();
+    assert_eq!(changes.len(), 5);
+    assert_eq!((&changes[0]["change"], &changes[0]["old"]), (&json!("put_large"), &json!("absent")));
+    let loaded = json!({"change": "loaded", "keyspace": "default", "rows": 1, "from": "loaded", "to": "loaded"});
+    assert_eq!(*changes[1], loaded);
+    assert_eq!(changes[2]["old"], json!("absent"));
+    assert_eq!((&changes[3]["value"], &changes[3]["old"]), (&json!("2"), &json!({"value": "1"})));
+    assert_eq!(changes[4]["old"], json!({"large": {"length": 100_000}}));
+}
