@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drumlin::{
@@ -99,7 +100,7 @@ fn every_point_in_time_is_restored() {
                 0 => "0".to_owned(),
                 count => names[random.below(count as u64) as usize].clone(),
             };
-            match random.below(16) {
+            match random.below(18) {
                 0 => drop(db.keyspace(&format!("{}", random.below(4))).unwrap()),
                 1 if names.len() > 2 && db.prepared().unwrap().is_empty() => db.drop_keyspace(&name).unwrap(),
                 2 if !names.is_empty() => {
@@ -172,7 +173,24 @@ fn every_point_in_time_is_restored() {
                         tx.commit().unwrap();
                     }
                 }
-                12 if backups.len() < 3 => {
+                12 | 13 if !names.is_empty() && names.len() < 8 => {
+                    // The commits of another thread come between the checkpoint that is cloned and the clone's record.
+                    let written = db.keyspace(&name).unwrap().with_durability(Durability::Relaxed);
+                    let has_ended = AtomicBool::new(false);
+                    std::thread::scope(|scope| {
+                        scope.spawn(|| {
+                            for row in 0.. {
+                                written.insert(format!("{:05}", row % 500), format!("{step} {row}")).unwrap();
+                                if has_ended.load(Ordering::Relaxed) {
+                                    break;
+                                }
+                            }
+                        });
+                        db.clone_keyspace(&name, &format!("clone {step}")).unwrap();
+                        has_ended.store(true, Ordering::Relaxed);
+                    });
+                }
+                14 if backups.len() < 3 => {
                     let at = states.note(&db).0;
                     let folder = format!("/backup {step}");
                     let report = db.backup_to(&folder, &BackupOptions::new()).unwrap();
