@@ -8,6 +8,7 @@
 //! afterwards.
 
 mod answers;
+mod archives;
 mod calls;
 mod copies;
 mod futures;
@@ -43,6 +44,10 @@ use peer::Peer;
 /// # Panics
 /// If a call returns a wrong answer.
 pub fn perform(bytes: &[u8]) -> u64 {
+    // A scene of its own, which takes the same bytes, so that it changes no other sequence.
+    if bytes.len().is_multiple_of(8) {
+        archives::rewind(&mut Script(bytes));
+    }
     let mut script = Script(bytes);
     let mut memory = memory::Watch::begin();
     // Real syncs are slow, so only about one sequence in eleven uses a disk.
