@@ -597,3 +597,22 @@ fn a_command_takes_the_files() {
     assert_eq!(report.timestamp, last);
     assert_eq!(std::fs::read_dir(folder.path().join("db/archive")).unwrap().count(), 1, "a delivered file stays");
 }
+
+/// An interrupted restore leaves nothing that opens as a database, and is made again in the same folder.
+#[test]
+fn an_interrupted_restore_is_made_again() {
+    let folder = Folder::new();
+    let last = archived(&folder, 3).last().unwrap().0;
+    let path = |name: &str| folder.path().join(name);
+    let target = path("restored");
+    let restore = || small().restore_to([path("backup")], path("archive"), commit(last), &target);
+    restore().unwrap();
+    // A kill before the last step: the data file has its temporary name.
+    std::fs::rename(target.join("data"), target.join("data.restored")).unwrap();
+    assert!(target.join("log").exists());
+    small().open(&target).unwrap_err();
+    restore().unwrap();
+    let restored = small().open(&target).unwrap();
+    assert_eq!(restored.keyspace("k").unwrap().len().unwrap(), 3);
+    assert!(restored.check().unwrap().corruption.is_empty());
+}
