@@ -469,11 +469,16 @@ impl ChangeFile {
         let mut record = vec![0; RECORD_HEADER_BYTES];
         record.extend_from_slice(body);
         let body_bytes = body.len() as u32;
-        ChangeRecord { kind, timestamp, time_ms, body_bytes }.seal(&self.header, self.bytes.len() as u64, &mut record);
+        ChangeRecord { kind, timestamp, time_ms, body_bytes }.seal(
+            self.header.seed(),
+            self.bytes.len() as u64,
+            &mut record,
+        );
         self.bytes.extend_from_slice(&record);
         match kind {
             RecordKind::Names => self.names_end = self.bytes.len(),
             RecordKind::Commit => self.ends.push(self.bytes.len()),
+            RecordKind::Part | RecordKind::End => unreachable!("change files have none"),
         }
     }
 }
@@ -677,6 +682,7 @@ fn sample_catalogue() -> Catalogue {
             has_values: true,
             name: "rows".into(),
             chunks: vec![address, ExtentAddress::NONE],
+            origins: vec![KeyspaceId(1)],
             runs: vec![
                 catalogue::RunEntry {
                     root: PageId(9),
