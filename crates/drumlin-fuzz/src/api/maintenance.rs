@@ -78,8 +78,35 @@ impl Peer {
                 }
             }
             10 => self.alter(script),
+            11 => self.clone_keyspace(script),
             _ => self.check(),
         }
+    }
+
+    /// Clones a keyspace, compares the clone with the model, changes it and drops it.
+    fn clone_keyspace(&mut self, script: &mut Script<'_>) {
+        let db = self.db();
+        let which = usize::from(script.byte() % 2);
+        let is_small = |error: &Error| matches!(error, Error::BudgetTooSmall { .. });
+        let cloned = if script.byte().is_multiple_of(2) {
+            call!("Database::clone_keyspace", db.clone_keyspace(NAMES[which], "clone"))
+        } else {
+            block_on(call!("Database::clone_keyspace_async", db.clone_keyspace_async(NAMES[which], "clone")))
+        };
+        if checked(cloned, is_small).is_none() {
+            return;
+        }
+        let is_refused = |error: &Error| matches!(error, Error::NoSuchKeyspace { .. } | Error::KeyspaceExists { .. });
+        assert!(checked(db.clone_keyspace(NAMES[which], "clone"), is_refused).is_none());
+        assert!(checked(db.clone_keyspace("missing", "other"), is_refused).is_none());
+        let clone = must(db.existing_keyspace("clone"));
+        assert_eq!(must(clone.len()), must(self.keyspaces[which].len()));
+        let exclusive = must(call!("Keyspace::exclusive_bytes", clone.exclusive_bytes()));
+        assert!(exclusive <= must(clone.disk_bytes()));
+        must(clone.clear());
+        must(clone.insert("of the clone", "v"));
+        assert_eq!(must(clone.len()), 1);
+        must(db.drop_keyspace("clone"));
     }
 
     /// Renames keyspaces, creates and drops others in the same step, and puts the names back in a second step.

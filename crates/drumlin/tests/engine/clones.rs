@@ -291,7 +291,9 @@ fn compacting_copies_no_shared_pages() {
     db.clone_keyspace("k", "clone").unwrap();
     db.drop_keyspace("before").unwrap();
     let live_bytes = k.disk_bytes().unwrap();
-    (0..3).for_each(|_| drop(db.compact().unwrap()));
+    for _ in 0..3 {
+        db.compact().unwrap();
+    }
     let file_bytes = db.stats().data_file_bytes;
     assert!(file_bytes < live_bytes * 5 / 2, "{file_bytes} bytes for {live_bytes}");
     assert!(k.exclusive_bytes().unwrap() < live_bytes / 2, "compacting copied what was shared");
@@ -365,8 +367,8 @@ fn counts_belong_to_one_keyspace() {
     db.clone_keyspace("k", "clone").unwrap();
     let clone = db.existing_keyspace("clone").unwrap();
     assert_eq!(clone.len().unwrap(), ROWS);
-    (0..ROWS).step_by(2).for_each(|row| drop(clone.remove(row.to_be_bytes()).unwrap()));
-    (0..ROWS).step_by(5).for_each(|row| drop(k.remove(row.to_be_bytes()).unwrap()));
+    (0..ROWS).step_by(2).for_each(|row| clone.remove(row.to_be_bytes()).unwrap());
+    (0..ROWS).step_by(5).for_each(|row| k.remove(row.to_be_bytes()).unwrap());
     drop((k, clone));
     for _ in 0..2 {
         let keyspace = |name: &str| db.existing_keyspace(name).unwrap();
@@ -566,7 +568,7 @@ fn changes_tell_clones() {
     assert_eq!(told.len(), 4, "{told:?}");
     let of_k: Vec<_> =
         db.changes(since).unwrap().keyspaces(["k"]).until(until).collect::<drumlin::Result<_>>().unwrap();
-    let told: Vec<Change<'_>> = of_k.iter().flat_map(|commit| commit.changes()).collect();
+    let told: Vec<Change<'_>> = of_k.iter().flat_map(drumlin::Commit::changes).collect();
     assert_eq!(told, [Change::Clone { from: "k", to: "clone", as_of }, Change::Drop { keyspace: "k" }]);
 }
 
