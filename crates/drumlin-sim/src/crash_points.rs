@@ -163,11 +163,21 @@ impl Script {
         is_full: bool,
         commit: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) {
+        self.commit_known(move || operation, is_full, commit);
+    }
+
+    /// Like [`commit`](Self::commit), for an operation that is known once the commit gets its timestamp.
+    fn commit_known<T: Send + 'static>(
+        &mut self,
+        operation: impl FnOnce() -> Operation + Send + 'static,
+        is_full: bool,
+        commit: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) {
         let timestamp = Arc::new(AtomicU64::new(0));
         let (taken, at) = (self.clone(), Arc::clone(&timestamp));
         let work = move || {
             drumlin::simulation::on_timestamp(Some(Box::new(move |timestamp| {
-                taken.model.enter(timestamp.0, operation);
+                taken.model.enter(timestamp.0, operation());
                 at.store(timestamp.0, Ordering::Relaxed);
                 taken.note();
             })));
@@ -299,6 +309,7 @@ impl Script {
         for number in 0..6 {
             self.put(&db, "more", number, 60, true);
         }
+        self.clone_and_change(&db);
         self.prepare_and_end(&db);
         if let Some(snapshot) = kept {
             self.compare(&db, &snapshot);
@@ -366,6 +377,39 @@ impl Script {
             self.put(&db, "more", number, 9000, number % 2 == 1);
         }
         drop(db);
+    }
+
+    /// Clones a keyspace with a run and large values, and a clone. Changes all of them, and drops the first ones.
+    fn clone_and_change(&mut self, db: &Database) {
+        self.clone_keyspace(db, "loaded", "first clone");
+        for number in 0..4 {
+            self.put(db, "loaded", 70 * number, 80, number % 2 == 0);
+            self.put(db, "first clone", 70 * number, 90, number % 2 == 1);
+        }
+        self.put(db, "first clone", 3, 70_000, true);
+        self.clone_keyspace(db, "first clone", "second clone");
+        self.remove_range(db, "second clone", 0..90);
+        self.load(db, "first clone", &Vec::from_iter(20..80), [20, 100, 60, 700, 40, 30, 5000, 10], false);
+        self.drop_keyspace(db, "loaded");
+        db.checkpoint().expect("a checkpoint");
+        self.note();
+        self.put(db, "second clone", 200, 100, true);
+        db.compact().expect("compacting");
+        self.note();
+        self.drop_keyspace(db, "first clone");
+        self.put(db, "second clone", 210, 100, true);
+    }
+
+    fn clone_keyspace(&mut self, db: &Database, from: &str, to: &str) {
+        let space = self.model.space(from).expect("created");
+        let (other, from, to) = (db.clone(), from.to_owned(), to.to_owned());
+        let name = to.clone();
+        let operation = move || {
+            let as_of = drumlin::simulation::cloned_as_of().0;
+            Operation::Clone { from: space, to: name, as_of }
+        };
+        self.commit_known(operation, true, move || other.clone_keyspace(&from, &to));
+        self.model.end_alteration();
     }
 
     /// Prepares transactions. Some of them end before the next checkpoint, some after it, and one in the next opening.

@@ -165,6 +165,11 @@ impl Follower {
                         rows.unwrap_or_else(|| panic!("commit {at} renames a keyspace that was not created")),
                     ));
                 }
+                Change::Clone { from, to, as_of } => {
+                    let rows = model.rows_at(before[from], as_of.0);
+                    let rows = rows.into_iter().map(|(key, content)| (key, content.bytes()));
+                    named.push((to.to_owned(), rows.collect()));
+                }
                 other => panic!("{other:?}"),
             }
         }

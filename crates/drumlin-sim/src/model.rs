@@ -141,6 +141,12 @@ pub enum Operation {
     AbortPrepared(Vec<u8>),
     /// Several changes of keyspaces in one step.
     Alter(Vec<Alter>),
+    /// Creates a keyspace with the rows that another one had as of an earlier commit.
+    Clone {
+        from: SpaceNumber,
+        to: String,
+        as_of: u64,
+    },
 }
 
 impl Operation {
@@ -153,7 +159,7 @@ impl Operation {
             | Operation::Prepare(..)
             | Operation::CommitPrepared(_)
             | Operation::AbortPrepared(_) => true,
-            Operation::Create(_) | Operation::Drop(_) | Operation::Alter(_) => false,
+            Operation::Create(_) | Operation::Drop(_) | Operation::Alter(_) | Operation::Clone { .. } => false,
         }
     }
 }
@@ -330,6 +336,18 @@ impl Model {
                 state.alterations += 1;
                 state.alterations_in_flight += 1;
                 changes.into_iter().for_each(|change| state.alter(timestamp, change));
+                return;
+            }
+            Operation::Clone { from, to, as_of } => {
+                assert!(as_of < timestamp, "clone {timestamp} is of a later commit");
+                assert!(state.space(&to).is_none(), "commit {timestamp} gave the name {to:?} to a second keyspace");
+                state.alterations += 1;
+                state.alterations_in_flight += 1;
+                let version = |content| Version { timestamp, content: Some(content), is_loaded: true };
+                let rows = state.spaces[from].rows.iter();
+                let rows = rows.filter_map(|(key, versions)| Some((key.clone(), vec![version(at(versions, as_of)?)])));
+                let clone = Space { rows: rows.collect(), ..Space::new(to, timestamp) };
+                state.spaces.push(clone);
                 return;
             }
             Operation::Prepare(id, rows) => {

@@ -96,6 +96,8 @@ pub struct Plan {
     pub old_values: bool,
     /// `true` if clients keep snapshots on disk, read and drop them, and make backups.
     pub keeps_on_disk: bool,
+    /// `true` if clients clone keyspaces.
+    pub clones: bool,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
     /// wait for that snapshot forever.
     pub delays_commits: bool,
@@ -168,6 +170,7 @@ impl Plan {
             old_values: Random(seed ^ 0x01D_7A1E).below(2) == 0,
             changes_bytes: [256 << 10, 1 << 40, 0, 0, 0, 0, 0, 0][Random(seed ^ 0xFEED_1DEA).below(8) as usize],
             keeps_on_disk: Random(seed ^ 0x0CE9_71DE).below(3) == 0,
+            clones: Random(seed ^ 0xC10E_1DEA).below(3) == 0,
         }
     }
 
@@ -194,6 +197,7 @@ impl Plan {
             changes_bytes: 0,
             old_values: false,
             keeps_on_disk: false,
+            clones: false,
             ..self
         }
     }
@@ -229,6 +233,7 @@ impl Plan {
             spills: false,
             drops_large: false,
             keeps_on_disk: false,
+            clones: false,
             changes_bytes: 0,
             old_values: false,
             ..self
@@ -258,7 +263,11 @@ impl Plan {
         config
             // The smallest of these budgets are half of the smallest one that users can set. They have no room for the
             // buffers of a spill, nor for those of a backup and the page tables of open snapshots.
-            .memory(self.memory_bytes + (u64::from(self.spills) << 20) + (u64::from(self.keeps_on_disk) << 21))
+            .memory(
+                self.memory_bytes
+                    + (u64::from(self.spills) << 20)
+                    + (u64::from(self.keeps_on_disk || self.clones) << 21),
+            )
             .page_bytes(self.page_bytes)
             .segment_bytes(256 << 10)
             .log_segment_bytes(self.log_segment_bytes)

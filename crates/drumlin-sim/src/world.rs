@@ -110,6 +110,7 @@ impl World {
             ("checkpoint| requested", Count::Checkpoints),
             ("snapshot| kept on disk", Count::Kept),
             ("backup| restored", Count::Backups),
+            ("clone", Count::Clones),
             ("future| dropped", Count::Dropped),
             ("commit| dropped with a timestamp", Count::DroppedLate),
         ];

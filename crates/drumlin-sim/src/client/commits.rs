@@ -392,6 +392,51 @@ impl Client {
         }
     }
 
+    /// Clones a keyspace. Others write to it meanwhile, and drop or rename the clone later.
+    pub(super) async fn clone_keyspace(&mut self) -> Result<(), Stop> {
+        let from = match self.random.below(4) {
+            0 => PASSING[self.random.below(3) as usize],
+            _ => DURABLE[self.random.below(2) as usize].0,
+        };
+        let to = PASSING[self.random.below(3) as usize];
+        let (db, model) = (self.session.db.clone(), self.session.model.clone());
+        let answered = model.answered();
+        let clone = move || {
+            // No name changes between the check of the names and the clone's timestamp.
+            let operation = move |model: &Model| {
+                let as_of = drumlin::simulation::cloned_as_of().0;
+                let from = model.space(from).expect("the keyspace that was cloned");
+                Operation::Clone { from, to: to.to_owned(), as_of }
+            };
+            let (taken, result) = recorded(&model, operation, || db.clone_keyspace(from, to));
+            if taken > 0 {
+                model.end_alteration();
+            }
+            (taken, result)
+        };
+        let (taken, result) = self.elsewhere(clone).await;
+        match result {
+            Ok(as_of) => {
+                assert!(
+                    answered <= as_of.0 && as_of.0 < taken,
+                    "clone {taken} is of {as_of}; {answered} was answered before the call"
+                );
+                self.session.counts.add(Count::Clones);
+                self.session.model.answer(taken, true);
+                Ok(())
+            }
+            // Its page table has no room in memory of its own.
+            Err(Error::NoSuchKeyspace { .. } | Error::KeyspaceExists { .. } | Error::BudgetTooSmall { .. }) => {
+                assert!(taken == 0, "clone {taken} was refused");
+                Ok(())
+            }
+            Err(error) => {
+                assert!(taken == 0 || matches!(error, Error::OutcomeUnknown { .. }), "clone {taken}: {error}");
+                self.accept(&error, Call::Plain, None)
+            }
+        }
+    }
+
     pub(super) async fn drop_keyspace(&mut self) -> Result<(), Stop> {
         let name = PASSING[self.random.below(3) as usize];
         self.drop_named(name).await

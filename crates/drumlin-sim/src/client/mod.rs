@@ -89,6 +89,7 @@ pub enum Count {
     Kept,
     /// Backups that were restored.
     Backups,
+    Clones,
     /// Futures that were dropped before they were ready. The second count contains only those whose commits are valid
     /// nevertheless.
     Dropped,
@@ -263,6 +264,7 @@ impl Client {
             760..860 => self.snapshot_reads().await,
             860..880 => self.stream().await,
             880..892 => self.create().await,
+            892..900 if self.session.plan.clones && self.random.chance(60) => self.clone_keyspace().await,
             892..900 => self.alter().await,
             900..912 if self.session.plan.drops_large => self.drop_while_reading().await,
             900..912 => self.drop_keyspace().await,
