@@ -19,7 +19,7 @@ use crate::rows::{SEED, fill, key, version};
 const REPLACED_SHARE: f64 = 0.01;
 /// The number of rows per commit of the replacements.
 const BATCH_ROWS: usize = 100;
-/// How often commits are measured without and with backups, in turns.
+/// The number of times that commits are measured without and with backups, in turns.
 const ROUNDS: usize = 3;
 
 /// A folder next to the engine's, removed on drop.

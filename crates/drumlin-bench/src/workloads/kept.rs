@@ -13,7 +13,7 @@ use crate::engines::drumlin::config;
 use crate::measure::{Costs, Latencies, Meter, histogram, median, record};
 use crate::rows::{SEED, fill, key, version};
 
-/// How often each thing is measured, in turns with what it is compared with.
+/// The number of times that each thing is measured, in turns with what it is compared with.
 const ROUNDS: usize = 5;
 /// The number of snapshots beside which commits are measured.
 const SNAPSHOTS: usize = 10;
