@@ -14,7 +14,7 @@ use std::time::Instant;
 use diffy::{Line, Patch};
 use drumlin_testing::documents;
 
-/// What searches for bugs: a command of this program, or the library's models.
+/// A search for bugs: a command of this program, or the library's models.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finder {
     /// Cuts the power or kills the process after each disk change of one script.

@@ -30,9 +30,10 @@
 //! Within a keyspace, the keys of a record ascend, without duplicates. Operations 8 and 9 occur only in the rows of
 //! prepared transactions ([`prepared`](super::prepared)), and 21 only in change files ([`changes`](super::changes)) and
 //! within operation 20. Operation 22 follows each 6 and 11, and stands for it in change files. Operation 24 may follow
-//! each 1, 2, 3 and 21. Operations 25 and 26 occur only in archive files ([`archive`](super::archive)). A record that creates, renames or drops keyspaces does nothing else. Its operations take effect
-//! together: two keyspaces may take each other's names. A clone is the only operation of its record. Removed ranges come
-//! before all rows of a record, because the rows that it puts into such a range stay.
+//! each 1, 2, 3 and 21. Operations 25 and 26 occur only in archive files ([`archive`](super::archive)). A record that
+//! creates, renames or drops keyspaces does nothing else. Its operations take effect together: two keyspaces may take
+//! each other's names. A clone is the only operation of its record. Removed ranges come before all rows of a record,
+//! because the rows that it puts into such a range stay.
 
 use super::node::is_value_length;
 use super::{ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp, ValueId};
