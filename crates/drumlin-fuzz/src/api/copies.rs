@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::pin::pin;
 
-use drumlin::{BackupOptions, Change, Changes, Commit, Config, Error, KeptSnapshot};
+use drumlin::{BackupOptions, Change, Changes, Commit, Config, Error, KeptSnapshot, OldValue};
 use futures_core::Stream;
 
 use super::answers::{checked, is_short_of_memory, must, refused};
@@ -40,7 +40,12 @@ impl Peer {
                     self.drop_kept(script);
                 }
             }
-            2 => self.back_up(script),
+            2 => {
+                if self.kept.is_none() && script.byte().is_multiple_of(2) {
+                    self.keep(script);
+                }
+                self.back_up(script);
+            }
             _ => self.follow(script),
         }
     }
@@ -106,7 +111,7 @@ impl Peer {
         let db = self.db();
         let full = call!("BackupOptions::new", BackupOptions::new());
         let mut all = vec![full.clone()];
-        if self.kept.is_some() && script.byte().is_multiple_of(2) {
+        if self.kept.is_some() {
             let base = call!("BackupOptions::keep", full.clone().keep(KEPT));
             all = vec![base, call!("BackupOptions::since", full.clone().since(KEPT))];
         }
@@ -242,7 +247,10 @@ impl Peer {
         for commit in &commits {
             let _ = call!("Commit::time", commit.time());
             assert!(call!("Commit::timestamp", commit.timestamp()) > std::mem::replace(&mut last, commit.timestamp()));
-            for change in call!("Commit::changes", commit.changes()) {
+            assert_eq!(call!("Commit::changes", commit.changes()).count(), commit.changes_with_old_values().count());
+            for (change, old) in call!("Commit::changes_with_old_values", commit.changes_with_old_values()) {
+                assert!(old.is_none() || self.settings.keeps_old_values, "an old value was kept");
+                check_old(&copy[which], &change, old);
                 apply(&mut copy[which], &feed, &change);
             }
         }
@@ -274,13 +282,29 @@ fn remove(folders: &[PathBuf]) {
     folders.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
 }
 
-/// Applies a change to the copy of a keyspace. A large value that a later commit has replaced is left out.
+/// Compares the value that a row had before a change, if it is known, with the copy of a keyspace.
+fn check_old(copy: &Model, change: &Change<'_>, old: Option<OldValue<'_>>) {
+    let (Some(old), Change::Put { key, .. } | Change::PutLarge { key, .. } | Change::Remove { key, .. }) =
+        (old, change)
+    else {
+        return assert!(old.is_none(), "{change:?} has an old value");
+    };
+    match (old, copy.get(*key)) {
+        (OldValue::Absent, None) => {}
+        (OldValue::Value(old), Some(value)) => assert!(old == value, "another old value"),
+        (OldValue::Large { length }, Some(value)) => assert_eq!(length, value.len() as u64),
+        (old, value) => panic!("{old:?} was {value:?}"),
+    }
+}
+
+/// Applies a change to the copy of a keyspace. A large value that a later commit has replaced is replaced by zeros.
 fn apply(copy: &mut Model, feed: &Changes, change: &Change<'_>) {
     match *change {
         Change::Put { key, value, .. } => drop(copy.insert(key.to_vec(), value.to_vec())),
         Change::PutLarge { key, length, value, .. } => {
-            let mut bytes = Vec::new();
+            let mut bytes = vec![0; length as usize];
             if let Some(mut reader) = must(call!("Changes::read_large", feed.read_large(key, value))) {
+                bytes.clear();
                 std::io::Read::read_to_end(&mut reader, &mut bytes).expect("the value is sound");
                 assert_eq!(bytes.len() as u64, length);
             }

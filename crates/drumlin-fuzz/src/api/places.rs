@@ -71,6 +71,7 @@ pub(super) struct Settings {
     warm_start: bool,
     version_disk_bytes: u64,
     pub(super) keeps_changes: bool,
+    pub(super) keeps_old_values: bool,
 }
 
 impl Settings {
@@ -97,6 +98,7 @@ impl Settings {
             warm_start: one(&[1, 0]) == 1,
             version_disk_bytes: one(&[u64::MAX, 0, 1, 256 << 10]),
             keeps_changes: script.byte() < 80,
+            keeps_old_values: script.byte() < 128,
         }
     }
 
@@ -124,7 +126,12 @@ impl Settings {
         let is_unlimited = self.version_disk_bytes == u64::MAX;
         let choice = if is_unlimited { VersionOverflow::DelayCommits } else { VersionOverflow::EndSnapshots };
         let config = call!("Config::version_overflow", config.version_overflow(choice));
-        let retention = if self.keeps_changes { Retention::bytes(1 << 20) } else { Retention::none() };
+        let kept = Retention::bytes(1 << 20);
+        let retention = match (self.keeps_changes, self.keeps_old_values) {
+            (true, true) => kept.with_old_values(),
+            (true, false) => kept,
+            (false, _) => Retention::none(),
+        };
         let config = call!("Config::keep_changes", config.keep_changes(retention));
         match place {
             Place::Memory(backend) => config.backend(Arc::clone(backend)),
