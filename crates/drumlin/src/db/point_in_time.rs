@@ -16,7 +16,7 @@ use crate::format::prepared::{self, Head};
 use crate::format::record::Operation;
 use crate::format::{KeyspaceId, Timestamp};
 use crate::store::backup_parts::{PartFolder, PartSource};
-use crate::store::clones::HeldBaseImages;
+use crate::store::clones::HeldCheckpoint;
 use crate::store::{OwnedChange, Settings, restore};
 use crate::txn::commit::Durability;
 use crate::txn::locks::LockMode;
@@ -164,7 +164,7 @@ impl Repeating<'_> {
     }
 
     /// Makes a commit. Returns `true` if it clones a keyspace of the checkpoint that is `held`.
-    fn apply_commit(&mut self, commits: &mut ArchivedCommits, held: Option<&HeldBaseImages<'_>>) -> Result<bool> {
+    fn apply_commit(&mut self, commits: &mut ArchivedCommits, held: Option<&HeldCheckpoint<'_>>) -> Result<bool> {
         let mut tx: Option<Transaction> = None;
         let mut alteration: Vec<(KeyspaceId, OwnedChange)> = Vec::new();
         // Large values have their key copied, because reading them advances the commit.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::alterations::check_name;
+use super::requests::PausedMaintenance;
 use super::state::Store;
 use crate::error::{Error, Result};
 use crate::format::record::{self, Operation};
@@ -17,7 +18,7 @@ use crate::task::{WaitMode, ready};
 use crate::txn::keyspace::OpenKeyspace;
 
 /// Makes each checkpoint write a base image for as long as it exists.
-pub(crate) struct HeldBaseImages<'s>(&'s Store);
+struct HeldBaseImages<'s>(&'s Store);
 
 impl<'s> HeldBaseImages<'s> {
     fn new(store: &'s Store) -> HeldBaseImages<'s> {
@@ -42,6 +43,12 @@ impl Drop for HeldBaseImages<'_> {
     }
 }
 
+/// The newest checkpoint, while no other one is made.
+pub(crate) struct HeldCheckpoint<'s> {
+    base_images: HeldBaseImages<'s>,
+    _paused: PausedMaintenance<'s>,
+}
+
 impl Store {
     /// Creates the keyspace `to` as a clone of `from`: makes a checkpoint, and shares what it has of `from`. Returns
     /// the checkpoint's timestamp. Durable when it returns.
@@ -49,7 +56,8 @@ impl Store {
         self.check_writable()?;
         let _defining = self.defining.lock();
         let (source, id) = self.plan_clone(from, to)?;
-        let held = self.hold_checkpoint()?;
+        let held = HeldBaseImages::new(self);
+        self.checkpoint()?;
         loop {
             if let Some(as_of) = self.clone_checkpoint(&held, &source, id, to)? {
                 self.fold_runs();
@@ -58,18 +66,19 @@ impl Store {
         }
     }
 
-    /// Makes a checkpoint of which keyspaces can be cloned until another one is made.
-    pub(crate) fn hold_checkpoint(&self) -> Result<HeldBaseImages<'_>> {
-        let held = HeldBaseImages::new(self);
+    /// Makes a checkpoint of which a keyspace can be cloned. No other one is made until the result is dropped.
+    pub(crate) fn hold_checkpoint(&self) -> Result<HeldCheckpoint<'_>> {
+        let paused = self.maintenance.pause();
+        let base_images = HeldBaseImages::new(self);
         self.checkpoint()?;
-        Ok(held)
+        Ok(HeldCheckpoint { base_images, _paused: paused })
     }
 
     /// Clones a keyspace like [`clone_keyspace`](Self::clone_keyspace), as of a checkpoint that was made before, and
-    /// with this id. Fails if that is impossible: if another checkpoint has been made, or if the names do not fit.
+    /// with this id. Fails if the keyspaces do not allow it.
     pub(crate) fn repeat_clone(
         self: &Arc<Self>,
-        held: &HeldBaseImages<'_>,
+        held: &HeldCheckpoint<'_>,
         from: KeyspaceId,
         as_of: Timestamp,
         (id, to): (KeyspaceId, &str),
@@ -77,7 +86,9 @@ impl Store {
         let _defining = self.defining.lock();
         let source = self.keyspace_with_id(from).filter(|_| self.engine.space.page_space(id).is_none());
         let cloned = match source {
-            Some(source) if self.keyspaces.get(to).is_none() => self.clone_checkpoint(held, &source, id, to)?,
+            Some(source) if self.keyspaces.get(to).is_none() => {
+                self.clone_checkpoint(&held.base_images, &source, id, to)?
+            }
             _ => None,
         };
         match cloned {

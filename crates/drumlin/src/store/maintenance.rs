@@ -250,9 +250,11 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
     loop {
         let (free_wanted, checkpoint_wanted, space_wanted) = {
             let mut state = maintenance.state.lock();
+            state.is_working = false;
+            maintenance.changed.notify_all();
             let mut is_idle = false;
-            while !state.is_wanted() && !is_idle {
-                if state.is_unpacked {
+            while !state.stop && (state.is_paused || !state.is_wanted() && !is_idle) {
+                if state.is_unpacked && !state.is_paused {
                     is_idle = maintenance.changed.wait_for(&mut state, IDLE).timed_out();
                 } else {
                     maintenance.changed.wait(&mut state);
@@ -261,6 +263,7 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             if state.stop {
                 return;
             }
+            state.is_working = true;
             state.checkpoints_begun += u64::from(state.checkpoint_wanted);
             state.space_begun += u64::from(state.space_wanted);
             state.is_unpacked = state.is_wanted();

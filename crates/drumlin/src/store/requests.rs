@@ -57,6 +57,10 @@ pub(crate) struct MaintenanceState {
     pub(crate) space_ended: u64,
     /// `true` if a checkpoint was made since the database was last idle. If so, shortening the file may pay off.
     pub(super) is_unpacked: bool,
+    /// `true` while the maintenance thread must not begin anything. See [`Maintenance::pause`].
+    pub(super) is_paused: bool,
+    /// `true` while the maintenance thread serves requests.
+    pub(super) is_working: bool,
     pub(crate) stop: bool,
     pub(crate) failed: bool,
 }
@@ -85,6 +89,17 @@ impl Maintenance {
         self.changed.notify_all();
     }
 
+    /// Makes the maintenance thread pause: it ends its work, and begins no checkpoint and no reclaim until the result is
+    /// dropped. In the meantime, commits that can't continue without one fail.
+    pub(super) fn pause(&self) -> PausedMaintenance<'_> {
+        let mut state = self.state.lock();
+        state.is_paused = true;
+        while state.is_working && !state.stop && !state.failed {
+            self.changed.wait(&mut state);
+        }
+        PausedMaintenance(self)
+    }
+
     /// Records that a checkpoint was made, so that the file may be shortened once the database is idle.
     pub(super) fn checkpoint_ended(&self) {
         self.state.lock().is_unpacked = true;
@@ -96,6 +111,16 @@ impl Maintenance {
         // Taking the lock makes sure that no waiter misses the notification between its check and its wait.
         drop(self.state.lock());
         self.changed.notify_all();
+    }
+}
+
+/// A pause of the maintenance thread, which ends on drop.
+pub(super) struct PausedMaintenance<'m>(&'m Maintenance);
+
+impl Drop for PausedMaintenance<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().is_paused = false;
+        self.0.changed.notify_all();
     }
 }
 
@@ -111,6 +136,9 @@ impl Reclaim for Maintenance {
     fn reclaim_space(&self) -> Result<()> {
         let _urgent = self.share.urgent();
         let mut state = self.state.lock();
+        if state.is_paused {
+            return Ok(());
+        }
         state.space_wanted = true;
         self.changed.notify_all();
         let target = state.space_begun + 1;
@@ -123,7 +151,7 @@ impl Reclaim for Maintenance {
     fn wait_for_checkpoint(&self, is_enough: &dyn Fn() -> bool) {
         let _urgent = self.share.urgent();
         let mut state = self.state.lock();
-        loop {
+        while !state.is_paused {
             state.checkpoint_wanted = true;
             self.changed.notify_all();
             let target = state.checkpoints_begun + 1;
