@@ -89,8 +89,8 @@ impl Maintenance {
         self.changed.notify_all();
     }
 
-    /// Makes the maintenance thread pause: it ends its work, and begins no checkpoint and no reclaim until the result is
-    /// dropped. In the meantime, commits that can't continue without one fail.
+    /// Makes the maintenance thread pause: it ends its work, and begins no checkpoint and no reclaim until the result
+    /// is dropped. In the meantime, commits that can't continue without one fail.
     pub(super) fn pause(&self) -> PausedMaintenance<'_> {
         let mut state = self.state.lock();
         state.is_paused = true;
