@@ -389,6 +389,7 @@ impl Script {
         self.put(db, "first clone", 3, 70_000, true);
         self.clone_keyspace(db, "first clone", "second clone");
         self.remove_range(db, "second clone", 0..90);
+        self.load(db, "first clone", &Vec::from_iter(20..80), [20, 100, 60, 700, 40, 30, 5000, 10], false);
         self.drop_keyspace(db, "loaded");
         db.checkpoint().expect("a checkpoint");
         self.note();
