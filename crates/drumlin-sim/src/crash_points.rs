@@ -29,8 +29,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use drumlin::{
-    Change as RowChange, Commit, Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode, OldValue,
-    Retention, Snapshot, Timestamp, TxOptions,
+    BulkLoad, Change as RowChange, Commit, Config, Database, Durability, Error, Keyspace, KeyspaceOptions, LockMode,
+    OldValue, Retention, Snapshot, Timestamp, TxOptions,
 };
 use drumlin_io::testing::sim::{self, Change, Disk, Loss, Medium, Random, Schedule};
 
@@ -153,6 +153,18 @@ struct Script {
     moments: Arc<Mutex<Moments>>,
     random: Random,
     streams: u16,
+}
+
+/// Begins a load. While a run is folded or a checkpoint is made, its pages may leave no memory for a load; the load must
+/// get it soon afterwards.
+fn begin_load(db: &Database, name: &str) -> BulkLoad {
+    for _ in 0..20 {
+        match db.bulk_load(name) {
+            Err(Error::MemoryInUse { .. }) => sim::sleep(Duration::from_millis(50)),
+            begun => return begun.unwrap_or_else(|error| panic!("a load of {name}: {error}")),
+        }
+    }
+    panic!("a load of {name} finds no memory for a second: {:?}", db.stats().memory);
 }
 
 impl Script {
@@ -774,7 +786,7 @@ impl Script {
         let space = self.model.space(name).expect("created");
         for is_dropped in [true, false] {
             let mut rows = Vec::new();
-            let mut load = db.bulk_load(name).expect("a load");
+            let mut load = begin_load(db, name);
             for &number in numbers {
                 let content = self.content(lengths[number as usize % 8]);
                 load.insert(key(number), content.bytes()).expect("a row");
