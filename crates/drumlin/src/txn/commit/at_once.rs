@@ -234,8 +234,8 @@ impl Engine {
         }
         let found = leaf.search(row.key);
         let replaced = found.ok().map(|at| leaf.value(at));
-        // Removing a row that does not exist replaces no version.
         sink.record_old_values(std::slice::from_ref(row), std::iter::once(replaced));
+        // Removing a row that does not exist replaces no version.
         let undo = if replaced.is_some() || incoming.value_bytes.is_some() {
             let bytes = one_version_bytes_max(row.key, replaced.as_ref());
             let held = self.budget.try_hold(Account::Versions, bytes as u64).ok_or(Unready::Memory)?;
