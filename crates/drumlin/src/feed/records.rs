@@ -250,8 +250,12 @@ impl RecordScan {
         let start = self.offset / block * block;
         let wanted = (wanted_end - start).max(self.chunk_bytes as u64);
         let length = wanted.min(end - start).next_multiple_of(block) as usize;
+        // A record of more than half of the account might never fit into what others leave of it, so that its reader
+        // could not continue. It is read without memory of its own, and let go by the next read.
+        let bytes = (length as u64).max(self.chunk_bytes as u64);
         if let Some(memory) = &mut self.memory
-            && !memory.resize((length as u64).max(self.chunk_bytes as u64))
+            && !memory.resize(bytes)
+            && bytes <= memory.limit_bytes() / 2
         {
             return Err(Error::copies_in_memory(memory.limit_bytes()));
         }

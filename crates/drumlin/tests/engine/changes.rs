@@ -922,3 +922,24 @@ fn loads_tell_the_range_of_their_keys() {
         "the bounds of loads"
     );
 }
+
+/// With the smallest budget, commits can be read whose records are nearly as large as a record may be.
+#[test]
+fn the_largest_records_are_read() {
+    const ROWS: usize = 240;
+    let db = Config::in_memory().memory(8 << 20).keep_changes(Retention::bytes(8 << 20).with_old_values());
+    let db = db.open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    for version in 0..3u8 {
+        let since = db.snapshot().timestamp();
+        let mut batch = db.batch().unwrap();
+        for row in 0..ROWS {
+            batch.insert(&k, row.to_be_bytes(), [version; 1000]).unwrap();
+        }
+        batch.commit().unwrap();
+        let commits = commits_since(&db, since.0);
+        assert_eq!(commits.len(), 1);
+        // It is no transaction that went to disk, whose rows would be told by their number.
+        assert!(commits[0].changes().filter(|change| matches!(change, Change::Put { .. })).count() == ROWS);
+    }
+}
