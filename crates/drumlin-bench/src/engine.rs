@@ -175,7 +175,7 @@ pub trait Tables: Sync {
 /// The backups of an open database.
 pub trait Backups: Sync {
     /// Writes a backup of the database into a folder. If the folder has an earlier backup, the engine may write only
-    /// what has changed since. Other threads may write meanwhile.
+    /// what has changed since. Other threads may write during the call.
     ///
     /// # Errors
     /// The engine's own errors.

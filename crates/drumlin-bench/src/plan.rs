@@ -148,7 +148,7 @@ pub enum Job {
     Backup,
     /// One commit that replaces a uniformly drawn row, without and with backups at the same time.
     CommitBesideBackups,
-    /// One get from a kept snapshot; also commits beside kept snapshots.
+    /// One get from a kept snapshot; also commits while snapshots are kept.
     KeptSnapshots,
     /// One row read from a change feed.
     Feed,

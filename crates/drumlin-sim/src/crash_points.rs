@@ -155,8 +155,8 @@ struct Script {
     streams: u16,
 }
 
-/// Begins a load. While a run is folded or a checkpoint is made, its pages may leave no memory for a load; the load must
-/// get it soon afterwards.
+/// Begins a load. While a run is folded or a checkpoint is made, its pages may leave no memory for a load. The load
+/// must get it soon afterwards.
 fn begin_load(db: &Database, name: &str) -> BulkLoad {
     for _ in 0..20 {
         match db.bulk_load(name) {

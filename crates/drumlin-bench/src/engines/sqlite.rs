@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension, Statement, TransactionBehavior};
 
 use crate::engine::{
     Backups, Capabilities, Changes, Durability, Engine, Key, Order, Peer, Result, Row, Session, Settings, Source,
@@ -183,14 +183,7 @@ impl Tables for Sqlite {
     fn get(&self, name: &str, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.with_connection(|connection| {
             let mut statement = connection.prepare(&format!("SELECT value FROM \"{name}\" WHERE key = ?1"))?;
-            let mut rows = statement.query([integer(key)])?;
-            match rows.next()? {
-                Some(row) => {
-                    see(row.get_ref(0)?.as_blob()?);
-                    Ok(true)
-                }
-                None => Ok(false),
-            }
+            see_value(&mut statement, key, see)
         })
     }
 
@@ -218,6 +211,18 @@ fn integer(key: Key) -> i64 {
     i64::from_be_bytes(key)
 }
 
+/// Passes the value that a statement selects by its key to `see`. Returns `false` if there is none.
+fn see_value(statement: &mut Statement<'_>, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    let mut rows = statement.query([integer(key)])?;
+    match rows.next()? {
+        Some(row) => {
+            see(row.get_ref(0)?.as_blob()?);
+            Ok(true)
+        }
+        None => Ok(false),
+    }
+}
+
 struct Access<'e> {
     /// `Some` until the session ends.
     connection: Option<Connection>,
@@ -240,14 +245,7 @@ impl Drop for Access<'_> {
 impl Session for Access<'_> {
     fn get(&mut self, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let mut statement = self.connection().prepare_cached("SELECT value FROM rows WHERE key = ?1")?;
-        let mut rows = statement.query([integer(key)])?;
-        match rows.next()? {
-            Some(row) => {
-                see(row.get_ref(0)?.as_blob()?);
-                Ok(true)
-            }
-            None => Ok(false),
-        }
+        see_value(&mut statement, key, see)
     }
 
     fn scan(&mut self, first: Key, limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {

@@ -15,7 +15,7 @@ use crate::rows::{SEED, fill, key, version};
 
 /// The number of times that each thing is measured, in turns with what it is compared with.
 const ROUNDS: usize = 5;
-/// The number of snapshots beside which commits are measured.
+/// The number of snapshots that are kept while commits are measured.
 const SNAPSHOTS: usize = 10;
 /// The number of rows in a commit that a feed is measured with.
 const COMMIT_ROWS: u64 = 100;
@@ -82,8 +82,8 @@ fn figures(rate: f64, unit_seconds: f64, costs: Costs) -> Figures {
     Figures::measured(&Outcome { operations: units, units, elapsed, latencies, timeline, longest_gap }, costs)
 }
 
-/// Measures gets from a kept snapshot in turns with live ones, then commits beside ten kept snapshots in turns with
-/// commits beside none, and the longest commit while snapshots are kept.
+/// Measures gets from a kept snapshot in turns with live ones, then commits with ten kept snapshots in turns with
+/// commits with none, and the longest commit during the calls that keep them.
 pub(super) fn measure_snapshots(turn: &Turn<'_>) -> Result<Figures> {
     let db = config(&turn.settings()).open(turn.folder.join("drumlin"))?;
     let rows = db.existing_keyspace("rows")?;

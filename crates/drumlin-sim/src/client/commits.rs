@@ -392,7 +392,7 @@ impl Client {
         }
     }
 
-    /// Clones a keyspace. Others write to it meanwhile, and drop or rename the clone later.
+    /// Clones a keyspace. Others write to it during the call, and drop or rename the clone later.
     pub(super) async fn clone_keyspace(&mut self) -> Result<(), Stop> {
         let from = match self.random.below(4) {
             0 => PASSING[self.random.below(3) as usize],

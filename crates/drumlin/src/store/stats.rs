@@ -109,7 +109,7 @@ pub struct Stats {
     pub archive_delivered: Option<Timestamp>,
     /// Bytes of the files that wait for their delivery to the archive.
     pub archive_waiting_bytes: u64,
-    /// The reason why the last delivery to the archive failed or, if the archive has ended, why.
+    /// The reason for which the last delivery to the archive failed or, once the archive has ended, for which it ended.
     pub archive_failure: Option<String>,
     /// `true` if commits are no longer archived: the archive will have a gap.
     pub archive_has_ended: bool,

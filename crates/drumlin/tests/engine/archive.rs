@@ -464,7 +464,7 @@ fn damaged_archives_are_refused() {
 }
 
 /// An archive that can't be written holds its files back up to the limit. Then it ends: statistics say why, and the
-/// database goes on. The next opening begins a chain after the gap, and no restore passes the gap.
+/// database continues. The next opening begins a chain after the gap, and no restore passes the gap.
 #[test]
 fn an_archive_that_cannot_be_written_ends() {
     let folder = Folder::new();
