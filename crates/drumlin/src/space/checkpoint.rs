@@ -488,8 +488,9 @@ impl PageTableStore {
             Some(entries) => entries,
             None if old.is_none() => vec![0; CHUNK_PAGES],
             None => {
+                // A dropped keyspace is gone once its pages are freed, and so are the names of its origins.
                 let pages = space.page_space(keyspace);
-                let is_stored_as = |id| id == keyspace || pages.as_ref().is_some_and(|pages| pages.is_stored_as(id));
+                let is_stored_as = |id| pages.as_ref().is_none_or(|pages| pages.is_stored_as(id));
                 chunk_entries(space, is_stored_as, chunk, old, read_extent(space, old)?)?
             }
         };
