@@ -5,7 +5,7 @@
 //! file, or all rows are correct. Undamaged parts stay readable, and if a check finds nothing, all rows are correct.
 //! One kind of damage is indistinguishable from a normal end of the log: the loss of its last records and everything
 //! after them. So a damaged log may also end early, at a commit boundary. `DRUMLIN_TEST_MUTATIONS` is the number of
-//! mutations per test (default 500).
+//! mutations per test (default 300).
 
 use crate::support;
 
@@ -22,7 +22,8 @@ pub(crate) type Files = BTreeMap<PathBuf, Vec<u8>>;
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 pub(crate) const FOLDER: &str = "/db";
-const COMMITS: u64 = 60;
+const ROWS: u64 = 1200;
+const COMMITS: u64 = 40;
 
 fn config(backend: &Arc<dyn Backend>) -> Config {
     // The large limit prevents automatic checkpoints, so the log keeps all commits since the sample's last checkpoint.
@@ -67,10 +68,10 @@ impl Sample {
         let keyspace = db.keyspace("rows").unwrap();
         let mut random = Random(5);
         let mut rows = Rows::new();
-        for number in 0..3000u64 {
-            let key = format!("row {:05}", number * 7919 % 3000).into_bytes();
+        for number in 0..ROWS {
+            let key = format!("row {:05}", number * 7919 % ROWS).into_bytes();
             let length = match number % 100 {
-                0 => 90_000,
+                0 => 30_000,
                 1..4 => 2000 + random.below(5000),
                 _ => random.below(80),
             };
@@ -88,13 +89,13 @@ impl Sample {
             // Each commit fills more than a block of the log, so that a damaged block affects at most three.
             let mut tx = db.begin().unwrap();
             for _ in 0..3 {
-                let key = format!("row {:05}", random.below(3200)).into_bytes();
+                let key = format!("row {:05}", random.below(ROWS + 100)).into_bytes();
                 let value = random.bytes(1800);
                 tx.insert(&keyspace, &key, &value).unwrap();
                 rows.insert(key, value);
             }
             if commit % 20 == 7 {
-                let value = random.bytes(100_000);
+                let value = random.bytes(40_000);
                 tx.insert(&keyspace, b"large", &value).unwrap();
                 rows.insert(b"large".to_vec(), value);
             }
@@ -140,7 +141,7 @@ impl Sample {
         let result = self.verify_open(&db, log_ends, figures);
         // Writing and closing must not panic, with any kind of damage.
         if let Ok(keyspace) = db.existing_keyspace("rows") {
-            let _ = keyspace.insert(b"row 01500", b"new");
+            let _ = keyspace.insert(b"row 01150", b"new");
             let _ = keyspace.remove(b"row 00007");
         }
         let _ = db.checkpoint();

@@ -188,7 +188,7 @@ fn a_dropped_snapshot_lasts_until_its_readers_are_gone() {
 /// Snapshots tell what dropping each of them gives back, and that is what it gives back.
 #[test]
 fn the_space_of_a_snapshot_is_what_dropping_it_frees() {
-    const ROWS: u64 = 80_000;
+    const ROWS: u64 = 40_000;
     let folder = Folder::new();
     let (db, keyspace) = filled(&small(), folder.path(), ROWS);
     let used_bytes = || {
@@ -498,18 +498,18 @@ fn names_of_snapshots_may_have_any_characters() {
     }
 }
 
-/// A snapshot of 5,000 keyspaces can be read, and 30 snapshots are kept and dropped.
+/// A snapshot of 2,000 keyspaces can be read, and 30 snapshots are kept and dropped.
 #[test]
 fn snapshots_have_many_keyspaces() {
     let folder = Folder::new();
     let db = small().memory(64 << 20).open(folder.path()).unwrap();
     let name = |number: u32| format!("keyspace {number}");
-    for first in (0..5000).step_by(500) {
+    for first in (0..2000).step_by(500) {
         let create =
             |alteration: drumlin::Alteration, number| alteration.create(&name(number), drumlin::KeyspaceOptions::new());
         (first..first + 500).fold(db.alter(), create).commit().unwrap();
     }
-    for number in 0..5000 {
+    for number in 0..2000 {
         let keyspace = db.keyspace(&name(number)).unwrap();
         keyspace.insert_with("row", number.to_be_bytes(), Durability::Relaxed).unwrap();
     }
@@ -520,8 +520,8 @@ fn snapshots_have_many_keyspaces() {
         db.keep_snapshot(&format!("{round}")).unwrap();
     }
     let all = db.open_snapshot("all").unwrap();
-    assert_eq!(all.keyspaces().len(), 5000);
-    for number in 0..5000 {
+    assert_eq!(all.keyspaces().len(), 2000);
+    for number in 0..2000 {
         assert_eq!(all.keyspace(&name(number)).unwrap().get("row").unwrap().unwrap(), number.to_be_bytes());
     }
     for round in 0..30u32 {

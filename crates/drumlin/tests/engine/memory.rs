@@ -236,12 +236,12 @@ fn versions_stay_within_the_budget() {
 fn headers_of_all_page_sizes_stay_within_the_budget() {
     alone("memory::headers_of_all_page_sizes_stay_within_the_budget", || {
         let folder = Folder::new();
-        let meter = Meter::new(128 * MIB);
-        let db = Config::new().memory(128 * MIB).open(folder.path()).unwrap();
+        let meter = Meter::new(48 * MIB);
+        let db = Config::new().memory(48 * MIB).open(folder.path()).unwrap();
         for shift in 9..=16 {
             let options = KeyspaceOptions::new().page_bytes(1 << shift);
             let keyspace = db.keyspace_with(&format!("{shift}"), options).unwrap();
-            fill(&db, &keyspace, (20 * MIB) >> 7, 100);
+            fill(&db, &keyspace, (8 * MIB) >> 7, 100);
         }
         meter.check(&db, "pages of all sizes");
     });
@@ -258,7 +258,7 @@ fn commits_of_many_leaves_do_not_starve_each_other() {
         let db = Config::new().memory(8 * MIB).page_bytes(64 << 10).open(folder.path()).unwrap();
         let keyspace = db.keyspace("k").unwrap();
         fill(&db, &keyspace, 12_000, 1000);
-        let ends = Instant::now() + Duration::from_secs(number("DRUMLIN_TEST_SECONDS", 5));
+        let ends = Instant::now() + Duration::from_secs(number("DRUMLIN_TEST_SECONDS", 3));
         let commit_all = |thread: u64| {
             let mut random = Random(thread);
             let (mut count, mut longest) = (0, Duration::ZERO);
@@ -379,7 +379,7 @@ fn random_work_stays_within_the_budget() {
                     db.keyspace_with(&number.to_string(), options).unwrap()
                 })
                 .collect();
-            let ends = Instant::now() + Duration::from_secs(4);
+            let ends = Instant::now() + Duration::from_secs(number("DRUMLIN_TEST_SECONDS", 2));
             std::thread::scope(|scope| {
                 for thread in 0..4 {
                     let (db, keyspaces) = (&db, &keyspaces[..]);

@@ -195,7 +195,7 @@ fn a_database_behaves_like_a_map() {
     const THREADS: usize = 2;
     std::thread::scope(|scope| {
         for first in 0..THREADS as u64 {
-            scope.spawn(move || (first..seeds).step_by(THREADS).for_each(|seed| run(seed, 1500)));
+            scope.spawn(move || (first..seeds).step_by(THREADS).for_each(|seed| run(seed, 1000)));
         }
     });
 }

@@ -33,6 +33,7 @@ fn data() -> PathBuf {
 }
 
 /// A database that uses every feature, with all rows that it ever had.
+#[derive(Clone)]
 struct Sample {
     files: Files,
     rows: Keyspaces,
@@ -64,8 +65,14 @@ impl Maker {
         self.rows.entry(name.to_owned()).or_default().remove(key);
     }
 
+    /// Returns a value of a size that is drawn at random: few have extents of their own.
     fn value(&mut self) -> Vec<u8> {
-        support::some_value(&mut self.random)
+        let length = match self.random.below(40) {
+            0 => 10_000 + self.random.below(40_000),
+            1..6 => 300 + self.random.below(3000),
+            _ => self.random.below(120),
+        };
+        self.random.bytes(length as usize)
     }
 
     fn write_some(&mut self, name: &str, count: u64, keys: u64) {
@@ -332,9 +339,10 @@ fn lost_superblocks_lose_no_row() {
 #[test]
 fn lost_tables_lose_no_row() {
     for killed in [false, true] {
+        let whole = Sample::new(killed);
         for kinds in [&[SEGMENTS][..], &[TABLE], &[SUMMARY], &[TABLE, SUMMARY, SEGMENTS]] {
             for has_superblocks in [true, false] {
-                let mut sample = Sample::new(killed);
+                let mut sample = whole.clone();
                 let count: usize = kinds.iter().map(|kind| damage_kind(&mut sample.files, *kind)).sum();
                 assert!(count > 0);
                 if !has_superblocks {
