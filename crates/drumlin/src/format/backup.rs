@@ -5,7 +5,7 @@
 //! ```text
 //! part:      "DRMLPART"   format (4)   number (4)   identity of the backup (8)   length of the body (8)   XXH3 of these fields and the body (8)   body: records
 //! record:    kind (1)   fields
-//! 1 head:    identity of the database (8)   identity of the snapshot (8)   its timestamp (8)   time at which it was taken, in milliseconds since 1970 (8)   identity of the base (8), 0 in a full backup   timestamp of the base (8)   segment size (8)   length of the catalogue (8)   catalogue, like that of a kept snapshot, without chunks and segments
+//! 1 head:    identity of the database (8)   identity of the snapshot (8)   its timestamp (8)   time at which it was taken, in milliseconds since 1970 (8)   identity of the base (8), 0 in a full backup   timestamp of the base (8)   segment size (8)   number of pages whose extents are in the order of the disk (8)   length of the catalogue (8)   catalogue, like that of a kept snapshot, without chunks and segments
 //! 2 chunk:   keyspace (4)   chunk of its page table (4)   one bit for each of its pages, set if the page is in use (128)
 //! 3 extent:  keyspace (4)   page (4)   length (4)   extent
 //! 4 end:     number of parts (4)   number of extents (8)   XXH3 of the checksums of all other parts (8)
@@ -35,7 +35,7 @@ pub(crate) const CHUNK_BITS_BYTES: usize = TABLE_PAGES / 8;
 /// The length of a chunk's record, and of an extent's record without the extent.
 pub(crate) const CHUNK_RECORD_BYTES: usize = 9 + CHUNK_BITS_BYTES;
 pub(crate) const EXTENT_RECORD_BYTES: usize = 13;
-const HEAD_RECORD_BYTES: usize = 65;
+const HEAD_RECORD_BYTES: usize = 73;
 const END_RECORD_BYTES: usize = 21;
 
 /// Identifies a kept snapshot, in any database. Never 0.
@@ -63,6 +63,8 @@ pub(crate) struct Head {
     /// `None` in a full backup.
     pub(crate) base: Option<SnapshotRef>,
     pub(crate) segment_bytes: u64,
+    /// The number of pages whose extents are sorted together. It decides which extents are in which part.
+    pub(crate) window_pages: u64,
     /// The encoded catalogue.
     pub(crate) catalogue: Vec<u8>,
 }
@@ -112,11 +114,20 @@ impl Head {
             base.id.0,
             base.timestamp.0,
             self.segment_bytes,
+            self.window_pages,
             self.catalogue.len() as u64,
         ] {
             out.extend(field.to_le_bytes());
         }
         out.extend(&self.catalogue);
+    }
+
+    /// Decodes the head in the body of a backup's first part.
+    pub(crate) fn decode(body: &[u8]) -> Option<Head> {
+        match records(body).next() {
+            Some(Ok(BackupRecord::Head(head))) => Some(head),
+            _ => None,
+        }
     }
 }
 
@@ -245,13 +256,14 @@ fn decode_record(body: &[u8]) -> Option<(BackupRecord<'_>, &[u8])> {
                 id: SnapshotId(field(index)),
                 timestamp: Timestamp(field(if index == 1 { 2 } else { 5 })),
             };
-            let (catalogue, rest) = body[HEAD_RECORD_BYTES..].split_at_checked(usize::try_from(field(7)).ok()?)?;
+            let (catalogue, rest) = body[HEAD_RECORD_BYTES..].split_at_checked(usize::try_from(field(8)).ok()?)?;
             let head = Head {
                 database: DatabaseId(field(0)),
                 snapshot: snapshot(1),
                 taken_at_ms: field(3),
                 base: (field(4) != 0).then(|| snapshot(4)),
                 segment_bytes: field(6),
+                window_pages: field(7),
                 catalogue: catalogue.to_vec(),
             };
             Some((BackupRecord::Head(head), rest))
@@ -289,6 +301,7 @@ mod tests {
             taken_at_ms: 1_700_000_000_000,
             base: Some(snapshot(4)),
             segment_bytes: 1 << 20,
+            window_pages: 4096,
             catalogue: b"catalogue".to_vec(),
         };
         let mut part = new_part();

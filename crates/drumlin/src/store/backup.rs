@@ -1,8 +1,8 @@
 //! Making backups of kept snapshots.
 //!
 //! A backup has the extents of a snapshot's pages as they are on disk, in parts of about half a megabyte. Which extents
-//! are in which part follows from the snapshot's page tables alone, so a backup that was interrupted can be continued:
-//! parts that are there already are neither read nor written again.
+//! are in which part follows from the snapshot's page tables and the size of the window alone, so a backup that was
+//! interrupted can be continued: parts that are there already are neither read nor written again.
 
 use std::sync::Arc;
 
@@ -23,11 +23,12 @@ use crate::space::kept_tables::ChunkReader;
 /// The length at which a part ends. Larger parts would take more memory, smaller ones more files.
 const PART_BYTES: usize = 512 << 10;
 
-/// The number of pages whose extents are sorted together, so that they are read in the order of the disk.
-const WINDOW_PAGES: usize = 4 << 10;
+/// The minimum number of pages whose extents are sorted together, so that they are read in the order of the disk.
+const WINDOW_PAGES_MIN: u64 = 4 << 10;
 
-/// The memory for making a backup, in bytes: the part, and the list of the window's pages.
-const BACKUP_MEMORY_BYTES: u64 = (PART_BYTES + WINDOW_PAGES * size_of::<Item>()) as u64;
+/// The share of the memory for loads (one in this many) that the list of these pages may take. With a larger list, less
+/// is read for nothing between the extents of rows that were written in no order.
+const WINDOW_MEMORY_SHARE: u64 = 4;
 
 /// The result of making a backup.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,20 +66,42 @@ impl Store {
             // In a backup, the extents of a clone are its own.
             keyspace.origins.clear();
         }
-        let head = Head {
+        let mut memory = self.engine.budget.grant(Account::Loads);
+        let mut head = Head {
             database: self.page_tables.lock().superblock.database,
             snapshot: kept.reference(),
             taken_at_ms: kept.taken_at_ms,
             base: base.map(|base| base.reference()),
             segment_bytes: space.segments.segment_bytes(),
+            window_pages: WINDOW_PAGES_MIN,
             catalogue: described.encode(),
         };
-        let mut memory = self.engine.budget.grant(Account::Loads);
-        if !memory.resize(BACKUP_MEMORY_BYTES) {
-            return Err(Error::loads_in_memory(memory.limit_bytes()));
+        // A backup that is continued has the window of its first attempt, so that its parts are the same.
+        let earlier = sink.first_part(head.backup())?.and_then(|body| Head::decode(&body));
+        let (pages_min, pages_max) = match earlier {
+            Some(earlier) => (earlier.window_pages, earlier.window_pages),
+            None => {
+                let pages = memory.limit_bytes() / WINDOW_MEMORY_SHARE / size_of::<Item>() as u64;
+                (WINDOW_PAGES_MIN, 1 << pages.max(WINDOW_PAGES_MIN).ilog2())
+            }
+        };
+        // If memory is short, the window is smaller, and no part is read while another one is written.
+        head.window_pages = pages_max;
+        let needed_bytes = |pages: u64, parts: u64| parts * PART_BYTES as u64 + pages * size_of::<Item>() as u64;
+        while !memory.resize(needed_bytes(head.window_pages, 2)) {
+            if head.window_pages > pages_min {
+                head.window_pages /= 2;
+            } else if memory.resize(needed_bytes(pages_min, 1)) {
+                break;
+            } else {
+                return Err(Error::loads_in_memory(memory.limit_bytes()));
+            }
+        }
+        if memory.bytes() == needed_bytes(head.window_pages, 2) {
+            sink.write_ahead()?;
         }
         self.engine.pool.fit_frames(0)?;
-        let mut writer = BackupWriter::new(self, head.backup(), &catalogue, sink);
+        let mut writer = BackupWriter::new(self, &head, &catalogue, sink);
         writer.begin(&head)?;
         writer.copy_keyspaces(base_catalogue.as_ref())?;
         writer.finish()
@@ -89,6 +112,7 @@ impl Store {
 struct BackupWriter<'b> {
     store: &'b Store,
     backup: BackupId,
+    window_pages: usize,
     catalogue: &'b KeptCatalogue,
     sink: &'b mut dyn PartSink,
     part: Vec<u8>,
@@ -101,14 +125,15 @@ struct BackupWriter<'b> {
 impl<'b> BackupWriter<'b> {
     fn new(
         store: &'b Store,
-        backup: BackupId,
+        head: &Head,
         catalogue: &'b KeptCatalogue,
         sink: &'b mut dyn PartSink,
     ) -> BackupWriter<'b> {
         let counts = BackupCounts::default();
         BackupWriter {
             store,
-            backup,
+            backup: head.backup(),
+            window_pages: head.window_pages as usize,
             catalogue,
             sink,
             part: backup::new_part(),
@@ -129,7 +154,7 @@ impl<'b> BackupWriter<'b> {
         let of_base: HashMap<KeyspaceId, &KeyspaceEntry> =
             base.iter().flat_map(|base| &base.keyspaces).map(|keyspace| (keyspace.id, keyspace)).collect();
         let (mut reader, mut base_reader) = (ChunkReader::new(space), ChunkReader::new(space));
-        let mut window: Vec<Item> = Vec::with_capacity(WINDOW_PAGES);
+        let mut window: Vec<Item> = Vec::with_capacity(self.window_pages);
         for keyspace in &self.catalogue.keyspaces {
             let before = of_base.get(&keyspace.id).map_or(&[][..], |before| &before.chunks);
             for chunk in 0..keyspace.chunks.len().max(before.len()) {
@@ -143,7 +168,7 @@ impl<'b> BackupWriter<'b> {
                     Some(before) => base_reader.read(before, chunk)?,
                     None => vec![0; TABLE_PAGES],
                 };
-                if window.len() + TABLE_PAGES > WINDOW_PAGES {
+                if window.len() + TABLE_PAGES > self.window_pages {
                     self.copy_window(&mut window)?;
                 }
                 let mut in_use = [0; CHUNK_BITS_BYTES];
@@ -250,6 +275,7 @@ impl<'b> BackupWriter<'b> {
         let end = End { part_count, extent_count: self.counts.page_count, digest: self.digest.digest() };
         end.encode(&mut self.part);
         self.end_part()?;
+        self.sink.finish()?;
         Ok(self.counts)
     }
 }

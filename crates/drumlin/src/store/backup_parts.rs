@@ -5,17 +5,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::format::BLOCK_BYTES;
 use crate::format::backup::{BackupId, PART_HEADER_BYTES, PartHeader};
-use crate::io::{self, AlignedBuffer, Backend, FileRef, FolderRef, OpenOptions, Persist};
+use crate::io::{self, AlignedBuffer, Backend, FileRef, FolderRef, OpenOptions, Persist, Queue};
+
+/// The number of parts that are synced together. A sync of one file usually makes the others cheap, because they share
+/// the file system's journal.
+const SYNC_PART_COUNT: usize = 32;
 
 /// The place where a backup's parts are written.
 pub(crate) trait PartSink {
+    /// Returns the body of the first part if an earlier attempt has written it and it is sound.
+    fn first_part(&mut self, backup: BackupId) -> Result<Option<Vec<u8>>>;
+
     /// Returns the checksum of a part that an earlier attempt has written, or `None` if it is not there, is damaged or
     /// belongs to another backup.
     fn find(&mut self, number: u32, backup: BackupId) -> Result<Option<u64>>;
 
-    /// Writes a part.
+    /// Lets [`put`](Self::put) return before the part is written. Takes memory for a copy of a part.
+    fn write_ahead(&mut self) -> Result<()>;
+
+    /// Writes a part, which is durable only after [`finish`](Self::finish). May return before it is written. The next
+    /// call then returns its error.
     fn put(&mut self, number: u32, part: &[u8]) -> Result<()>;
+
+    /// Makes all parts durable.
+    fn finish(&mut self) -> Result<()>;
 }
 
 /// The source of a backup's parts.
@@ -35,6 +50,44 @@ pub(crate) struct PartFolder {
     folder: FolderRef,
     /// The part that is being read, and the position in it.
     open: Option<(FileRef, u64)>,
+    write_ahead: Option<WriteAhead>,
+    unsynced: Vec<Written>,
+    backend: Arc<dyn Backend>,
+}
+
+/// The part that is written while the next one is read.
+struct WriteAhead {
+    queue: Box<dyn Queue>,
+    /// The buffer of the last write that has ended.
+    buffer: Option<AlignedBuffer>,
+    in_flight: Option<Written>,
+}
+
+/// A part that was written, or is being written.
+struct Written {
+    number: u32,
+    file: FileRef,
+    bytes: u64,
+}
+
+impl WriteAhead {
+    /// Waits for the write in flight, and returns the part that is written.
+    fn wait(&mut self) -> Result<Option<Written>, (Written, std::io::Error)> {
+        let Some(written) = self.in_flight.take() else { return Ok(None) };
+        let mut finished = Vec::new();
+        let waited = self.queue.wait(1, &mut finished);
+        let result = waited.and_then(|()| {
+            let completion = finished.pop().expect("one write was in flight");
+            self.buffer = Some(completion.buffer);
+            completion.result?;
+            // The write was padded to whole blocks.
+            written.file.set_len(written.bytes)
+        });
+        match result {
+            Ok(()) => Ok(Some(written)),
+            Err(error) => Err((written, error)),
+        }
+    }
 }
 
 fn file_name(number: u32) -> String {
@@ -50,7 +103,7 @@ impl PartFolder {
             return Err(Error::UnusableBackup { backup: path.display().to_string(), reason });
         }
         let folder = io::open_folder(backend, path).map_err(|error| Error::io("opening", path, error))?;
-        Ok(PartFolder { folder, open: None })
+        Ok(PartFolder { folder, open: None, write_ahead: None, unsynced: Vec::new(), backend: Arc::clone(backend) })
     }
 
     /// Opens or creates a folder to write a backup. It must be empty, or have parts of the same backup.
@@ -67,6 +120,32 @@ impl PartFolder {
                 path.display()
             ))),
             None => Ok(folder),
+        }
+    }
+
+    /// Waits for the part that is being written.
+    fn wait(&mut self) -> Result<()> {
+        let Some(ahead) = &mut self.write_ahead else { return Ok(()) };
+        let written = ahead.wait().map_err(|(part, error)| self.write_error(part.number, part.bytes, error))?;
+        self.unsynced.extend(written);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        for written in std::mem::take(&mut self.unsynced) {
+            let synced = written.file.sync_all();
+            synced.map_err(|error| self.write_error(written.number, written.bytes, error))?;
+        }
+        self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))
+    }
+
+    fn write_error(&self, number: u32, bytes: u64, error: std::io::Error) -> Error {
+        let path = self.path_of(number);
+        match error.kind() {
+            ErrorKind::StorageFull => {
+                Error::DiskFull { path, needed_bytes: bytes, kept_snapshots: Vec::new(), clones: Vec::new() }
+            }
+            _ => Error::io("writing", &path, error),
         }
     }
 
@@ -90,10 +169,9 @@ impl PartFolder {
         *position += length as u64;
         Ok(read)
     }
-}
 
-impl PartSink for PartFolder {
-    fn find(&mut self, number: u32, backup: BackupId) -> Result<Option<u64>> {
+    /// Returns the checksum and the body of a part, or `None` if it is not there or is damaged.
+    fn sound_part(&mut self, number: u32, backup: BackupId) -> Result<Option<(u64, Vec<u8>)>> {
         let Some(bytes) = self.next_header(number)? else { return Ok(None) };
         let Ok(header) = PartHeader::decode(&bytes) else { return Ok(None) };
         if header.backup != backup {
@@ -108,29 +186,57 @@ impl PartSink for PartFolder {
             return Ok(None);
         }
         let body = self.body(header.body_bytes)?;
-        Ok(header.verify(&bytes, &body).ok())
+        Ok(header.verify(&bytes, &body).ok().map(|sum| (sum, body)))
+    }
+}
+
+impl PartSink for PartFolder {
+    fn first_part(&mut self, backup: BackupId) -> Result<Option<Vec<u8>>> {
+        Ok(self.sound_part(0, backup)?.map(|(_, body)| body))
+    }
+
+    fn find(&mut self, number: u32, backup: BackupId) -> Result<Option<u64>> {
+        Ok(self.sound_part(number, backup)?.map(|(sum, _)| sum))
+    }
+
+    fn write_ahead(&mut self) -> Result<()> {
+        let queue =
+            self.backend.queue(1).map_err(|error| Error::io("making a queue for", self.folder.path(), error))?;
+        self.write_ahead = Some(WriteAhead { queue, buffer: None, in_flight: None });
+        Ok(())
     }
 
     fn put(&mut self, number: u32, part: &[u8]) -> Result<()> {
-        let path = self.path_of(number);
-        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
-        let written = self.folder.open(&file_name(number), options).and_then(|file| {
+        self.wait()?;
+        if self.unsynced.len() >= SYNC_PART_COUNT {
+            self.sync()?;
+        }
+        let bytes = part.len() as u64;
+        let direct = self.write_ahead.is_some();
+        let options = OpenOptions { write: true, create: true, direct, ..OpenOptions::default() };
+        let begun = self.folder.open(&file_name(number), options).and_then(|file| {
             file.set_len(0)?;
-            let mut buffer = AlignedBuffer::zeroed(part.len());
-            buffer.copy_from_slice(part);
-            file.write_at(&buffer, 0, Persist::Later)?;
-            file.sync_all()?;
-            self.folder.sync()
+            let Some(ahead) = &mut self.write_ahead else {
+                file.write_at(part, 0, Persist::Later)?;
+                self.unsynced.push(Written { number, file, bytes });
+                return Ok(());
+            };
+            let padded_bytes = part.len().next_multiple_of(BLOCK_BYTES);
+            let buffer = ahead.buffer.take().filter(|buffer| buffer.capacity() >= padded_bytes);
+            let mut buffer = buffer.unwrap_or_else(|| AlignedBuffer::zeroed(padded_bytes));
+            buffer.set_len(padded_bytes);
+            buffer[..part.len()].copy_from_slice(part);
+            buffer[part.len()..].fill(0);
+            ahead.queue.push_write(&file, 0, buffer, 0);
+            ahead.in_flight = Some(Written { number, file, bytes });
+            ahead.queue.submit()
         });
-        written.map_err(|error| match error.kind() {
-            ErrorKind::StorageFull => Error::DiskFull {
-                path,
-                needed_bytes: part.len() as u64,
-                kept_snapshots: Vec::new(),
-                clones: Vec::new(),
-            },
-            _ => Error::io("writing", &path, error),
-        })
+        begun.map_err(|error| self.write_error(number, bytes, error))
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.wait()?;
+        self.sync()
     }
 }
 
@@ -167,6 +273,10 @@ impl PartSource for PartFolder {
 pub(crate) struct WrittenParts<W>(pub(crate) W);
 
 impl<W: Write> PartSink for WrittenParts<W> {
+    fn first_part(&mut self, _backup: BackupId) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
     fn find(&mut self, _number: u32, _backup: BackupId) -> Result<Option<u64>> {
         Ok(None)
     }
@@ -176,6 +286,14 @@ impl<W: Write> PartSink for WrittenParts<W> {
             let path = PathBuf::from(format!("part {number} of the backup's stream"));
             Error::io("writing", &path, error)
         })
+    }
+
+    fn write_ahead(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -164,10 +164,8 @@ pub(crate) fn read_head(source: &mut dyn PartSource) -> Result<Head> {
 
 /// Returns the head in the body of a backup's first part.
 fn head_of(source: &dyn PartSource, header: &PartHeader, body: &[u8]) -> Result<Head> {
-    match records(body).next() {
-        Some(Ok(BackupRecord::Head(head))) if head.backup() == header.backup => Ok(head),
-        _ => Err(unusable(source, PartError::Malformed)),
-    }
+    let head = Head::decode(body).filter(|head| head.backup() == header.backup);
+    head.ok_or_else(|| unusable(source, PartError::Malformed))
 }
 
 /// Restores a database at `path`, which must not exist or be an empty folder, from a full backup and the incremental
