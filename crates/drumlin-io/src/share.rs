@@ -113,17 +113,23 @@ impl Share {
         (self.foreground.load(Ordering::Relaxed), self.background.load(Ordering::Relaxed))
     }
 
-    fn background_max(&self) -> usize {
-        let Some((share, backend)) = &self.limit else { return usize::MAX };
-        let foreground_count = self.foreground.load(Ordering::Acquire);
+    /// Returns `true` while foreground requests are in flight, and for a millisecond after the last one. Always `false`
+    /// without a limit, and while a foreground thread waits for background work ([`urgent`](Self::urgent)).
+    pub fn is_foreground_active(&self) -> bool {
+        let Some((_, backend)) = &self.limit else { return false };
         let has_ended_lately = || {
             let ended = self.foreground_ended.load(Ordering::Relaxed);
             ended > 0 && backend.now().saturating_sub(Duration::from_nanos(ended)) < FOREGROUND_LINGER
         };
-        if self.urgent.load(Ordering::Relaxed) == 0 && (foreground_count > 0 || has_ended_lately()) {
-            background_max(*share, foreground_count)
-        } else {
-            usize::MAX
+        self.urgent.load(Ordering::Relaxed) == 0 && (self.foreground.load(Ordering::Acquire) > 0 || has_ended_lately())
+    }
+
+    fn background_max(&self) -> usize {
+        match &self.limit {
+            Some((share, _)) if self.is_foreground_active() => {
+                background_max(*share, self.foreground.load(Ordering::Acquire))
+            }
+            _ => usize::MAX,
         }
     }
 }
@@ -171,7 +177,9 @@ mod tests {
             let share = Share::new(Arc::clone(&clock), share);
             let room = || std::iter::from_fn(|| share.try_background()).take(50).collect::<Vec<_>>().len();
             assert_eq!(room(), 50, "the foreground was never active");
+            assert!(!share.is_foreground_active());
             let one = share.foreground();
+            assert_eq!(share.is_foreground_active(), beside_one < 50, "it is told if there is a limit");
             assert_eq!(room(), beside_one);
             let three = [share.foreground(), share.foreground(), share.foreground()];
             assert_eq!(room(), beside_four);
@@ -180,6 +188,7 @@ mod tests {
             drop(threads);
             let waiter = share.urgent();
             assert_eq!(room(), 50, "the foreground waits for the background");
+            assert!(!share.is_foreground_active());
             drop((waiter, three));
             assert_eq!(room(), beside_one);
             drop(one);
@@ -192,6 +201,7 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(room(), 50);
+            assert!(!share.is_foreground_active());
             assert_eq!(share.in_flight(), (0, 0));
         }
     }

@@ -19,6 +19,7 @@ use crate::hash::HashMap;
 use crate::memory::Account;
 use crate::space::kept::KeptSnapshot;
 use crate::space::kept_tables::ChunkReader;
+use crate::sync::sleep;
 
 /// The length at which a part ends. Larger parts would take more memory, smaller ones more files.
 const PART_BYTES: usize = 512 << 10;
@@ -29,6 +30,10 @@ const WINDOW_PAGES_MIN: u64 = 4 << 10;
 /// The share of the memory for loads (one in this many) that the list of these pages may take. With a larger list, less
 /// is read for nothing between the extents of rows that were written in no order.
 const WINDOW_MEMORY_SHARE: u64 = 4;
+
+/// While other threads use the drive, a backup rests for this many times as long as it works, because large requests
+/// delay small ones.
+const REST_FACTOR: u32 = 3;
 
 /// The result of making a backup.
 #[derive(Clone, Copy, Debug, Default)]
@@ -217,9 +222,13 @@ impl<'b> BackupWriter<'b> {
                 sum
             }
             None => {
+                let began = self.store.now();
                 self.read_extents()?;
                 let sum = backup::seal_part(&mut self.part, number, self.backup);
                 self.sink.put(number, &self.part)?;
+                if self.store.engine.space.share.is_foreground_active() {
+                    sleep((self.store.now() - began) * REST_FACTOR);
+                }
                 sum
             }
         };
