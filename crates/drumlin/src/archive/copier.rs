@@ -14,7 +14,7 @@ use crate::format::{DatabaseId, Timestamp};
 use crate::io::{Backend, FolderRef};
 use crate::memory::{Account, Budget, Grant};
 use crate::pool::Pool;
-use crate::seglog::Log;
+use crate::seglog::{Log, Record};
 
 /// The size at which a file is ended. A commit is in one file, so a file may be longer.
 const FILE_BYTES: u64 = if cfg!(feature = "sim") { 64 << 10 } else { 16 << 20 };
@@ -42,7 +42,9 @@ struct NewestFile {
     header: ArchiveHeader,
     writer: RecordWriter,
     commit_count: u64,
-    first_time_ms: Option<u64>,
+    /// The time when the first commit was copied into the file. An opening that continues the file knows only the time
+    /// of the commit.
+    first_copied_ms: Option<u64>,
 }
 
 /// The place where an opening continues, which it does at its first commit.
@@ -66,7 +68,7 @@ pub(super) struct Copier {
     newest: Option<NewestFile>,
     /// All commits up to this one are in a file, or in the buffer of its writer.
     copied: Timestamp,
-    /// The time of the newest commit. The times in a chain ascend.
+    /// The time of the newest commit, or 0 before the first one. The times in a chain ascend.
     time_ms: u64,
     record: Vec<u8>,
     _memory: Grant,
@@ -154,12 +156,6 @@ impl Copier {
         Ok(())
     }
 
-    /// Returns the time, which never goes back within a chain.
-    fn advance_time(&mut self) -> u64 {
-        self.time_ms = self.time_ms.max(self.settings.backend.wall_clock().as_millis() as u64);
-        self.time_ms
-    }
-
     /// Copies all durable commits, and ends the newest file if it is due. Fails at most once: the archive has then
     /// ended.
     pub(super) fn copy(&mut self, shared: &Shared, log: &Log) {
@@ -184,7 +180,7 @@ impl Copier {
     /// Ends the newest file if it has commits, so that it is delivered.
     pub(super) fn end_file(&mut self, shared: &Shared) {
         if !shared.has_ended()
-            && self.first_time_ms().is_some()
+            && self.first_copied_ms().is_some()
             && let Err(error) = self.finish_newest(shared)
         {
             self.end(shared, &error.to_string());
@@ -215,7 +211,7 @@ impl Copier {
                 self.finish_newest(shared)?;
             }
             self.check_limit(shared)?;
-            self.copy_commit(record.timestamp, &record.body)?;
+            self.copy_commit(&record)?;
         }
         self.flush(shared)?;
         // A long record is rare, so don't keep its memory.
@@ -234,8 +230,11 @@ impl Copier {
         Err(Error::Invalid(format!("{bytes} bytes of files wait, which is more than the limit: {reason}")))
     }
 
-    fn copy_commit(&mut self, timestamp: Timestamp, body: &[u8]) -> Result<()> {
-        let time_ms = self.advance_time();
+    fn copy_commit(&mut self, record: &Record) -> Result<()> {
+        let timestamp = record.timestamp;
+        // The clock may have been put back, and the streams of the log begin their batches at different times.
+        self.time_ms = self.time_ms.max(record.time_ms);
+        let time_ms = self.time_ms;
         let newest = self.newest.as_mut().expect("a file has been begun");
         let (path, writer) = (self.settings.parent.path().join(FOLDER_NAME), &mut newest.writer);
         let mut append = |kind, record: &mut Vec<u8>| {
@@ -248,10 +247,10 @@ impl Copier {
         self.record.resize(RECORD_HEADER_BYTES, 0);
         let write = &mut |record: &mut Vec<u8>| append(RecordKind::Part, record);
         let (pool, part_bytes) = (&self.settings.pool, self.settings.buffer_bytes);
-        Expansion { pool, timestamp, part_bytes, out: &mut self.record, write }.expand(body)?;
+        Expansion { pool, timestamp, part_bytes, out: &mut self.record, write }.expand(&record.body)?;
         append(RecordKind::Commit, &mut self.record)?;
         newest.commit_count += 1;
-        newest.first_time_ms.get_or_insert(time_ms);
+        newest.first_copied_ms.get_or_insert_with(|| self.settings.backend.wall_clock().as_millis() as u64);
         self.copied = timestamp;
         Ok(())
     }
@@ -267,15 +266,15 @@ impl Copier {
 
     /// Returns the time after which the newest file is old enough to be ended, or `None` if it has no commits.
     pub(super) fn due_in(&self) -> Option<Duration> {
-        let first = Duration::from_millis(self.first_time_ms()?);
+        let first = Duration::from_millis(self.first_copied_ms()?);
         let age = self.settings.backend.wall_clock().saturating_sub(first);
         Some(self.settings.interval.saturating_sub(age))
     }
 
-    /// Returns the time of the first commit in the newest file, which may be one of an earlier opening.
-    fn first_time_ms(&self) -> Option<u64> {
+    /// Returns the time when the first commit was copied into the newest file, which may be one of an earlier opening.
+    fn first_copied_ms(&self) -> Option<u64> {
         match (&self.newest, &self.beginning) {
-            (Some(newest), _) => newest.first_time_ms,
+            (Some(newest), _) => newest.first_copied_ms,
             (None, Some(Beginning::InFile(_, found))) => found.first_time_ms,
             (None, _) => None,
         }
@@ -289,15 +288,15 @@ impl Copier {
         match self.beginning.clone().expect("the files were found") {
             Beginning::InFile(header, found) => {
                 let writer = self.resume(&header, &found)?;
-                let (commit_count, first_time_ms) = (found.commit_count, found.first_time_ms);
-                self.newest = Some(NewestFile { header, writer, commit_count, first_time_ms });
+                let (commit_count, first_copied_ms) = (found.commit_count, found.first_time_ms);
+                self.newest = Some(NewestFile { header, writer, commit_count, first_copied_ms });
             }
             Beginning::AfterFile(header) => self.begin_file(header.chain, header.number + 1, header.from)?,
             Beginning::NewChain(unfinished) => {
                 if let Some((header, found)) = unfinished {
                     self.finish_earlier(shared, header, &found)?;
                 }
-                let now_ms = self.advance_time();
+                let now_ms = self.settings.backend.wall_clock().as_millis() as u64;
                 let last = self.last_chain()?.map_or(0, |last| last.0 + 1);
                 self.begin_file(ChainId(now_ms.max(last)), 1, self.copied)?;
             }
@@ -326,12 +325,12 @@ impl Copier {
             self.settings.parent.sync().map_err(self.io("syncing the folder of"))?;
         }
         let CopierSettings { database, limit_bytes, .. } = self.settings;
-        let time_ms = self.advance_time();
+        let time_ms = self.time_ms;
         let header = ArchiveHeader { database, chain, number, after: self.copied, time_ms, limit_bytes, from };
         let folder = self.folder.as_ref().expect("it was just opened");
         let writer =
             spool::create(folder, &header, self.settings.buffer_bytes).map_err(self.io("creating a file of"))?;
-        self.newest = Some(NewestFile { header, writer, commit_count: 0, first_time_ms: None });
+        self.newest = Some(NewestFile { header, writer, commit_count: 0, first_copied_ms: None });
         Ok(())
     }
 

@@ -25,8 +25,9 @@ use crate::format::Timestamp;
 pub enum RestorePoint {
     /// The state after the commit with this timestamp.
     Commit(Timestamp),
-    /// The state at this time since 1970, as the system's clock told it. A commit belongs to the time at which it was
-    /// copied from the log, usually some milliseconds after it was made.
+    /// The state at this time since 1970, by the system's clock. It has all commits that were durable by then, and none
+    /// that was begun later, except for those in a batch of the log that was begun before: the log reads the clock once
+    /// for each batch, which collects commits for as long as one write takes.
     Time(Duration),
     /// The state after the last commit in the archive.
     Newest,

@@ -56,8 +56,8 @@ impl Commit {
         self.found.timestamp
     }
 
-    /// Returns the time since 1970 at which the commit was copied from the log, usually some milliseconds after it was
-    /// made. If the process was killed soon after the commit, it is the time of the next opening.
+    /// Returns the time of the commit since 1970, by the system's clock. The log reads the clock when it begins a batch
+    /// of records, so the commit may have been made later by the time that one write of the log takes.
     #[must_use]
     pub fn time(&self) -> Duration {
         Duration::from_millis(self.found.time_ms)

@@ -217,9 +217,8 @@ impl Copier {
                 let what = format!("log record of timestamp {}", record.timestamp);
                 Error::corrupted(self.settings.parent.path(), what, "it verifies but makes no sense")
             })?;
-            let time_ms = self.settings.time_ms();
             self.write(shared, |writer, bytes, make_space| {
-                writer.append(RecordKind::Commit, record.timestamp, time_ms, bytes, make_space)
+                writer.append(RecordKind::Commit, record.timestamp, record.time_ms, bytes, make_space)
             })?;
             self.copied = record.timestamp;
             let writer = self.writer.as_ref().expect("it was just used");

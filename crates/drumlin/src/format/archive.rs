@@ -12,7 +12,7 @@
 //!     24     8  chain: the time at which it was begun, in milliseconds since 1970
 //!     32     8  number of the file in its chain, from 1
 //!     40     8  timestamp after which its commits begin
-//!     48     8  time at which the file was created, in milliseconds since 1970
+//!     48     8  time of the commit with this timestamp, in milliseconds since 1970, or zero if it is not archived
 //!     56     8  bytes of files that may wait for their delivery
 //!     64     8  timestamp after which the chain begins
 //!     72     8  XXH3-64 of the bytes from 0 to 72
@@ -69,6 +69,7 @@ pub(crate) struct ArchiveHeader {
     pub(crate) number: u64,
     /// The commits of the file begin after this timestamp.
     pub(crate) after: Timestamp,
+    /// The time of the commit before the file's first one, or 0 if that commit is in no file.
     pub(crate) time_ms: u64,
     /// The limit of the opening that created the file.
     pub(crate) limit_bytes: u64,

@@ -29,7 +29,7 @@
 //!      8     4  "dChg"
 //!     12     4  kind. 1: the names of keyspaces; 2: a commit; in archive files also 3: a part of a commit; 4: the end
 //!     16     8  timestamp
-//!     24     8  time at which it was copied from the log, in milliseconds since 1970
+//!     24     8  time of the commit, in milliseconds since 1970
 //!     32     4  bytes of the body, which follows this header and is padded with zeros to a multiple of 8
 //!     36     4  zero
 //! ```

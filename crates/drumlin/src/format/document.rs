@@ -214,9 +214,10 @@ fn the_log_is_as_documented() {
     compare("Log segment header", &fields, l::SEGMENT_HEADER_BYTES);
     let fields = [
         (l::RECORD_MAGIC_OFFSET, "dRec"),
-        (l::FLAGS_OFFSET, "flags"),
+        (l::HORIZON_DISTANCE_OFFSET, "durable horizon"),
         (l::TIMESTAMP_OFFSET, "timestamp"),
-        (l::RECORD_HORIZON_OFFSET, "durable horizon"),
+        (l::RECORD_TIME_OFFSET, "time"),
+        (l::FLAGS_OFFSET, "flags"),
         (l::RECORD_INCARNATION_OFFSET, "incarnation"),
         (l::BODY_BYTES_OFFSET, "bytes of the body"),
         (l::BODY_CHECKSUM_OFFSET, "XXH3-64 of the body"),

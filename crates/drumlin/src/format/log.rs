@@ -29,9 +29,10 @@
 //! RECORD HEADER
 //! OFFSET  SIZE  DESCRIPTION
 //!      0     4  "dRec"
-//!      4     4  flags
+//!      4     4  timestamp minus the durable horizon when it was appended
 //!      8     8  timestamp
-//!     16     8  durable horizon when it was appended
+//!     16     6  time when its batch was begun, in milliseconds since 1970
+//!     22     2  flags
 //!     24     4  incarnation
 //!     28     4  bytes of the body, which follows this header and is padded with zeros to a multiple of 8
 //!     32     8  XXH3-64 of the body
@@ -187,9 +188,10 @@ impl SegmentHeader {
 }
 
 pub(super) const RECORD_MAGIC_OFFSET: usize = 0;
-pub(super) const FLAGS_OFFSET: usize = 4;
+pub(super) const HORIZON_DISTANCE_OFFSET: usize = 4;
 pub(super) const TIMESTAMP_OFFSET: usize = 8;
-pub(super) const RECORD_HORIZON_OFFSET: usize = 16;
+pub(super) const RECORD_TIME_OFFSET: usize = 16;
+pub(super) const FLAGS_OFFSET: usize = 22;
 pub(super) const RECORD_INCARNATION_OFFSET: usize = 24;
 pub(super) const BODY_BYTES_OFFSET: usize = 28;
 pub(super) const BODY_CHECKSUM_OFFSET: usize = 32;
@@ -198,10 +200,11 @@ pub(super) const RECORD_CHECKSUM_OFFSET: usize = 40;
 pub(crate) const RECORD_HEADER_BYTES: usize = 48;
 
 const _: () = {
-    assert!(FLAGS_OFFSET == RECORD_MAGIC_OFFSET + 4);
-    assert!(TIMESTAMP_OFFSET == FLAGS_OFFSET + 4);
-    assert!(RECORD_HORIZON_OFFSET == TIMESTAMP_OFFSET + 8);
-    assert!(RECORD_INCARNATION_OFFSET == RECORD_HORIZON_OFFSET + 8);
+    assert!(HORIZON_DISTANCE_OFFSET == RECORD_MAGIC_OFFSET + 4);
+    assert!(TIMESTAMP_OFFSET == HORIZON_DISTANCE_OFFSET + 4);
+    assert!(RECORD_TIME_OFFSET == TIMESTAMP_OFFSET + 8);
+    assert!(FLAGS_OFFSET == RECORD_TIME_OFFSET + 6);
+    assert!(RECORD_INCARNATION_OFFSET == FLAGS_OFFSET + 2);
     assert!(BODY_BYTES_OFFSET == RECORD_INCARNATION_OFFSET + 4);
     assert!(BODY_CHECKSUM_OFFSET == BODY_BYTES_OFFSET + 4);
     assert!(RECORD_CHECKSUM_OFFSET == BODY_CHECKSUM_OFFSET + 8);
@@ -216,7 +219,10 @@ pub(crate) const RECORD_ALIGNMENT_BYTES: usize = 8;
 pub(crate) const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"dRec");
 
 /// Flag: the record refers to extents that were synced before the record was written.
-pub(crate) const FLAG_AFTER_DATA: u32 = 1;
+pub(crate) const FLAG_AFTER_DATA: u16 = 1;
+
+/// The highest time that a record's header has room for, in milliseconds since 1970: 8,900 years.
+const RECORD_TIME_MS_MAX: u64 = (1 << 48) - 1;
 
 /// Returns the number of bytes that a record with a body of this length occupies in its stream.
 pub(crate) const fn record_bytes(body_bytes: usize) -> usize {
@@ -232,9 +238,12 @@ pub(crate) fn record_seed(segment_seed: u64, position: StreamPosition) -> u64 {
 /// The header before a record's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeader {
-    pub(crate) flags: u32,
+    pub(crate) flags: u16,
     pub(crate) timestamp: Timestamp,
+    /// The durable horizon, which is below the timestamp by less than 2^32.
     pub(crate) horizon: Timestamp,
+    /// The time when the record's batch was begun, in milliseconds since 1970. Less than 2^48.
+    pub(crate) time_ms: u64,
     pub(crate) incarnation: Incarnation,
     pub(crate) body_bytes: u32,
     pub(crate) body_checksum: u64,
@@ -243,10 +252,14 @@ pub(crate) struct RecordHeader {
 impl RecordHeader {
     /// Writes the header to the start of `bytes`.
     pub(crate) fn encode(&self, seed: u64, bytes: &mut [u8]) {
+        let horizon_distance = u32::try_from(self.timestamp.0 - self.horizon.0);
         put_u32(bytes, RECORD_MAGIC_OFFSET, RECORD_MAGIC);
-        put_u32(bytes, FLAGS_OFFSET, self.flags);
+        let no_room = "the buffers of the log have no room for this number of records";
+        put_u32(bytes, HORIZON_DISTANCE_OFFSET, horizon_distance.expect(no_room));
         put_u64(bytes, TIMESTAMP_OFFSET, self.timestamp.0);
-        put_u64(bytes, RECORD_HORIZON_OFFSET, self.horizon.0);
+        // The upper two bytes are those of the flags.
+        put_u64(bytes, RECORD_TIME_OFFSET, self.time_ms.min(RECORD_TIME_MS_MAX));
+        put_u16(bytes, FLAGS_OFFSET, self.flags);
         put_u32(bytes, RECORD_INCARNATION_OFFSET, self.incarnation.0);
         put_u32(bytes, BODY_BYTES_OFFSET, self.body_bytes);
         put_u64(bytes, BODY_CHECKSUM_OFFSET, self.body_checksum);
@@ -258,10 +271,16 @@ impl RecordHeader {
     pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<RecordHeader> {
         let verifies = get_u32(bytes, RECORD_MAGIC_OFFSET) == RECORD_MAGIC
             && checksum(&bytes[..RECORD_CHECKSUM_OFFSET], seed) == get_u64(bytes, RECORD_CHECKSUM_OFFSET);
-        verifies.then(|| RecordHeader {
-            flags: get_u32(bytes, FLAGS_OFFSET),
-            timestamp: Timestamp(get_u64(bytes, TIMESTAMP_OFFSET)),
-            horizon: Timestamp(get_u64(bytes, RECORD_HORIZON_OFFSET)),
+        if !verifies {
+            return None;
+        }
+        let timestamp = get_u64(bytes, TIMESTAMP_OFFSET);
+        let horizon = timestamp.checked_sub(u64::from(get_u32(bytes, HORIZON_DISTANCE_OFFSET)))?;
+        Some(RecordHeader {
+            flags: get_u16(bytes, FLAGS_OFFSET),
+            timestamp: Timestamp(timestamp),
+            horizon: Timestamp(horizon),
+            time_ms: get_u64(bytes, RECORD_TIME_OFFSET) & RECORD_TIME_MS_MAX,
             incarnation: Incarnation(get_u32(bytes, RECORD_INCARNATION_OFFSET)),
             body_bytes: get_u32(bytes, BODY_BYTES_OFFSET),
             body_checksum: get_u64(bytes, BODY_CHECKSUM_OFFSET),
@@ -310,6 +329,7 @@ mod tests {
             flags: FLAG_AFTER_DATA,
             timestamp: Timestamp(7),
             horizon: Timestamp(5),
+            time_ms: 1_764_291_600_000,
             incarnation: Incarnation(2),
             body_bytes: 11,
             body_checksum: 99,

@@ -115,6 +115,11 @@ impl Buffers {
         self.active.pending.or(self.writing).map(|pending| pending.last)
     }
 
+    /// Returns `true` if the next record begins a batch.
+    pub(super) fn is_batch_empty(&self) -> bool {
+        self.active.pending.is_none()
+    }
+
     /// Returns `true` if there are pending records and no write is in flight.
     pub(super) fn may_write(&self) -> bool {
         self.writing.is_none() && self.active.pending.is_some()

@@ -105,7 +105,7 @@ pub(crate) use hooks::Hooks;
 pub(crate) use live::Verified;
 pub(crate) use observe::{database_of_log, observe};
 pub(crate) use options::{LogOptions, READY_COMMITS_MAX};
-pub(crate) use reader::Records;
+pub(crate) use reader::{Record, Records};
 pub(crate) use record::{Appended, Body};
 pub(crate) use reservation::Reservation;
 pub(crate) use scan::{Scan, SuperblockLogState};

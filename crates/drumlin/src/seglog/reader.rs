@@ -90,6 +90,7 @@ pub(super) struct FoundRecord {
     pub(super) position: StreamPosition,
     pub(super) end: StreamPosition,
     pub(super) body_bytes: u32,
+    time_ms: u64,
     body_checksum: u64,
     /// Set if the record names extents. See [`Body::naming_extents`](super::record::Body::naming_extents).
     pub(super) names_extents: bool,
@@ -221,6 +222,7 @@ impl Reader {
                             position,
                             end,
                             body_bytes: header.body_bytes,
+                            time_ms: header.time_ms,
                             body_checksum: header.body_checksum,
                             names_extents: header.flags & FLAG_AFTER_DATA != 0,
                             segment: self.segment,
@@ -424,8 +426,8 @@ impl Merge {
         self.heads.iter().position(|head| head.found.is_some_and(|found| found.timestamp == self.next))
     }
 
-    /// Takes the body of the record that is due. The merge must keep bodies.
-    pub(super) fn take(&mut self, head: usize) -> Result<Vec<u8>> {
+    /// Takes the record that is due. The merge must keep bodies.
+    pub(super) fn take(&mut self, head: usize) -> Result<Record> {
         assert!(self.bodies == Bodies::Kept, "the bodies were not kept");
         let Head { reader, found, body, .. } = &mut self.heads[head];
         let found = found.expect("the head that is due stands at a record");
@@ -435,7 +437,7 @@ impl Merge {
             false => reader.read_long(&found)?,
         };
         self.step(head)?;
-        Ok(body)
+        Ok(Record { timestamp: found.timestamp, time_ms: found.time_ms, body })
     }
 
     /// Skips the record that is due without taking its body.
@@ -494,6 +496,8 @@ pub(super) fn missing(
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
     pub(crate) timestamp: Timestamp,
+    /// The time when the record's batch was begun, in milliseconds since 1970.
+    pub(crate) time_ms: u64,
     pub(crate) body: Vec<u8>,
 }
 
@@ -527,7 +531,7 @@ impl Iterator for Records {
         };
         self.over = taken.is_err();
         assert!(self.over || self.merge.next == timestamp.next(), "the records that are read are not dense");
-        Some(taken.map(|body| Record { timestamp, body }))
+        Some(taken)
     }
 }
 

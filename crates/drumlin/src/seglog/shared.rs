@@ -120,7 +120,8 @@ impl SharedLog {
         // A load and a store suffice: the tail is locked, so no other thread changes the counter.
         let appended_bytes = &self.streams[stream].appended_bytes;
         appended_bytes.store(appended_bytes.load(Ordering::Relaxed) + body.bytes().len() as u64, Ordering::Relaxed);
-        let (timestamp, end) = tail.append(body, self.incarnation, || self.horizon.take(stream, floor));
+        let wall_clock = || self.backend.wall_clock();
+        let (timestamp, end) = tail.append(body, self.incarnation, wall_clock, || self.horizon.take(stream, floor));
         Appended {
             timestamp,
             stream: StreamId::of_index(stream),

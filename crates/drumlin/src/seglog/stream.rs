@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::task::Waker;
+use std::time::Duration;
 
 use crate::sync::{CachePadded, Condvar, Mutex};
 
@@ -54,6 +55,8 @@ struct Refusals {
 #[derive(Debug)]
 pub(super) struct Tail {
     buffers: Buffers,
+    /// The time when the batch was begun to which records are appended, in milliseconds since 1970.
+    batch_time_ms: u64,
     reserved: Reserved,
     pub(super) windows: Windows,
     pub(super) spares: Spares,
@@ -85,6 +88,7 @@ impl Stream {
     pub(super) fn new(buffer_bytes: usize, position: StreamPosition, windows: Vec<Window>, spares: Spares) -> Stream {
         let tail = Tail {
             buffers: Buffers::new(buffer_bytes, position),
+            batch_time_ms: 0,
             reserved: Reserved::default(),
             windows: Windows::new(windows, position),
             spares,
@@ -261,11 +265,13 @@ impl Tail {
 
     /// Copies a record into the buffer. Returns its timestamp and the position after it.
     ///
-    /// `assign` returns the timestamp and the horizon to store in the record.
+    /// `assign` returns the timestamp and the horizon to store in the record. `wall_clock` is read once for each batch:
+    /// a batch collects records no longer than one write takes, or a millisecond.
     pub(super) fn append(
         &mut self,
         body: &Body,
         incarnation: Incarnation,
+        wall_clock: impl FnOnce() -> Duration,
         assign: impl FnOnce() -> (Timestamp, Timestamp),
     ) -> (Timestamp, StreamPosition) {
         let bytes = record_bytes(body.bytes().len());
@@ -279,10 +285,14 @@ impl Tail {
         assert!(horizon < timestamp, "a horizon covers a record that is only being appended");
         assert!(self.last_pending() < Some(timestamp), "timestamps of a stream ascend");
 
+        if self.buffers.is_batch_empty() {
+            self.batch_time_ms = wall_clock().as_millis() as u64;
+        }
         let header = RecordHeader {
             flags: if body.names_extents() { FLAG_AFTER_DATA } else { 0 },
             timestamp,
             horizon,
+            time_ms: self.batch_time_ms,
             incarnation,
             body_bytes: body.bytes().len() as u32,
             body_checksum: body.checksum(),

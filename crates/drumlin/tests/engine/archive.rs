@@ -11,7 +11,7 @@ use drumlin::{
 };
 use drumlin_io::testing::sim::{Disk, Medium};
 
-use crate::support::{Folder, Model, Random, number, small, some_value};
+use crate::support::{Folder, Model, Random, copy_folder, number, small, some_value};
 
 /// The rows of all keyspaces, with their page sizes, and the prepared transactions.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -393,6 +393,39 @@ fn points_are_found_by_time_and_refused_outside() {
     assert!(error.contains("before the backup") && error.contains("older backup"), "{error}");
     let error = refusal(&folder, RestorePoint::Time(before));
     assert!(error.contains("before the backup"), "{error}");
+}
+
+/// Commits that were copied only by a later opening have the times at which they were made.
+#[test]
+fn commits_from_before_a_kill_have_their_times() {
+    let folder = Folder::new();
+    let path = |name: &str| folder.path().join(name);
+    let db = small().open(path("db")).unwrap();
+    let k = db.keyspace("k").unwrap();
+    db.backup_to(path("backup"), &BackupOptions::new()).unwrap();
+    let next_time = || {
+        let time = now();
+        wait_until(|| now() > time + Duration::from_millis(2));
+        time
+    };
+    next_time();
+    let times: Vec<(Timestamp, Duration)> = (0..3u8)
+        .map(|row| {
+            k.insert([row], "1").unwrap();
+            (db.stats().durable, next_time())
+        })
+        .collect();
+    copy_folder(&path("db"), &path("killed"));
+    next_time();
+    drop(db);
+    small().archive(Archive::to_folder(path("archive"))).open(path("killed")).unwrap().close().unwrap();
+    for (index, (at, time)) in times[..2].iter().enumerate() {
+        let target = path(&format!("restored {index}"));
+        let point = RestorePoint::Time(*time);
+        let report = small().restore_to([path("backup")], path("archive"), point, target).unwrap();
+        assert_eq!(report.timestamp, *at);
+        assert!(report.time.unwrap() <= *time);
+    }
 }
 
 /// A file that is missing, damaged, cut short or of another database is named, and nothing is restored.
