@@ -9,7 +9,7 @@ use drumlin::{Config, RestorePoint};
 use serde::Serialize;
 
 use super::verify::BackupLine;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::terminal::figures::parse_size;
 use crate::terminal::{Output, figures};
 
@@ -58,13 +58,13 @@ impl Restore {
     }
 
     fn restore_to(&self, config: &Config, archive: &Path, output: Output) -> Result<()> {
-        if self.backups.iter().any(|backup| backup.as_os_str() == "-") {
-            return Err(Failure::usage(
-                "a backup from stdin can't be continued with an archive: give a folder".to_owned(),
-            ));
-        }
         let point = self.until.unwrap_or(RestorePoint::Newest);
-        let report = config.restore_to(&self.backups, archive, point, &self.target)?;
+        let report = match &self.backups[..] {
+            [only] if only.as_os_str() == "-" => {
+                config.restore_from_to([io::stdin().lock()], archive, point, &self.target)?
+            }
+            backups => config.restore_to(backups, archive, point, &self.target)?,
+        };
         let line = RestoredLine {
             timestamp: report.timestamp.0,
             time: report.time.map(|time| RestorePoint::Time(time).to_string()),

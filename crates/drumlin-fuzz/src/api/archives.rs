@@ -18,10 +18,12 @@ pub(super) fn rewind(script: &mut Script<'_>) {
     let keyspace = must(db.keyspace("k"));
     let mut rows = BTreeMap::new();
     let mut states = Vec::new();
+    let mut stream = Vec::new();
     let (before, after) = (script.byte() % 4, 1 + script.byte() % 6);
     for step in 0..before + after {
         if step == before {
             must(db.backup_to("/backup", &BackupOptions::new()));
+            must(db.backup_into(&mut stream, &BackupOptions::new()));
         }
         let (key, value) = (vec![script.byte() % 8], vec![step; usize::from(script.byte()) * 600]);
         must(keyspace.insert(&key, &value));
@@ -44,7 +46,12 @@ pub(super) fn rewind(script: &mut Script<'_>) {
     let newer = RestorePoint::Commit(drumlin::Timestamp(last.0 + 1));
     let refused = plain.restore_to(["/backup"], "/archive", newer, "/refused");
     assert!(checked(refused, is_unusable).is_none(), "a commit that is not there was restored");
-    must(call!("Config::restore_to", plain.restore_to(["/backup"], "/archive", point, "/restored")));
+    if script.byte().is_multiple_of(2) {
+        must(call!("Config::restore_to", plain.restore_to(["/backup"], "/archive", point, "/restored")));
+    } else {
+        let backups = [&stream[..]];
+        must(call!("Config::restore_from_to", plain.restore_from_to(backups, "/archive", point, "/restored")));
+    }
     let restored = must(plain.open("/restored"));
     let found = must(restored.keyspace("k")).iter().map(|row| {
         let (key, value) = must(row);

@@ -268,8 +268,7 @@ impl Config {
         backups: impl IntoIterator<Item = R>,
         target: impl AsRef<Path>,
     ) -> Result<BackupInfo> {
-        let named = |(index, reader)| ReadParts { reader, name: format!("number {}", index + 1) };
-        let mut streams: Vec<ReadParts<R>> = backups.into_iter().enumerate().map(named).collect();
+        let mut streams = ReadParts::numbered(backups);
         self.restore_parts(streams.iter_mut().map(|stream| stream as &mut dyn PartSource), target.as_ref())
     }
 

@@ -1,5 +1,6 @@
 //! Restoring a database to a point in time: a backup, and the archived commits after it.
 
+use std::io::Read;
 use std::ops::Bound;
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::format::prepared::{self, Head};
 use crate::format::record::Operation;
 use crate::format::{KeyspaceId, Timestamp};
-use crate::store::backup_parts::{PartFolder, PartSource};
+use crate::store::backup_parts::{PartSource, ReadAhead, ReadParts};
 use crate::store::clones::HeldCheckpoint;
 use crate::store::{OwnedChange, Settings, restore};
 use crate::txn::commit::Durability;
@@ -67,18 +68,45 @@ impl Config {
         for path in backups {
             folders.push(self.backup_folder(path.as_ref())?);
         }
-        self.restore_to_point(folders, archive.as_ref(), point, target.as_ref())
+        let sources = folders.iter_mut().map(|folder| folder as &mut dyn PartSource);
+        self.restore_to_point(sources, archive.as_ref(), point, target.as_ref())
     }
 
-    fn restore_to_point(
+    /// Restores a database to a point in time from backups that were written as streams. Otherwise like
+    /// [`restore_to`](Config::restore_to). The beginning of the last stream is read first.
+    ///
+    /// ```no_run
+    /// use drumlin::{Config, RestorePoint};
+    ///
+    /// Config::new().restore_from_to([std::io::stdin()], "archive", RestorePoint::Newest, "restored")?;
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`restore_to`](Config::restore_to).
+    pub fn restore_from_to<R: Read>(
         &self,
-        mut folders: Vec<PartFolder>,
+        backups: impl IntoIterator<Item = R>,
+        archive: impl AsRef<Path>,
+        point: RestorePoint,
+        target: impl AsRef<Path>,
+    ) -> Result<RestoreReport> {
+        let mut streams = ReadParts::numbered(backups);
+        let sources = streams.iter_mut().map(|stream| stream as &mut dyn PartSource);
+        self.restore_to_point(sources, archive.as_ref(), point, target.as_ref())
+    }
+
+    fn restore_to_point<'p>(
+        &self,
+        sources: impl Iterator<Item = &'p mut (dyn PartSource + 'p)>,
         archive: &Path,
         point: RestorePoint,
         target: &Path,
     ) -> Result<RestoreReport> {
         self.check()?;
-        let Some(last) = folders.last_mut() else {
+        // The first part of the last backup is read twice: now for its head, and when its turn has come.
+        let mut sources: Vec<ReadAhead<'_>> = sources.map(ReadAhead::new).collect();
+        let Some(last) = sources.last_mut() else {
             return Err(Error::Invalid("no backup was given to restore".into()));
         };
         let head = restore::read_head(last)?;
@@ -87,7 +115,7 @@ impl Config {
         let folder = self.archive_folder(archive)?;
         let mut commits = folder.commits(head.database, (backup, head.taken_at_ms), point)?;
         let mut sources: Vec<&mut dyn PartSource> =
-            folders.iter_mut().map(|folder| folder as &mut dyn PartSource).collect();
+            sources.iter_mut().map(|source| source as &mut dyn PartSource).collect();
         let now = self.settings.choose_backend(target)?.wall_clock();
         let settings = Settings {
             create: false,

@@ -269,6 +269,49 @@ impl PartSource for PartFolder {
     }
 }
 
+/// A source whose first part can be read twice: the second time, it comes from memory.
+pub(crate) struct ReadAhead<'s> {
+    source: &'s mut (dyn PartSource + 's),
+    /// The first part, once it has been read. The second reading takes its body.
+    first: Option<([u8; PART_HEADER_BYTES], Vec<u8>)>,
+    /// `true` if the next body is that of the first part.
+    is_at_first: bool,
+}
+
+impl<'s> ReadAhead<'s> {
+    pub(crate) fn new(source: &'s mut (dyn PartSource + 's)) -> ReadAhead<'s> {
+        ReadAhead { source, first: None, is_at_first: false }
+    }
+}
+
+impl PartSource for ReadAhead<'_> {
+    fn name(&self) -> String {
+        self.source.name()
+    }
+
+    fn next_header(&mut self, number: u32) -> Result<Option<[u8; PART_HEADER_BYTES]>> {
+        self.is_at_first = number == 0;
+        if !self.is_at_first {
+            return self.source.next_header(number);
+        }
+        if self.first.is_none() {
+            self.first = self.source.next_header(0)?.map(|header| (header, Vec::new()));
+        }
+        Ok(self.first.as_ref().map(|(header, _)| *header))
+    }
+
+    fn body(&mut self, bytes: u64) -> Result<Vec<u8>> {
+        match &mut self.first {
+            Some((_, first)) if self.is_at_first && first.is_empty() => {
+                *first = self.source.body(bytes)?;
+                Ok(first.clone())
+            }
+            Some((_, first)) if self.is_at_first => Ok(std::mem::take(first)),
+            _ => self.source.body(bytes),
+        }
+    }
+}
+
 /// A stream to which the parts are written one after the other.
 pub(crate) struct WrittenParts<W>(pub(crate) W);
 
@@ -304,6 +347,12 @@ pub(crate) struct ReadParts<R> {
 }
 
 impl<R: Read> ReadParts<R> {
+    /// Returns the streams of several backups, which are named by their numbers.
+    pub(crate) fn numbered(backups: impl IntoIterator<Item = R>) -> Vec<ReadParts<R>> {
+        let named = |(index, reader)| ReadParts { reader, name: format!("number {}", index + 1) };
+        backups.into_iter().enumerate().map(named).collect()
+    }
+
     fn fill(&mut self, bytes: u64) -> Result<Vec<u8>> {
         let mut read = Vec::new();
         let result = self.reader.by_ref().take(bytes).read_to_end(&mut read);

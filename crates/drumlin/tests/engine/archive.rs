@@ -631,6 +631,37 @@ fn a_command_takes_the_files() {
     assert_eq!(std::fs::read_dir(folder.path().join("db/archive")).unwrap().count(), 1, "a delivered file stays");
 }
 
+/// A full backup and an incremental one that come as streams are restored to a commit. A stream that ends within its
+/// first part is refused.
+#[test]
+fn streams_are_restored_to_a_point() {
+    let folder = Folder::new();
+    let path = |name: &str| folder.path().join(name);
+    let db = small().archive(Archive::to_folder(path("archive"))).open(path("db")).unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("a", "1").unwrap();
+    let (mut full, mut changes) = (Vec::new(), Vec::new());
+    db.backup_into(&mut full, &BackupOptions::new().keep("full")).unwrap();
+    k.insert("b", "2").unwrap();
+    db.backup_into(&mut changes, &BackupOptions::new().since("full")).unwrap();
+    k.insert("c", "3").unwrap();
+    let wanted = db.stats().durable;
+    k.insert("d", "4").unwrap();
+    db.close().unwrap();
+    let point = RestorePoint::Commit(wanted);
+    let report = small().restore_from_to([&full[..], &changes], path("archive"), point, path("restored")).unwrap();
+    assert_eq!((report.timestamp, report.commits), (wanted, 1));
+    let restored = small().open(path("restored")).unwrap();
+    let rows: Vec<_> = restored.keyspace("k").unwrap().iter().map(|row| row.unwrap().0).collect();
+    assert_eq!(rows, ["a", "b", "c"]);
+    for bytes in [0, 10, 60, 200] {
+        let cut = small().restore_from_to([&full[..bytes]], path("archive"), point, path("refused"));
+        assert!(matches!(cut, Err(Error::UnusableBackup { .. })), "{bytes} bytes: {cut:?}");
+    }
+    let cut = small().restore_from_to([&full[..full.len() - 1]], path("archive"), point, path("refused"));
+    assert!(matches!(cut, Err(Error::UnusableBackup { .. })), "{cut:?}");
+}
+
 /// An interrupted restore leaves nothing that opens as a database, and is made again in the same folder.
 #[test]
 fn an_interrupted_restore_is_made_again() {
