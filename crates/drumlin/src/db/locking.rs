@@ -220,6 +220,9 @@ impl Transaction {
             planned.add(key);
             return self.reader.store()?.check_write(open, key);
         }
+        if !self.takes_locks {
+            return self.reader.store()?.check_write(open, key);
+        }
         let timeout = Some(self.options.lock_timeout);
         let result = self.try_lock(mode, open, key, lock_mode, timeout).await;
         self.remember(result).map(|is_locked| debug_assert!(is_locked, "it waited"))
@@ -314,7 +317,7 @@ impl Transaction {
     /// starts over. This is safe, because a batch has read nothing.
     pub(super) async fn lock_planned(&mut self, mode: WaitMode<'_>) -> Result<()> {
         let Some(planned) = self.locks.planned.take() else {
-            let locked = self.lock_removed(mode).await;
+            let locked = if self.takes_locks { self.lock_removed(mode).await } else { Ok(()) };
             return self.remember(locked);
         };
         let store = Arc::clone(self.store()?);

@@ -191,6 +191,11 @@ impl Repeating<'_> {
         self.keyspace.as_ref().map(|(_, keyspace)| keyspace)
     }
 
+    /// Begins a transaction for the rows of a commit. A bulk load may have had rows that a prepared transaction has locked.
+    fn begin(&self) -> Result<Transaction> {
+        Transaction::begin_alone(&self.db.handle, self.db.tx_options())
+    }
+
     /// Makes a commit. Returns `true` if it clones a keyspace of the checkpoint that is `held`.
     fn apply_commit(&mut self, commits: &mut ArchivedCommits, held: Option<&HeldCheckpoint<'_>>) -> Result<bool> {
         let mut tx: Option<Transaction> = None;
@@ -238,7 +243,7 @@ impl Repeating<'_> {
                 }
                 Operation::Loaded { .. } => {
                     if tx.is_none() {
-                        tx = Some(self.db.begin()?);
+                        tx = Some(self.begin()?);
                     }
                 }
                 Operation::Put { .. }
@@ -246,7 +251,7 @@ impl Repeating<'_> {
                 | Operation::RemoveRange { .. }
                 | Operation::PutInParts { .. } => {
                     if tx.is_none() {
-                        tx = Some(self.db.begin()?);
+                        tx = Some(self.begin()?);
                     }
                     let tx = tx.as_mut().expect("just begun");
                     match (operation, self.open(id)) {

@@ -160,6 +160,8 @@ pub struct Transaction {
     pub(super) id: TransactionId,
     pub(super) options: TxOptions,
     pub(super) locks: RowLocks,
+    /// `false` if the transaction takes no row locks. See [`begin_alone`](Transaction::begin_alone).
+    pub(super) takes_locks: bool,
     /// The memory grant for row locks. The write set and the read set have their own grants.
     pub(super) memory: Grant,
     roll_backs: RollBacks,
@@ -243,6 +245,12 @@ impl Transaction {
         Ok(transaction)
     }
 
+    /// Begins a transaction that takes no row locks, because all other transactions are prepared ones. Like a bulk load,
+    /// it may change rows that those have locked.
+    pub(super) fn begin_alone(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
+        Ok(Transaction { takes_locks: false, ..Transaction::begin(handle, options)? })
+    }
+
     pub(super) fn set_durability(&mut self, durability: Durability) {
         self.options.durability = durability;
     }
@@ -269,6 +277,7 @@ impl Transaction {
             id,
             options,
             locks,
+            takes_locks: true,
             memory,
             roll_backs: RollBacks::default(),
             savepoint_max: 0,

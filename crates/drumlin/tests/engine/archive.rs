@@ -631,6 +631,45 @@ fn a_command_takes_the_files() {
     assert_eq!(std::fs::read_dir(folder.path().join("db/archive")).unwrap().count(), 1, "a delivered file stays");
 }
 
+/// A bulk load may replace rows that a prepared transaction has locked, and large transactions may put others. The
+/// transaction's commit replaces them again.
+#[test]
+fn loads_over_locked_rows_are_restored() {
+    let disk = Disk::new(Medium::default(), 1);
+    let config = small().backend(disk.backend());
+    let db = config.clone().archive(Archive::to_folder("/archive")).open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("0", "1").unwrap();
+    db.backup_to("/backup", &BackupOptions::new()).unwrap();
+    let mut states = States::default();
+    for id in ["committed", "aborted"] {
+        let mut tx = db.begin().unwrap();
+        tx.insert(&k, id, "of the prepared one").unwrap();
+        tx.lock_row(&k, format!("{id} too"), LockMode::Exclusive).unwrap();
+        tx.prepare(id).unwrap();
+        states.note(&db);
+    }
+    // The second load has more rows than fit into the memory of a transaction.
+    for row_count in [1, 6000] {
+        let mut load = db.bulk_load("k").unwrap();
+        for id in ["aborted", "aborted too", "committed", "committed too"] {
+            load.insert(id, "of a load").unwrap();
+        }
+        (0..row_count).for_each(|row| load.insert(format!("row {row:05}"), [row_count as u8; 100]).unwrap());
+        load.finish().unwrap();
+        states.note(&db);
+    }
+    db.commit_prepared("committed").unwrap();
+    states.note(&db);
+    db.abort_prepared("aborted").unwrap();
+    states.note(&db);
+    db.close().unwrap();
+    for (at, state) in &states.0 {
+        let target = format!("/restored {at}");
+        check(&config, &["/backup".to_owned()], "/archive", *at, state, target.as_ref(), "loads over locked rows");
+    }
+}
+
 /// A full backup and an incremental one that come as streams are restored to a commit. A stream that ends within its
 /// first part is refused.
 #[test]
