@@ -142,6 +142,7 @@ impl Database {
     /// # Errors
     /// [`Error::NoSuchSnapshot`] for an unknown base; [`Error::Invalid`] for a folder that holds something else, and
     /// for a base that is not older than the backup; [`Error::Corrupted`] for a damaged page; [`Error::DiskFull`];
+    /// [`Error::MemoryInUse`] while others use the memory, [`Error::BudgetTooSmall`] if page tables leave too little;
     /// [`Error::Io`]; the errors of [`keep_snapshot`](Database::keep_snapshot). After an error, the folder has the
     /// parts that were written, and is not a valid backup.
     pub fn backup_to(&self, folder: impl AsRef<Path>, options: &BackupOptions) -> Result<BackupReport> {

@@ -271,6 +271,15 @@ impl Budget {
         (bytes > self.limit_bytes(Account::Tables)).then(|| self.total_for_tables(bytes, others))
     }
 
+    /// Returns `None` if a load or backup can take this many bytes as soon as everything but page tables of
+    /// `table_bytes` gives way. Otherwise returns the size of a budget in which it could.
+    pub(crate) fn needed_for_loads(&self, bytes: u64, table_bytes: u64) -> Option<u64> {
+        let pages_bytes = self.limits[Account::Pages as usize];
+        let can_take = bytes <= pages_bytes / 2 && table_bytes + bytes <= pages_bytes / 4 * 3;
+        // Page tables may take three quarters of the pages account, so half of it is two thirds of that.
+        (!can_take).then(|| self.total_for_tables((table_bytes + bytes).max(bytes.div_ceil(2) * 3), 0))
+    }
+
     /// Returns `None` if a database with page tables of this size can be opened in this budget. Otherwise returns the
     /// size of a budget that suffices. When a database is opened, its page tables may use everything except the minimum
     /// for frames. That is more than commits let them grow to, so a database created in a budget can always be reopened
@@ -696,6 +705,25 @@ mod tests {
         let larger = Arc::new(Budget::new(needed, 1));
         let _load = load_in(&larger);
         assert_eq!(larger.needed_for_growth(bytes), None);
+    }
+
+    /// A load or backup that can never fit beside the page tables is told the smallest budget in which it can.
+    #[test]
+    fn an_error_names_a_budget_for_a_backup() {
+        const BYTES: u64 = 1 << 20;
+        for total in [8 << 20, 64 << 20] {
+            let budget = Arc::new(Budget::new(total, 1));
+            let most = budget.limits[Account::Pages as usize] / 4 * 3;
+            assert_eq!(budget.needed_for_loads(BYTES, most - BYTES), None);
+            for (bytes, tables) in [(BYTES, most - BYTES + 1), (BYTES, most), (total, 0), (total, 3 * total)] {
+                let needed = budget.needed_for_loads(bytes, tables).expect("it does not fit");
+                assert!(needed > total, "{needed} bytes are said to be enough, which are there");
+                let larger = Arc::new(Budget::new(needed, 1));
+                assert_eq!(larger.needed_for_loads(bytes, tables), None, "{bytes} bytes and tables of {tables}");
+                let mut of_tables = larger.grant(Account::Tables);
+                assert!(of_tables.resize(tables) && larger.grant(Account::Loads).resize(bytes));
+            }
+        }
     }
 
     /// The transactions account has room for the largest transaction and a copy of it, however their grants grow.

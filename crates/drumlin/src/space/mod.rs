@@ -190,6 +190,15 @@ impl Space {
         self.check_budget(self.budget.needed_for_opening(bytes))
     }
 
+    /// Fails if a load or backup of this many bytes can never fit into the budget, whatever else gives way. The page
+    /// tables of opened snapshots give way when these are closed.
+    pub(crate) fn check_loads(&self, bytes: u64) -> Result<()> {
+        let page_spaces = self.page_spaces.read();
+        let lasting = page_spaces.iter().filter(|(id, _)| !id.is_of_kept());
+        let table_bytes = lasting.map(|(_, pages)| pages.table.memory_bytes()).sum();
+        self.check_budget(self.budget.needed_for_loads(bytes, table_bytes))
+    }
+
     fn check_budget(&self, needed: Option<u64>) -> Result<()> {
         let given_bytes = self.budget.total_bytes();
         needed.map_or(Ok(()), |minimum_bytes| Err(Error::BudgetTooSmall { given_bytes, minimum_bytes }))

@@ -99,6 +99,7 @@ impl Store {
             } else if memory.resize(needed_bytes(pages_min, 1)) {
                 break;
             } else {
+                space.check_loads(needed_bytes(pages_min, 1))?;
                 return Err(Error::loads_in_memory(memory.limit_bytes()));
             }
         }
