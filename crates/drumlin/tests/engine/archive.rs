@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use drumlin::{
     Archive, BackupOptions, Config, Database, Durability, Error, KeyspaceOptions, LockMode, RestorePoint, Timestamp,
 };
+use drumlin_io::IoBackend;
+use drumlin_io::testing::fault::FaultyBackend;
 use drumlin_io::testing::sim::{Disk, Medium};
 
 use crate::support::{Folder, Model, Random, copy_folder, number, small, some_value};
@@ -571,6 +574,77 @@ fn an_archive_that_cannot_be_written_ends() {
     let newest =
         small().restore_to([path("later backup")], path("archive"), RestorePoint::Newest, path("newest")).unwrap();
     assert_eq!(newest.timestamp, last);
+}
+
+/// If the database's disk fills up, the archive ends, and its error says why. No commit is lost, the archive has all
+/// commits before its end, and the next opening begins another chain.
+#[test]
+fn a_full_disk_ends_the_archive() {
+    let folder = Folder::new();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::create_dir_all(path("archive")).unwrap();
+    let faulty = FaultyBackend::new(drumlin_io::backend(IoBackend::Portable).unwrap());
+    // The archive is elsewhere: what the command writes takes no space on the disk of the database.
+    let copy = format!("cp \"$1\" '{}'", path("archive").display());
+    let archive = Archive::command("/bin/sh", ["-c", &copy, "sh"]).every(Duration::from_millis(20));
+    let config = small().backend(Arc::new(faulty.clone())).durability(Durability::Relaxed);
+    let open = || config.clone().archive(archive.clone()).open(path("db")).unwrap();
+    let db = open();
+    let k = db.keyspace("k").unwrap();
+    let begin = db.stats().durable.0;
+    db.backup_to(path("backup"), &BackupOptions::new()).unwrap();
+    let row = |row: u64| (row.to_be_bytes(), Random(row).bytes(900));
+    let mut rows = 0;
+    let mut put = |db: &Database, count: u64| {
+        let k = db.keyspace("k").unwrap();
+        (0..count).try_for_each(|_| {
+            let (key, value) = row(rows);
+            k.insert(key, value).map(|()| rows += 1)
+        })
+    };
+    put(&db, 300).unwrap();
+    let mut refused = Ok(());
+    faulty.set_space_limit(Some(faulty.space_used() + (3 << 20)));
+    for _ in 0..100 {
+        refused = put(&db, 1000);
+        if refused.is_err() {
+            break;
+        }
+    }
+    assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
+    // Files of the archive have no reserve, so the archive ends when the disk has no block for one.
+    wait_until(|| db.stats().archive_has_ended);
+    let failure = db.stats().archive_failure.unwrap();
+    assert!(failure.contains("ended after timestamp") && failure.contains("archive"), "{failure}");
+    faulty.set_space_limit(None);
+    put(&db, 10).unwrap();
+    drop(k);
+    db.close().unwrap();
+    let db = open();
+    put(&db, 10).unwrap();
+    db.backup_to(path("later backup"), &BackupOptions::new()).unwrap();
+    put(&db, 10).unwrap();
+    db.sync().unwrap();
+    let last = db.stats().durable;
+    db.close().unwrap();
+    let chains = small().verify_archive(path("archive")).unwrap();
+    assert_eq!(chains.len(), 2, "{chains:#?}");
+    assert!(chains[0].to.0 >= begin + 300 && chains[0].to < chains[1].from && chains[1].to == last, "{chains:#?}");
+    let check = |backup: &str, to: Timestamp, target: &str| {
+        let point = RestorePoint::Commit(to);
+        small().restore_to([path(backup)], path("archive"), point, path(target)).unwrap();
+        let restored = small().open(path(target)).unwrap();
+        let restored = restored.keyspace("k").unwrap();
+        let found: Vec<_> = restored.iter().map(|row| row.unwrap()).collect();
+        assert_eq!(found.len() as u64, to.0 - begin);
+        assert!(
+            (0..)
+                .zip(&found)
+                .all(|(number, (key, value))| (&key[..], &value[..]) == (&row(number).0[..], &row(number).1[..]))
+        );
+    };
+    check("backup", chains[0].to, "restored");
+    check("later backup", last, "newest");
 }
 
 /// An archive that is turned off removes what waits. Turned on again, it begins another chain.
