@@ -239,14 +239,13 @@ fn every_point_in_time_is_restored() {
 /// from a full backup with an incremental one.
 #[test]
 fn everything_is_archived() {
-    let folder = Folder::new();
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    let config = small().archive(Archive::to_folder(path("archive")));
-    let db = config.open(path("db")).unwrap();
+    let disk = Disk::new(Medium::default(), 1);
+    let config = small().backend(disk.backend());
+    let db = config.clone().archive(Archive::to_folder("/archive")).open("/db").unwrap();
     db.keyspace("first").unwrap().insert("a", "1").unwrap();
-    db.backup_to(path("full"), &BackupOptions::new().keep("full")).unwrap();
+    db.backup_to("/full", &BackupOptions::new().keep("full")).unwrap();
     db.keyspace("first").unwrap().insert("b", "2").unwrap();
-    db.backup_to(path("changes"), &BackupOptions::new().since("full")).unwrap();
+    db.backup_to("/changes", &BackupOptions::new().since("full")).unwrap();
     let mut states = States::default();
     let begin = states.note(&db);
     let wide = db.keyspace_with("wide", KeyspaceOptions::new().page_bytes(16 << 10)).unwrap();
@@ -283,6 +282,7 @@ fn everything_is_archived() {
             _ => tx.insert(&loaded, row.to_be_bytes(), [9; 80]).unwrap(),
         }
     }
+    assert!(db.stats().transaction_disk_bytes > 0, "nothing was spilled");
     tx.insert(&wide, "of a large transaction", &large[..700_000]).unwrap();
     tx.commit().unwrap();
     states.note(&db);
@@ -315,18 +315,17 @@ fn everything_is_archived() {
     let last = states.note(&db);
     let ages: Vec<Duration> = db.prepared().unwrap().iter().map(|found| found.age).collect();
     db.close().unwrap();
-    let backups = [path("full"), path("changes")];
+    let backups = ["/full".to_owned(), "/changes".to_owned()];
     for (index, (at, state)) in states.0.iter().enumerate() {
-        let target = folder.path().join(format!("restored {index}"));
-        check(&small(), &backups, &path("archive"), *at, state, &target, "everything");
+        let target = format!("/restored {index}");
+        check(&config, &backups, "/archive", *at, state, target.as_ref(), "everything");
         if *at == last.0 {
-            let restored = small().open(&target).unwrap();
+            let restored = config.open(&target).unwrap();
             // The transaction is as old as it was, has its locks, and can be committed.
             assert!(restored.prepared().unwrap()[0].age >= ages[0]);
             restored.commit_prepared("kept").unwrap();
             assert_eq!(restored.keyspace("wide").unwrap().get("kept").unwrap().unwrap(), large[..200_000]);
         }
-        std::fs::remove_dir_all(target).unwrap();
     }
     assert!(begin < last);
 }
