@@ -100,6 +100,33 @@ impl std::fmt::Debug for Rescue {
     }
 }
 
+/// Returns an error for all clones whose tables are lost. They share pages that name another keyspace, so a search
+/// finds these as pages of that keyspace alone.
+fn hidden_pages(store: &DamagedStore) -> Vec<Error> {
+    let path = store.file.path();
+    if !store.is_catalogue_known {
+        let reason = "without it, a keyspace that was cloned from another one has only pages that were written after \
+                      that; the pages that it shares are found in the other one";
+        return vec![Error::corrupted(path, "the catalogue", reason)];
+    }
+    let name_of = |id: KeyspaceId| {
+        let origin = store.keyspaces.iter().find(|keyspace| keyspace.entry.id == id);
+        origin.map_or("a dropped keyspace".to_owned(), |origin| format!("keyspace {:?}", origin.entry.name))
+    };
+    let clones = store.keyspaces.iter().filter(|keyspace| keyspace.pages.are_searched());
+    let origins = clones.filter_map(|keyspace| Some((&keyspace.entry.name, *keyspace.entry.origins.first()?)));
+    let errors = origins.map(|(name, origin)| {
+        let what = format!("the page table of keyspace {name:?}");
+        let reason = format!(
+            "the pages are missing that it shares with {}, from which it was cloned, and that only the lost part of the \
+             table lists",
+            name_of(origin)
+        );
+        Error::corrupted(path, what, reason)
+    });
+    errors.collect()
+}
+
 impl Rescue {
     /// Reads the structures of the database at `path`, and describes its leaves in a new database at `scratch`, a
     /// folder that is empty or does not exist. The memory budget of `config` must be at least 32 MiB: half of it serves
@@ -136,12 +163,14 @@ impl Rescue {
         };
         let options = KeyspaceOptions::new().page_bytes(PAGE_BYTES_MAX);
         let mut images = scratch.keyspace_with(IMAGES, options)?;
+        let mut hidden = hidden_pages(&store);
         let mut found = find(&mut store)?;
         let mut scan = store.scan_log(found.newest, &settings)?;
         if store.is_outdated(found.newest, scan.as_ref()) {
             store.distrust_tables(entries);
             scratch.drop_keyspace(IMAGES)?;
             images = scratch.keyspace_with(IMAGES, options)?;
+            hidden = hidden_pages(&store);
             found = find(&mut store)?;
             scan = store.scan_log(found.newest, &settings)?;
         }
@@ -154,7 +183,7 @@ impl Rescue {
             let (attached, lost) = finder.find_attached(scan, &log_path, &mut damage)?;
             (loads, lost_pages) = (attached, lost_pages + lost);
         }
-        damage.splice(0..0, std::mem::take(&mut store.damage));
+        damage.splice(0..0, std::mem::take(&mut store.damage).into_iter().chain(hidden));
         let keyspaces = found.keyspaces;
         let mut sources = Sources { store, extents, scratch, images, keyspaces, prepared: BTreeMap::new() };
         read_prepared(&mut sources)?;

@@ -104,6 +104,11 @@ impl Pages {
             Pages::Searched => None,
         }
     }
+
+    /// Returns `true` if some pages are listed nowhere, so that a search has to find them.
+    pub(crate) fn are_searched(&self) -> bool {
+        !matches!(self, Pages::Listed(_))
+    }
 }
 
 /// The extents that a search of the whole data file has found, except for pages and values.
@@ -431,8 +436,7 @@ impl DamagedStore {
 
     /// Returns `true` if pages have to be searched.
     pub(crate) fn has_searched_pages(&self) -> bool {
-        let is_listed = |keyspace: &DamagedKeyspace| matches!(keyspace.pages, Pages::Listed(_));
-        !self.is_catalogue_known || !self.keyspaces.iter().all(is_listed)
+        !self.is_catalogue_known || self.keyspaces.iter().any(|keyspace| keyspace.pages.are_searched())
     }
 
     /// Calls `each` for every sound extent in the newest use of its segment. O(data).

@@ -404,6 +404,48 @@ fn a_lost_catalogue_loses_only_names() {
     }
 }
 
+/// If the catalogue or a page table is lost, a clone lacks pages that it shares with its origin. The damage says so,
+/// and no keyspace has rows of another one.
+#[test]
+fn a_clone_without_its_table_lacks_shared_pages() {
+    const ROWS: u32 = 3000;
+    let backend = drumlin_io::in_memory();
+    let db = config(&backend).open(FOLDER).unwrap();
+    let write = |name: &str, numbers: std::ops::Range<u32>, value: &str| {
+        let keyspace = db.keyspace(name).unwrap();
+        numbers.for_each(|row| keyspace.insert_with(row.to_be_bytes(), value, Durability::Relaxed).unwrap());
+    };
+    write("origin", 0..ROWS, "of both");
+    db.clone_keyspace("origin", "clone").unwrap();
+    write("clone", 0..ROWS / 3, "of the clone");
+    write("origin", ROWS / 3 * 2..ROWS, "of the origin");
+    db.close().unwrap();
+    let rows = |is_its_own: &dyn Fn(u32) -> bool, own: &str| -> Rows {
+        let value = |row| if is_its_own(row) { own } else { "of both" };
+        (0..ROWS).map(|row| (row.to_be_bytes().to_vec(), value(row).as_bytes().to_vec())).collect()
+    };
+    let clone = rows(&|row| row < ROWS / 3, "of the clone");
+    let origin = rows(&|row| row >= ROWS / 3 * 2, "of the origin");
+    let files = read_files(&*backend);
+    for (kind, line) in [(TABLE, "\"clone\""), (CATALOGUE, "the catalogue")] {
+        let mut files = files.clone();
+        assert!(damage_kind(&mut files, kind) > 0);
+        let backend = disk_of(&files);
+        let damaged = Rescue::open(&config(&backend), FOLDER, SCRATCH).unwrap();
+        let damage: Vec<String> = damaged.damage().iter().map(ToString::to_string).collect();
+        let is_said = damage.iter().any(|text| text.contains(line) && text.contains("cloned"));
+        assert!(is_said, "{damage:#?}");
+        drop(damaged);
+        let found = rescue(&files).unwrap().rows;
+        assert_eq!(found.len(), 2);
+        for (name, rows) in found {
+            let is_in = |whole: &Rows| rows.iter().all(|(key, value)| whole.get(key) == Some(value));
+            assert!(if name == "clone" { is_in(&clone) } else { is_in(&origin) || is_in(&clone) }, "{name}");
+            assert!(rows.len() >= ROWS as usize / 3, "{name}: {} rows", rows.len());
+        }
+    }
+}
+
 /// The commits before a damaged log record are rescued, those before the first checkpoint too.
 #[test]
 fn the_sound_prefix_of_a_log_is_rescued() {
