@@ -888,6 +888,51 @@ fn old_values_are_told_on_request() {
     assert_eq!(told, [["a: 1 bytes of 1"]]);
 }
 
+/// Removed ranges, loads, and transactions that outgrew memory tell neither their rows nor old values of them. That
+/// differs from a row that was absent.
+#[test]
+fn old_values_that_are_not_told_differ_from_absent_rows() {
+    let config = Config::in_memory().memory(8 << 20).keep_changes(all().with_old_values());
+    let db = config.open("").unwrap();
+    let k = db.keyspace("k").unwrap();
+    k.insert("000001", "old").unwrap();
+    k.insert("000003", "old").unwrap();
+    let since = now(&db).0;
+    k.remove_range("000000".."000002").unwrap();
+    let mut load = db.bulk_load("k").unwrap();
+    load.insert("000001", "of the load").unwrap();
+    load.insert("000003", "of the load").unwrap();
+    load.finish().unwrap();
+    let mut tx = db.begin().unwrap();
+    for row in 0..40_000 {
+        tx.insert(&k, format!("{row:06}"), [2; 100]).unwrap();
+    }
+    tx.commit().unwrap();
+    k.insert("a", "absent before").unwrap();
+    k.insert("000001", "2s before").unwrap();
+    let described = |commit: &Commit| {
+        let described = commit.changes_with_old_values().map(|(change, old)| {
+            let change = match change {
+                Change::RemoveRange { .. } => "a range",
+                Change::Loaded { .. } => "a load",
+                Change::Put { .. } => "a row",
+                other => panic!("{other:?}"),
+            };
+            let old = match old {
+                None => "not told",
+                Some(OldValue::Absent) => "absent",
+                Some(OldValue::Value(_)) => "a value",
+                other => panic!("{other:?}"),
+            };
+            format!("{change}: {old}")
+        });
+        described.collect::<Vec<_>>()
+    };
+    let told: Vec<_> = commits_since(&db, since).iter().map(described).collect();
+    let expected = ["a range: not told", "a load: not told", "a load: not told", "a row: absent", "a row: a value"];
+    assert_eq!(told, expected.map(|text| vec![text.to_owned()]));
+}
+
 /// A load and a transaction that outgrew memory tell the first and the last key of their rows.
 #[test]
 fn loads_tell_the_range_of_their_keys() {
