@@ -14,5 +14,6 @@ pub mod plan;
 pub mod planted;
 pub mod progress;
 pub mod report;
+mod rewinds;
 pub mod tasks;
 pub mod world;

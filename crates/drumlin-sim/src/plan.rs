@@ -1,7 +1,14 @@
 //! The plan of a world: everything that is drawn from its seed before it begins.
 
-use drumlin::{Config, Retention, VersionOverflow};
+use std::time::Duration;
+
+use drumlin::{Archive, Config, Retention, VersionOverflow};
 use drumlin_io::testing::sim::{Disk, Random, Schedule};
+
+/// The folder of the archive, on the same disk as the database.
+pub const ARCHIVE: &str = "/archive";
+/// The age at which a file of the archive is ended: sessions with short pauses last some of these.
+const ARCHIVE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The kind of fault that a world has in addition to power cuts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, clap::ValueEnum)]
@@ -98,6 +105,9 @@ pub struct Plan {
     pub keeps_on_disk: bool,
     /// `true` if clients clone keyspaces.
     pub clones: bool,
+    /// `true` if the database has an archive, and backups are made at openings and restored to points in time at the
+    /// end.
+    pub archives: bool,
     /// `true` if commits wait while that space is full. Ignored if a client keeps its snapshot, because commits would
     /// wait for that snapshot forever.
     pub delays_commits: bool,
@@ -171,6 +181,7 @@ impl Plan {
             changes_bytes: [256 << 10, 1 << 40, 0, 0, 0, 0, 0, 0][Random(seed ^ 0xFEED_1DEA).below(8) as usize],
             keeps_on_disk: Random(seed ^ 0x0CE9_71DE).below(3) == 0,
             clones: Random(seed ^ 0xC10E_1DEA).below(3) == 0,
+            archives: Random(seed ^ 0xA2C1_1DEA).below(8) == 0,
         }
     }
 
@@ -198,6 +209,7 @@ impl Plan {
             old_values: false,
             keeps_on_disk: false,
             clones: false,
+            archives: false,
             ..self
         }
     }
@@ -234,6 +246,7 @@ impl Plan {
             drops_large: false,
             keeps_on_disk: false,
             clones: false,
+            archives: false,
             changes_bytes: 0,
             old_values: false,
             ..self
@@ -260,13 +273,17 @@ impl Plan {
             bytes if self.old_values => Config::new().keep_changes(Retention::bytes(bytes).with_old_values()),
             bytes => Config::new().keep_changes(Retention::bytes(bytes)),
         };
+        let config = match self.archives {
+            true => config.archive(Archive::to_folder(ARCHIVE).every(ARCHIVE_INTERVAL)),
+            false => config,
+        };
         config
             // The smallest of these budgets are half of the smallest one that users can set. They have no room for the
             // buffers of a spill, nor for those of a backup and the page tables of open snapshots.
             .memory(
                 self.memory_bytes
                     + (u64::from(self.spills) << 20)
-                    + (u64::from(self.keeps_on_disk || self.clones) << 21),
+                    + (u64::from(self.keeps_on_disk || self.clones || self.archives) << 21),
             )
             .page_bytes(self.page_bytes)
             .segment_bytes(256 << 10)

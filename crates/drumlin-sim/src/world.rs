@@ -13,6 +13,7 @@ use crate::crowd;
 use crate::follower::Follower;
 use crate::model::{Model, Operation, Tampering};
 use crate::plan::{Fault, Plan};
+use crate::rewinds::Rewinds;
 
 /// The number of events of each kind in a world.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +59,7 @@ struct World {
     follower: Arc<Mutex<Follower>>,
     counts: Counts,
     backups: Backups,
+    rewinds: Rewinds,
     report: RunReport,
     /// `true` if the disk was damaged without the database's knowledge, in this or an earlier session.
     is_damaged: bool,
@@ -76,6 +78,7 @@ enum End {
 impl World {
     fn new(plan: Plan) -> World {
         let random = Random(plan.seed);
+        let rewinds = Rewinds::new(plan.seed);
         World {
             plan,
             random,
@@ -83,6 +86,7 @@ impl World {
             follower: Arc::default(),
             counts: Counts::default(),
             backups: Backups::default(),
+            rewinds,
             report: RunReport::default(),
             is_damaged: false,
         }
@@ -94,8 +98,14 @@ impl World {
             let is_last = session + 1 == self.plan.sessions;
             match self.session(medium, is_last) {
                 Some(next) => medium = next,
-                None => break,
+                None => {
+                    medium = Medium::default();
+                    break;
+                }
             }
+        }
+        if self.plan.archives && !self.is_damaged {
+            self.rewinds.verify(medium, &self.model, &self.plan);
         }
         let counts = [
             ("read", Count::Reads),
@@ -121,6 +131,7 @@ impl World {
         };
         self.report.counts.insert("commit| told by the feed", commits);
         self.report.counts.insert("old value| told by the feed", old_values);
+        self.report.counts.insert("point| in time restored", self.rewinds.restored);
         self.report.commits = self.model.commits();
         self.report.rows_checked = self.model.checked();
         self.report
@@ -174,6 +185,10 @@ impl World {
             if !disk.is_off() {
                 self.report.damage_reported += 1;
             }
+        }
+        if self.plan.archives && !disk.is_off() {
+            self.rewinds.mark(&disk, &self.model);
+            self.rewinds.back_up(&db, &disk, &self.plan);
         }
         if !disk.is_off() && !is_last {
             self.work(&db, &disk, end);
@@ -487,6 +502,9 @@ impl World {
             let _ = sim::join(thread);
         }
         is_over.store(true, Ordering::Relaxed);
+        if self.plan.archives {
+            self.rewinds.mark(disk, &self.model);
+        }
         if let Some(follower) = follower {
             let _ = sim::join(follower);
         }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use drumlin::{BackupOptions, Database, Error, KeptSnapshot, Keyspace, KeyspaceInfo, Range};
+use drumlin::{BackupOptions, Config, Database, Error, KeptSnapshot, Keyspace, KeyspaceInfo, Range};
 use drumlin_io::testing::sim::{Disk, Medium};
 
 use super::answers::Call;
@@ -311,7 +311,12 @@ fn restore(backups: &[Arc<Vec<u8>>], at: u64, model: &Model, plan: &Plan, seed: 
     let readers = backups.iter().map(|backup| &backup[..]);
     let restored = config.restore_from(readers, "/restored").unwrap_or_else(|error| panic!("restoring: {error}"));
     assert_eq!(restored.timestamp.0, at, "the restored state");
-    let db = config.open("/restored").unwrap_or_else(|error| panic!("opening what was restored: {error}"));
+    compare_restored(&config, "/restored", at, model);
+}
+
+/// Compares a restored database with the model at a commit.
+pub(crate) fn compare_restored(config: &Config, path: &str, at: u64, model: &Model) {
+    let db = config.open(path).unwrap_or_else(|error| panic!("opening what was restored: {error}"));
     let names = names_of(db.keyspaces());
     let compared = compare(&names, |name| db.existing_keyspace(name), model, at, "the restored database");
     compared.unwrap_or_else(|error| panic!("reading what was restored: {error}"));
