@@ -191,7 +191,8 @@ impl Repeating<'_> {
         self.keyspace.as_ref().map(|(_, keyspace)| keyspace)
     }
 
-    /// Begins a transaction for the rows of a commit. A bulk load may have had rows that a prepared transaction has locked.
+    /// Begins a transaction for the rows of a commit. A bulk load may have had rows that a prepared transaction has
+    /// locked.
     fn begin(&self) -> Result<Transaction> {
         Transaction::begin_alone(&self.db.handle, self.db.tx_options())
     }

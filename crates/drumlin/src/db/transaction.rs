@@ -245,8 +245,8 @@ impl Transaction {
         Ok(transaction)
     }
 
-    /// Begins a transaction that takes no row locks, because all other transactions are prepared ones. Like a bulk load,
-    /// it may change rows that those have locked.
+    /// Begins a transaction that takes no row locks, because all other transactions are prepared ones. Like a bulk
+    /// load, it may change rows that those have locked.
     pub(super) fn begin_alone(handle: &Arc<Handle>, options: TxOptions) -> Result<Transaction> {
         Ok(Transaction { takes_locks: false, ..Transaction::begin(handle, options)? })
     }
