@@ -30,8 +30,8 @@ const PENDING_BYTES_MAX: usize = 64 << 10;
 ///
 /// The keyspace may have rows, and may be in use. The load is an upsert: a loaded row replaces an existing row with the
 /// same key. The load locks no rows and waits for no transaction. A transaction that began before the load's commit and
-/// has changed a row that the load also has, or is serializable and has read one, fails with
-/// [`Conflict`](crate::Error::Conflict) when it commits. So does a call that reads a row and changes it, like
+/// has changed or locked a row that the load also has, or is serializable and has read one, fails with
+/// [`Conflict`](crate::Error::Conflict) when it commits changes. So does a call that reads a row and changes it, like
 /// [`update`](crate::Keyspace::update), if the load's commit came in between.
 ///
 /// If the keyspace is empty for all readers and none of its rows is locked, the tree becomes the keyspace's tree.

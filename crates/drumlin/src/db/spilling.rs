@@ -13,6 +13,7 @@ use crate::format::Timestamp;
 use crate::memory::Account;
 use crate::store::OpenKeyspace;
 use crate::task::{Boxed, WaitMode, ready};
+use crate::txn::commit::{LockedRows, RowsSeen};
 use crate::txn::row_locks::Planned;
 use crate::txn::write_set::{Change, SharedWrites};
 
@@ -144,8 +145,9 @@ impl Transaction {
         let store = handle.store()?;
         horizon.check()?;
         let writes = &own.as_ref().expect("a transaction has writes").set;
-        let seen = rows_seen(&horizon, &locks);
-        let committed = store.contention.noting(store.commit_spilled(writes, seen))?;
+        let (seen, open) = (rows_seen(&horizon, &locks), |id| store.keyspace_with_id(id));
+        let locked = LockedRows { locks: &locks, open: &open };
+        let committed = store.contention.noting(store.commit_spilled(writes, RowsSeen::Of(&locked, &seen)))?;
         let timestamp = committed.unwrap_or_else(|| horizon.seen());
         drop(locks);
         Ok((handle, timestamp))

@@ -63,8 +63,7 @@ impl Engine {
     }
 
     /// Attaches trees as runs above the trees of their keyspaces, all by one timestamp, or changes nothing. If
-    /// `checked` is set, no run may have been attached to these keyspaces since. Calls `on_shown` once the pages belong
-    /// to the keyspaces.
+    /// `checked` is set, no run may have been attached since. Calls `on_shown` once the pages belong to the keyspaces.
     pub(super) fn attach_as_runs(
         &self,
         runs: &[(&CountedTree, &LoadTables)],
@@ -78,9 +77,9 @@ impl Engine {
             if tree.pages.runs.are_many(Run::has_rows, RUNS_MAX) {
                 return Ok(Attached::ManyRuns);
             }
-            if checked.is_some_and(|checked| tree.pages.runs.are_attached_since(checked)) {
-                return Ok(Attached::Overtaken);
-            }
+        }
+        if self.is_overtaken(checked) {
+            return Ok(Attached::Overtaken);
         }
         for (tree, _) in runs {
             // The rows of a run are not beneath the pages that the counts describe.

@@ -176,6 +176,15 @@ fn check_rows(
     let Some(since) = seen.since() else { return Ok(None) };
     // Read first: runs that are attached from here on are looked for again.
     let checked = engine.clock.published();
+    if !engine.is_overtaken(Some(since)) {
+        return Ok(Some(checked));
+    }
+    // The rows whose locks are still in the lock table, because the transaction has not changed them.
+    ready(engine.check_runs(WaitMode::Blocking, &[], None, seen))?;
+    let seen = match seen {
+        RowsSeen::Of(_, seen) => *seen,
+        seen => seen,
+    };
     if !packed.iter().any(|changes| changes.open.tree.pages.runs.are_attached_since(since)) {
         return Ok(Some(checked));
     }

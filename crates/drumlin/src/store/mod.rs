@@ -65,7 +65,7 @@ use crate::memory::{Account, Grant, heap_bytes};
 use crate::seglog::Appended;
 use crate::task::WaitMode;
 use crate::txn::TransactionId;
-use crate::txn::commit::{Admitted, Durability, Recorded, Removals, Row, RowsSeen};
+use crate::txn::commit::{Admitted, Durability, LockedRows, Recorded, Removals, Row, RowsSeen};
 use crate::txn::locks::lock_bytes;
 use crate::txn::read_set::Reads;
 use crate::txn::row_locks::{CommitLocks, RowLock};
@@ -363,6 +363,9 @@ impl Store {
         durability: Durability,
         locks: L,
     ) -> Result<Appended> {
+        let open = |id| self.keyspace_with_id(id);
+        let locked = locks.of_transaction().map(|locks| LockedRows { locks, open: &open });
+        let seen = locked.as_ref().map_or(seen, |locked| RowsSeen::Of(locked, &seen));
         if reads.is_none()
             && let Some(applied) = self.engine.commit_at_once(rows, 0, seen, durability)?
         {
@@ -389,6 +392,9 @@ impl Store {
         durability: Durability,
         locks: L,
     ) -> Result<Appended> {
+        let open = |id| self.keyspace_with_id(id);
+        let locked = locks.of_transaction().map(|locks| LockedRows { locks, open: &open });
+        let seen = locked.as_ref().map_or(seen, |locked| RowsSeen::Of(locked, &seen));
         let _none_ready = self.ready.none(mode, self.engine.backend.as_ref()).await?;
         let admitted = self.engine.admit(mode, rows, reads, removals.record_bytes()).await;
         let recorded = Recorded::RowsAndRanges(removals);

@@ -13,8 +13,11 @@
 //! Recovery folds what lies above the leaves that it changes by the same rule. A leaf of the checkpoint into which a
 //! run was not folded yet is folded again, with the same result.
 
-use super::commit::{Row, RowsSeen};
+use std::sync::Arc;
+
+use super::commit::{LockedRows, Row, RowsSeen};
 use super::engine::{Engine, Replaying};
+use super::keyspace::OpenKeyspace;
 use super::read_set::Reads;
 use super::undo::{UndoRecord, undo_bytes_max, version_bytes_max};
 use crate::counts::CountedTree;
@@ -255,8 +258,9 @@ impl Engine<Replaying> {
 }
 
 impl<L> Engine<L> {
-    /// Compares the rows that a commit depends on with the runs attached since. Fails if such a run has one of these
-    /// rows, or one that the transaction has read. Otherwise returns the timestamp up to which runs have been compared.
+    /// Compares the rows that a commit depends on with the runs attached since: its own rows, or all rows that its
+    /// transaction has locked. Fails if such a run has one of them, or a row that the transaction has read. Otherwise
+    /// returns the timestamp up to which runs have been compared.
     pub(crate) async fn check_runs(
         &self,
         mode: WaitMode<'_>,
@@ -264,30 +268,29 @@ impl<L> Engine<L> {
         reads: Option<Reads<'_>>,
         seen: RowsSeen<'_>,
     ) -> Result<Timestamp> {
-        const CONFLICT: Error =
-            Error::Conflict { reason: "a bulk load or a range delete has changed a row that this commit locked" };
         // Read first: runs that are attached from here on are looked for again.
         let checked = self.clock.published();
         assert!(seen.since().is_none_or(|since| since <= checked), "a commit has seen what is not published");
-        let (rows, seen) = match seen {
-            RowsSeen::Of(rows, seen) => (rows, *seen),
-            seen => (rows, seen),
+        let (locked, seen) = match seen {
+            RowsSeen::Of(locked, seen) => (Some(locked), *seen),
+            seen => (None, seen),
         };
-        for row in rows {
-            mode.work(turn::ROW_UNITS).await;
-            let is_changed = match seen {
-                RowsSeen::Nothing | RowsSeen::Of(..) => false,
-                RowsSeen::Snapshot(snapshot) if row.tree.pages.runs.are_attached_since(snapshot.timestamp) => {
-                    self.changed_since(mode, row.tree, row.key, snapshot.timestamp).await?
+        match locked {
+            None => {
+                for row in rows {
+                    self.check_row(mode, row.tree, row.key, seen).await?;
                 }
-                RowsSeen::Newest(since) if row.tree.pages.runs.are_attached_since(since) => {
-                    row.tree.pool.awaiting(mode, |_| row.tree.may_runs_have(since, row.key)).await?
+            }
+            Some(LockedRows { locks, open }) => {
+                let mut keyspace: Option<Arc<OpenKeyspace>> = None;
+                for (id, key) in locks.rows() {
+                    if keyspace.as_ref().is_none_or(|keyspace| keyspace.tree.pages.id != id) {
+                        keyspace = open(id);
+                    }
+                    if let Some(keyspace) = &keyspace {
+                        self.check_row(mode, &keyspace.tree, key, seen).await?;
+                    }
                 }
-                RowsSeen::Snapshot(_) | RowsSeen::Newest(_) => false,
-            };
-            if is_changed {
-                crate::coverage::mark!("a commit was overtaken by a bulk load");
-                return Err(CONFLICT);
             }
         }
         if let Some(reads) = reads {
@@ -298,6 +301,26 @@ impl<L> Engine<L> {
             snapshot.check()?;
         }
         Ok(checked)
+    }
+
+    /// Fails if a run that was attached since has the row.
+    async fn check_row(&self, mode: WaitMode<'_>, tree: &CountedTree, key: &[u8], seen: RowsSeen<'_>) -> Result<()> {
+        mode.work(turn::ROW_UNITS).await;
+        let is_changed = match seen {
+            RowsSeen::Snapshot(snapshot) if tree.pages.runs.are_attached_since(snapshot.timestamp) => {
+                self.changed_since(mode, tree, key, snapshot.timestamp).await?
+            }
+            RowsSeen::Newest(since) if tree.pages.runs.are_attached_since(since) => {
+                tree.pool.awaiting(mode, |_| tree.may_runs_have(since, key)).await?
+            }
+            RowsSeen::Nothing | RowsSeen::Snapshot(_) | RowsSeen::Newest(_) | RowsSeen::Of(..) => false,
+        };
+        if is_changed {
+            crate::coverage::mark!("a commit was overtaken by a bulk load");
+            let reason = "a bulk load or a range delete has changed a row that this transaction locked";
+            return Err(Error::Conflict { reason });
+        }
+        Ok(())
     }
 }
 

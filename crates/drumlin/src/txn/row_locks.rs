@@ -255,6 +255,11 @@ impl Drop for RowLocks {
 /// The row locks that a transaction or a call hands to its commit. The commit releases them once its changes are
 /// published.
 pub(crate) trait CommitLocks {
+    /// Returns the locks of a transaction, which depends on all rows that it has locked.
+    fn of_transaction(&self) -> Option<&RowLocks> {
+        None
+    }
+
     fn release(self);
 }
 
@@ -264,6 +269,10 @@ impl CommitLocks for RowLock<'_> {
 
 /// If the commit fails, the transaction keeps its locks.
 impl CommitLocks for &mut RowLocks {
+    fn of_transaction(&self) -> Option<&RowLocks> {
+        Some(self)
+    }
+
     fn release(self) {
         self.release_all();
     }

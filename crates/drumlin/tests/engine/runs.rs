@@ -6,7 +6,9 @@ use crate::support;
 
 use std::ops::Bound;
 
-use drumlin::{Config, Database, Durability, Error, Isolation, Keyspace, Reader, Snapshot, TxOptions};
+use drumlin::{
+    Config, Database, Durability, Error, Isolation, Keyspace, LockMode, Reader, Snapshot, Transaction, TxOptions,
+};
 use drumlin_io::testing::sim::{self, Disk, Loss, Medium};
 use support::{Model, Random, number, small, some_value};
 
@@ -260,6 +262,62 @@ fn a_load_conflicts_with_those_who_use_its_rows() {
         assert!(matches!(updated, Err(Error::Conflict { .. })), "folded {is_folded}: {updated:?}");
         assert_eq!(keyspace.get(key(180)).unwrap().unwrap(), [2; 30]);
     }
+}
+
+/// A transaction conflicts with a load or a large batch that changes a row that it has locked, although it has not
+/// changed this row itself: its changes may depend on it. A transaction that changes nothing does not conflict.
+#[test]
+fn rows_that_are_only_locked_are_not_overtaken() {
+    let locks: [fn(&mut Transaction, &Keyspace); 4] = [
+        |tx, k| assert!(tx.get_for_update(k, key(110)).unwrap().is_some()),
+        |tx, k| assert!(tx.get_for_share(k, key(110)).unwrap().is_some()),
+        |tx, k| tx.lock_row(k, key(110), LockMode::Exclusive).unwrap(),
+        |tx, k| assert!(!tx.insert_if_absent(k, key(110), "").unwrap()),
+    ];
+    let rows: Model = (100..200).step_by(2).map(|number| (key(number), vec![2; 30])).collect();
+    for isolation in [Isolation::ReadCommitted, Isolation::Snapshot, Isolation::Serializable] {
+        for (index, lock) in locks.iter().enumerate() {
+            for ending in ["commit", "spilled", "prepare", "range"] {
+                if ending == "spilled" && isolation == Isolation::Serializable {
+                    continue;
+                }
+                let is_load = index % 2 == 0;
+                let place = format!("{isolation:?}, lock {index}, {ending}");
+                let (db, keyspace, _) = filled(&Disk::new(Medium::default(), 1));
+                let other = db.keyspace("other").unwrap();
+                let begin = || db.begin_with(TxOptions { isolation, ..db.tx_options() }).unwrap();
+                let (mut tx, mut reader) = (begin(), begin());
+                lock(&mut tx, &keyspace);
+                assert!(reader.get_for_update(&keyspace, key(112)).unwrap().is_some());
+                match ending {
+                    "spilled" => fill(|row| tx.insert(&other, row, [1; 100])),
+                    "range" => tx.remove_range(&other, .."z").unwrap(),
+                    _ => tx.insert(&other, "a", "depends on the row").unwrap(),
+                }
+                if is_load {
+                    load(&db, "k", &rows).unwrap();
+                } else {
+                    let (mut batch, filler) = (db.batch().unwrap(), db.keyspace("filler").unwrap());
+                    rows.iter().for_each(|(key, value)| batch.insert(&keyspace, key, value).unwrap());
+                    // A batch does not lock the rows that it has spilled.
+                    fill(|row| batch.insert(&filler, row, [1; 100]));
+                    batch.commit().unwrap();
+                }
+                let ended = match ending {
+                    "prepare" => tx.prepare("id").map(drop),
+                    _ => tx.commit().map(drop),
+                };
+                assert!(matches!(ended, Err(Error::Conflict { .. })), "{place}: {ended:?}");
+                assert!(other.is_empty().unwrap() && db.prepared().unwrap().is_empty(), "{place}");
+                reader.commit().unwrap();
+            }
+        }
+    }
+}
+
+/// Changes enough rows for a transaction or batch to be spilled.
+fn fill(mut change: impl FnMut([u8; 4]) -> drumlin::Result<()>) {
+    (0..3000u32).for_each(|row| change(row.to_be_bytes()).unwrap());
 }
 
 /// A transaction whose rows are in a load that is attached before it is prepared conflicts with it. One that is

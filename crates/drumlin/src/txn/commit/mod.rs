@@ -36,8 +36,8 @@ use std::borrow::Cow;
 
 pub(crate) use prepare::{Removals, Row};
 use ready::Gate;
-pub(crate) use sink::RowsSeen;
 use sink::{LiveLog, LogSpace};
+pub(crate) use sink::{LockedRows, RowsSeen};
 
 use crate::error::{Error, Result};
 use crate::format::KeyspaceId;
@@ -130,27 +130,27 @@ impl Engine {
     /// - then, in this function: the record's bytes and the memory for versions;
     /// - in the caller, once the commit is published: the row locks, then the memory that *Admit* reserved;
     /// - in `settle`, before it waits for the record to be durable: the reservation of disk space.
-    pub(crate) fn apply<'a>(
-        &'a self,
+    pub(crate) fn apply<'e: 'a, 'a>(
+        &'e self,
         mode: WaitMode<'a>,
         rows: &'a [Row<'a>],
         reads: Option<Reads<'a>>,
         seen: RowsSeen<'a>,
         admitted: Admitted,
-    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
+    ) -> Boxed<'a, Result<(Applied<'e>, Admitted)>> {
         self.apply_as(mode, rows, reads, seen, admitted, Recorded::Rows)
     }
 
     /// Like [`apply`](Self::apply), with the given record.
-    pub(crate) fn apply_as<'a, 'g: 'a>(
-        &'a self,
+    pub(crate) fn apply_as<'e: 'a, 'a, 'g: 'a>(
+        &'e self,
         mode: WaitMode<'a>,
         rows: &'a [Row<'a>],
         reads: Option<Reads<'a>>,
         seen: RowsSeen<'a>,
         admitted: Admitted,
         recorded: Recorded<'a, 'g>,
-    ) -> Boxed<'a, Result<(Applied<'a>, Admitted)>> {
+    ) -> Boxed<'a, Result<(Applied<'e>, Admitted)>> {
         Box::pin(async move {
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
             let (gate, removals) = match recorded {

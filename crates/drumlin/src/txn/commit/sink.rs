@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::prepare::Row;
 use crate::error::{Error, Result};
@@ -12,6 +13,8 @@ use crate::seglog::{Appended, Body, Log, Reservation};
 use crate::space::{EpochGuard, Purpose};
 use crate::tree::node::RowValue;
 use crate::txn::clock::Clock;
+use crate::txn::keyspace::OpenKeyspace;
+use crate::txn::row_locks::RowLocks;
 use crate::txn::snapshots::SnapshotHandle;
 
 /// The versions of its rows on which a commit depends, and that must not have been replaced since. Other commits can't
@@ -24,9 +27,14 @@ pub(crate) enum RowsSeen<'a> {
     Snapshot(&'a SnapshotHandle),
     /// The newest version of rows that were locked at this timestamp or later.
     Newest(Timestamp),
-    /// The given versions of the given rows, which the commit itself does not change. A prepare depends on the rows
-    /// that the prepared transaction will change.
-    Of(&'a [Row<'a>], &'a RowsSeen<'a>),
+    /// The given versions of all rows that a transaction has locked, whether the commit changes them or not.
+    Of(&'a LockedRows<'a>, &'a RowsSeen<'a>),
+}
+
+/// The rows that a transaction has locked, and a function that returns a keyspace unless it has been dropped.
+pub(crate) struct LockedRows<'a> {
+    pub(crate) locks: &'a RowLocks,
+    pub(crate) open: &'a (dyn Fn(KeyspaceId) -> Option<Arc<OpenKeyspace>> + Sync),
 }
 
 impl RowsSeen<'_> {
