@@ -798,6 +798,13 @@ impl Error {
         Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy: WRITE_LESS }
     }
 
+    /// Returns the error for locking too many rows without changing them.
+    pub(crate) fn locks_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
+        let what = "the locks of rows that it has not changed (about 128 bytes and the key for each)";
+        let remedy = "Lock fewer rows, or raise Config::memory";
+        Error::TransactionTooLarge { what, row_count: row_count as u64, bytes, limit_bytes, remedy }
+    }
+
     /// Returns the error for preparing a transaction whose changes have outgrown memory.
     pub(crate) fn prepared_too_large(row_count: usize, bytes: u64, limit_bytes: u64) -> Error {
         let what = "its changes, which a prepared transaction keeps in memory,";

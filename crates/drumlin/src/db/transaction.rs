@@ -362,6 +362,9 @@ impl Transaction {
         let sharer_bytes = if value_bytes.is_none() { SHARER_BYTES } else { 0 };
         let lock_bytes = self.locks.memory_bytes_with(key) + sharer_bytes;
         let bytes = write_bytes + lock_bytes;
+        if value_bytes.is_none() {
+            self.check_locks(lock_bytes as u64, limit_bytes)?;
+        }
         if bytes as u64 > limit_bytes && SharedWrites::free_unused(self.writes_mut()) {
             return self.secure_memory(key, value_bytes);
         }
@@ -380,6 +383,21 @@ impl Transaction {
             && (value_bytes.is_none() || SharedWrites::secure(self.writes_mut(), write_bytes));
         if !has_memory {
             return self.reader.view.shortage.noting(Err(Error::transactions_in_memory(self.memory.limit_bytes())));
+        }
+        Ok(())
+    }
+
+    /// Fails if the locks would take too much of the transaction's memory with one more row that is only locked. The
+    /// locks of changed rows are spilled together with the changes, but these can't be. They leave a quarter of the
+    /// memory for changes, so that these are spilled in parts of a useful size.
+    fn check_locks(&self, lock_bytes: u64, limit_bytes: u64) -> Result<()> {
+        let quarter_bytes = limit_bytes / 4;
+        let are_changes_locked = self.writes().set.can_spill();
+        // With changes in memory, some of the locks are theirs. Spill them, and check the others alone.
+        let lock_bytes_max = limit_bytes - if are_changes_locked { quarter_bytes / 2 } else { quarter_bytes };
+        if lock_bytes > lock_bytes_max {
+            let row_count = self.locks.rows().count() + 1;
+            return Err(Error::locks_too_large(row_count, lock_bytes, limit_bytes - quarter_bytes));
         }
         Ok(())
     }

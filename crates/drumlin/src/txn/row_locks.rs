@@ -172,8 +172,10 @@ impl RowLocks {
             if next == Some((keyspace, key)) {
                 next = spilled.next();
             } else if !is_spilled(keyspace, key) {
-                // Count it as shared, which takes more memory.
-                self.add(keyspace, key, LockMode::Shared);
+                // If a call whose future was dropped has released the lock, the mode is unknown. A shared lock takes
+                // more memory.
+                let mode = self.engine.locks.mode(keyspace, key).unwrap_or(LockMode::Shared);
+                self.add(keyspace, key, mode);
                 continue;
             }
             self.engine.locks.unlock(self.owner, keyspace, key);

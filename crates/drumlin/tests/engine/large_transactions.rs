@@ -466,6 +466,51 @@ fn limits_of_large_transactions_are_told() {
     assert!(matches!(tx.commit(), Err(Error::Closed)));
 }
 
+/// A transaction can lock as many rows as fit in three quarters of its memory without changing them. Locking another
+/// one is refused with an error that tells the limit. The transaction can still change any number of rows, which are
+/// spilled in large parts, and it keeps its locks.
+#[test]
+fn many_rows_are_locked_and_not_changed() {
+    for lock_mode in [LockMode::Exclusive, LockMode::Shared] {
+        let (db, k) = opened();
+        let put = |tx: &mut Transaction| {
+            put_many(tx, &k).unwrap();
+            (0..MANY / 10).for_each(|row| drop(tx.replace(&k, row_key(2 * row + 1), [7; 100]).unwrap()));
+        };
+        let mut tx = db.begin().unwrap();
+        put(&mut tx);
+        let disk_bytes = db.stats().transaction_disk_bytes;
+        drop(tx);
+        let mut tx = db.begin().unwrap();
+        let limit = db.limits().transaction_memory_bytes / 4 * 3;
+        let mut count = 0;
+        let error = loop {
+            match tx.lock_row(&k, format!("locked {count}"), lock_mode) {
+                Ok(()) => count += 1,
+                Err(error) => break error,
+            }
+        };
+        match &error {
+            Error::TransactionTooLarge { row_count, bytes, limit_bytes, .. } => {
+                assert!(*row_count == count + 1 && *limit_bytes == limit && *bytes > limit, "{error:?}");
+            }
+            error => panic!("{error:?}"),
+        }
+        assert!(count > limit / 512 && error.to_string().contains(&limit.to_string()), "{count}: {error}");
+        assert_eq!(db.locks().unwrap().len() as u64, count);
+        put(&mut tx);
+        let with_locks_bytes = db.stats().transaction_disk_bytes;
+        assert!(with_locks_bytes < 3 * disk_bytes, "{with_locks_bytes} instead of {disk_bytes} bytes were written");
+        for number in [0, count / 2, count - 1] {
+            let mut other = impatient(&db);
+            assert!(matches!(other.insert(&k, format!("locked {number}"), ""), Err(Error::LockTimeout { .. })));
+        }
+        tx.commit().unwrap();
+        assert_eq!(k.count(..).unwrap(), MANY + MANY / 10);
+        assert_no_trace(&db, "after the commit");
+    }
+}
+
 /// Several waiters for a row that is spilled while they wait: each waits for the owner of the row, up to its timeout,
 /// and takes part in deadlocks.
 #[test]
