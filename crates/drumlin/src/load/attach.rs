@@ -92,7 +92,7 @@ impl Engine {
             let LoadRoot::Run(root) = tables.root else { unreachable!("a tree is attached as a run") };
             assert!(root != PageId::ROOT, "a run has the root of the tree");
             let _ = self.show_pages(&epoch_guard, &tree.pages, tables);
-            self.space.attach_run(&tree.pages, Run::of_rows(timestamp, root));
+            self.space.attach_run(&tree.pages, Run::of_rows(timestamp, root, tables.written));
         }
         on_shown(&epoch_guard);
         self.set_newest_run(timestamp);
@@ -224,7 +224,7 @@ impl Engine<Replaying> {
             LoadRoot::Run(root) => {
                 let page_count = self.show_pages(&epoch_guard, pages, tables);
                 pages.leaves_on_disk.add(page_count as i64, rows as i64);
-                self.space.attach_run(pages, Run::of_rows(timestamp, root));
+                self.space.attach_run(pages, Run::of_rows(timestamp, root, tables.written));
             }
         }
         Ok(())

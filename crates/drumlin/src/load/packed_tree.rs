@@ -102,6 +102,7 @@ impl PackedTree {
     pub(super) fn push_removal(&mut self, key: &[u8]) -> Result<()> {
         self.rest.clear();
         self.rest.extend_from_slice(&removal_rest());
+        self.pages.count_removal();
         self.push_row(key, Rest::Reference)
     }
 

@@ -22,6 +22,7 @@ use crate::format::extent::{Encoder, HEADER_BYTES, Kind, PageKey, TABLE_PAGES};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
 use crate::pool::{Deferred, Pool};
 use crate::space::appender::{Appender, WriteBuffers, WriteJob};
+use crate::space::runs::RunRows;
 use crate::space::table::CHUNK_BYTES;
 use crate::space::{PageEntry, PageSpace, Purpose};
 use crate::txn::Reclaim;
@@ -36,6 +37,8 @@ pub(crate) struct LoadTables {
     /// pages has no image.
     pub(crate) images: Vec<(usize, ExtentAddress)>,
     pub(crate) root: LoadRoot,
+    /// The leaves and rows, unless they are replayed from the log.
+    pub(crate) written: Option<RunRows>,
 }
 
 /// The root of a complete load.
@@ -77,6 +80,8 @@ pub(crate) struct LoadPages {
     /// The number of leaves, and of the rows in them.
     leaf_count: u64,
     leaf_rows: u64,
+    /// The number of rows that only remove the older row with their key.
+    removal_count: u64,
     /// `true` once the pages belong to the keyspace.
     is_attached: bool,
 }
@@ -119,6 +124,7 @@ impl LoadPages {
             reclaim: Arc::clone(reclaim),
             leaf_count: 0,
             leaf_rows: 0,
+            removal_count: 0,
             is_attached: false,
         }
     }
@@ -132,6 +138,11 @@ impl LoadPages {
     pub(super) fn count_leaf(&mut self, rows: u64) {
         self.leaf_count += 1;
         self.leaf_rows += rows;
+    }
+
+    /// Counts a row that only removes the older row with its key.
+    pub(super) fn count_removal(&mut self) {
+        self.removal_count += 1;
     }
 
     /// Takes `count` consecutive page numbers. Amortised O(count).
@@ -321,7 +332,10 @@ impl LoadPages {
         }
         self.seal(Buffered::Write)?;
         images.sort_unstable_by_key(|(chunk, _)| *chunk);
-        self.tables = Some(LoadTables { images, root });
+        let (leaf_count, row_count, removal_count) = (self.leaf_count, self.leaf_rows, self.removal_count);
+        assert!(removal_count <= row_count, "{removal_count} of {row_count} rows remove one");
+        self.tables =
+            Some(LoadTables { images, root, written: Some(RunRows { leaf_count, row_count, removal_count }) });
         Ok(())
     }
 

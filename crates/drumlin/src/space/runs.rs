@@ -53,6 +53,17 @@ pub(crate) struct Run {
     pub(crate) freed_to: Vec<u8>,
     /// The keys of which the run removes all older rows. Empty for a bulk load.
     pub(crate) removed: RemovedKeys,
+    /// The leaves and rows with which the run was attached, for estimates. Unknown after a reopening.
+    pub(crate) written: Option<RunRows>,
+}
+
+/// The numbers of the leaves and rows of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RunRows {
+    pub(crate) leaf_count: u64,
+    /// The number of all rows, and of those that only remove the older row with their key.
+    pub(crate) row_count: u64,
+    pub(crate) removal_count: u64,
 }
 
 impl From<RunEntry> for Run {
@@ -60,7 +71,7 @@ impl From<RunEntry> for Run {
     fn from(RunEntry { root, timestamp, freed_to, removed: ranges }: RunEntry) -> Run {
         let mut removed = RemovedKeys::default();
         ranges.into_iter().for_each(|(lower, upper)| removed.add(RemovedRange { lower, upper }));
-        Run { root, timestamp, freed_to, removed }
+        Run { root, timestamp, freed_to, removed, written: None }
     }
 }
 
@@ -152,17 +163,17 @@ impl RemovedKeys {
 }
 
 impl Run {
-    /// Returns a run with these rows.
-    pub(crate) fn of_rows(timestamp: Timestamp, root: PageId) -> Run {
+    /// Returns a run with the rows beneath this root.
+    pub(crate) fn of_rows(timestamp: Timestamp, root: PageId, written: Option<RunRows>) -> Run {
         assert!(root > PageId::ROOT, "a run has the root of the tree");
-        Run { root, timestamp, freed_to: Vec::new(), removed: RemovedKeys::default() }
+        Run { root, timestamp, freed_to: Vec::new(), removed: RemovedKeys::default(), written }
     }
 
     /// Returns a removal of these keys.
     pub(crate) fn removal(timestamp: Timestamp, removed: RemovedKeys) -> Run {
         assert!(!removed.is_empty(), "a removal removes nothing");
         let freed_to = removed.ranges().first().map(|range| range.lower.clone()).expect("a removal has ranges");
-        Run { root: PageId::NONE, timestamp, freed_to, removed }
+        Run { root: PageId::NONE, timestamp, freed_to, removed, written: None }
     }
 
     /// Returns `true` if the run has pages with rows, and `false` if it only removes older rows.

@@ -288,7 +288,7 @@ impl Keyspaces {
 }
 
 fn run_entry(run: &Run) -> RunEntry {
-    let Run { root, timestamp, freed_to, removed } = run.clone();
+    let Run { root, timestamp, freed_to, removed, written: _ } = run.clone();
     let removed = removed.ranges().iter().cloned().map(|RemovedRange { lower, upper }| (lower, upper)).collect();
     RunEntry { root, timestamp, freed_to, removed }
 }

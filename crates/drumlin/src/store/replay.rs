@@ -432,7 +432,7 @@ impl Replay<'_> {
             AttachedRoot::Tree(root) => LoadRoot::Tree(root.address),
             AttachedRoot::Run(page) => LoadRoot::Run(page),
         };
-        self.engine.replay_attach(pages, &LoadTables { images, root }, attachment.rows, timestamp)
+        self.engine.replay_attach(pages, &LoadTables { images, root, written: None }, attachment.rows, timestamp)
     }
 
     fn open(&self, keyspace: KeyspaceId) -> Option<Arc<OpenKeyspace>> {

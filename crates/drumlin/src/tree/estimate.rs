@@ -7,18 +7,21 @@
 //!
 //! A leaf is never read from the device. Leaves in memory show how many rows a leaf of the range has, if their latches
 //! are free. For the others stands the average of all leaves on disk
-//! ([`leaves_on_disk`](crate::space::PageSpace::leaves_on_disk)).
+//! ([`leaves_on_disk`](crate::space::PageSpace::leaves_on_disk)), or of all leaves with which a run was attached.
+//!
+//! A row of a run that removes an older row counts as one row less. The rows of a run are in the tree too where it is
+//! folded. The share of leaves into which it is not folded is that among the leaves in memory.
 
 use std::sync::Arc;
 
 use super::Tree;
 use super::node::{Inner, Leaf};
-use super::runs::of_run;
-use crate::format::PageId;
+use super::runs::{is_removal, of_run};
 use crate::format::extent::{KIND_OFFSET, Kind};
+use crate::format::{PageId, Timestamp};
 use crate::pool::{ImmutablePages, Needs, Stop};
 use crate::space::PageEntry;
-use crate::space::runs::{RemovedKeys, RemovedRange};
+use crate::space::runs::{RemovedKeys, RemovedRange, Run, RunRows};
 
 /// The number of inner nodes of each level that show how many children the others have.
 const INNER_SAMPLES: usize = 8;
@@ -100,20 +103,40 @@ impl LevelNodes<'_> {
     }
 }
 
+/// A tree whose rows are estimated: that of the keyspace, or that of a run.
+#[derive(Clone, Copy)]
+struct Source {
+    root: PageId,
+    /// The average number of rows of a leaf that is not in memory, if it is known.
+    average: Option<f64>,
+    is_run: bool,
+}
+
+impl Source {
+    /// Returns the number of the leaf's rows in the range, less twice the rows that remove one.
+    fn rows_within(&self, leaf: &Leaf<'_>, lower: &[u8], upper: Option<&[u8]>) -> f64 {
+        let start = leaf.lower_bound(lower);
+        let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper)).max(start);
+        let removals = if self.is_run { (start..end).filter(|index| is_removal(leaf, *index)).count() } else { 0 };
+        (end - start) as f64 - 2.0 * removals as f64
+    }
+}
+
 /// The maximum number of parts of a range that are estimated one by one.
 const PART_COUNT_MAX: usize = 8;
 
 impl Tree {
     /// Returns the estimated number of rows whose keys are at least `lower` and below `upper`. If all leaves of a short
     /// range are in memory, the number is exact, except for concurrent changes. Rows of runs count in addition to those
-    /// of the tree. O(log n).
+    /// of the tree, or reduce their number if they remove rows. O(log n).
     ///
     /// Lacks inner nodes that are not in memory, and the root, which may be a leaf.
     pub(crate) fn estimate(&self, lower: &[u8], upper: Option<&[u8]>) -> Result<u64, Stop> {
         debug_assert!(upper.is_none_or(|upper| lower < upper), "the rows of an empty range are estimated");
         let mut rows = 0.0;
+        let (tree, mut newest) = (self.source_of_tree(), Vec::new());
         for (lower, upper) in self.unremoved(lower, upper) {
-            rows += self.restarting(|| self.try_estimate(PageId::ROOT, &lower, upper.as_deref()))?;
+            rows += self.restarting(|| self.try_estimate(tree, &lower, upper.as_deref(), &mut newest))?;
         }
         if self.pages.runs.is_empty() {
             return Ok(rows.round() as u64);
@@ -122,11 +145,32 @@ impl Tree {
             debug_assert!(run.root != PageId::ROOT, "the rows of the tree are counted twice");
             let lower = lower.max(&run.freed_to);
             if upper.is_none_or(|upper| lower < upper) {
-                rows += self.restarting(|| self.try_estimate(run.root, lower, upper)).map_err(of_run)?;
+                let net = |written: &RunRows| written.row_count as f64 - 2.0 * written.removal_count as f64;
+                let average = run.written.map(|written| net(&written) / written.leaf_count.max(1) as f64);
+                let source = Source { root: run.root, average: average.or(tree.average), is_run: true };
+                let of_run =
+                    self.restarting(|| self.try_estimate(source, lower, upper, &mut Vec::new())).map_err(of_run)?;
+                let unfolded_count = newest.iter().filter(|newest| **newest < run.timestamp).count();
+                rows += if newest.is_empty() { of_run } else { of_run * unfolded_count as f64 / newest.len() as f64 };
             }
         }
-        debug_assert!(rows.is_finite() && rows >= 0.0, "{rows} rows are estimated");
-        Ok(rows.round() as u64)
+        debug_assert!(rows.is_finite(), "{rows} rows are estimated");
+        // Below 0 if rows are removed that are not there.
+        Ok(rows.round().max(0.0) as u64)
+    }
+
+    /// Returns the keyspace's tree. Its average lacks the leaves of runs, unless some of them have been freed.
+    fn source_of_tree(&self) -> Source {
+        let (mut leaf_count, mut row_count) = self.pages.leaves_on_disk.get();
+        if !self.pages.runs.is_empty() {
+            let whole = |run: &Run| run.written.filter(|_| run.freed_to.is_empty());
+            for written in self.pages.runs.list().iter().filter_map(whole) {
+                leaf_count = leaf_count.saturating_sub(written.leaf_count);
+                row_count = row_count.saturating_sub(written.row_count);
+            }
+        }
+        let average = (leaf_count > 0).then(|| row_count as f64 / leaf_count as f64);
+        Source { root: PageId::ROOT, average, is_run: false }
     }
 
     /// Returns the parts of a range outside of all unfolded removals, or the whole range if there are more than
@@ -152,20 +196,32 @@ impl Tree {
         if parts.len() > PART_COUNT_MAX { vec![(lower.to_vec(), upper.map(<[u8]>::to_vec))] } else { parts }
     }
 
-    fn try_estimate(&self, root: PageId, lower: &[u8], upper: Option<&[u8]>) -> Result<Option<f64>, Stop> {
+    /// Adds the newest commits of the leaves that are in memory to `newest`.
+    fn try_estimate(
+        &self,
+        source: Source,
+        lower: &[u8],
+        upper: Option<&[u8]>,
+        newest: &mut Vec<Timestamp>,
+    ) -> Result<Option<f64>, Stop> {
+        let root = source.root;
         let reclaim_guard = self.pool.reclaim_guard();
         let nodes = reclaim_guard.pages(&self.pages.table);
         if let PageEntry::Leaf(frame) = self.pages.table.load(root) {
             let leaf = self.pool.frames.peek(frame, self.page_key(root));
             let leaf = leaf.filter(|_| self.pages.table.shows(root, PageEntry::Leaf(frame)));
-            return Ok(leaf.map(|leaf| rows_within(&Leaf::new(&leaf), lower, upper)));
+            return Ok(leaf.map(|leaf| {
+                let leaf = Leaf::new(&leaf);
+                newest.push(leaf.newest());
+                source.rows_within(&leaf, lower, upper)
+            }));
         }
         let Some(root) = self.inner_node(&nodes, root)? else { return Ok(None) };
         let mut level = LevelNodes { first: root, last: None, between: 0.0, samples: Vec::new() };
         loop {
             let children = level.children(lower, upper);
             if level.first.level() == 1 {
-                return Ok(Some(self.rows_of_leaves(&children, lower, upper)));
+                return Ok(Some(self.rows_of_leaves(source, &children, lower, upper, newest)));
             }
             let below = level.first.level() - 1;
             let child = |page| Ok::<_, Stop>(self.inner_node(&nodes, page)?.filter(|node| node.level() == below));
@@ -197,22 +253,28 @@ impl Tree {
         }
     }
 
-    fn rows_of_leaves(&self, leaves: &Children, lower: &[u8], upper: Option<&[u8]>) -> f64 {
+    fn rows_of_leaves(
+        &self,
+        source: Source,
+        leaves: &Children,
+        lower: &[u8],
+        upper: Option<&[u8]>,
+        newest: &mut Vec<Timestamp>,
+    ) -> f64 {
         let (mut seen, mut seen_rows) = (0, 0.0);
         let mut see = |page| {
-            let rows = self.peek_at_leaf(page, lower, upper);
-            if let Some((rows_in_leaf, _)) = rows {
-                seen += 1;
-                seen_rows += rows_in_leaf;
-            }
-            rows
+            let (rows_in_leaf, rows, newest_commit) = self.peek_at_leaf(source, page, lower, upper)?;
+            seen += 1;
+            seen_rows += rows_in_leaf;
+            newest.push(newest_commit);
+            Some((rows_in_leaf, rows))
         };
         let (first, last) = (see(leaves.first), leaves.last.map(&mut see));
         let sampled = spread(&leaves.candidates, LEAF_SAMPLES).filter(|page| see(*page).is_some()).count();
         let wanted = leaves.candidates.len().min(LEAF_SAMPLES);
         let ends_seen = seen - sampled;
         let ends_rows = [first, last.flatten()].into_iter().flatten().map(|(rows, _)| rows).sum::<f64>();
-        let written = self.pages.leaves_on_disk.average_rows();
+        let written = source.average;
         // The leaves at the two ends are counted by themselves. They count as samples only if nothing else is known.
         let average = match (sampled, written) {
             (0, None) if ends_seen == 0 => self.rows_of_unknown_leaf(),
@@ -236,23 +298,23 @@ impl Tree {
         }
     }
 
-    /// Returns the number of rows of a leaf, and how many of them are in the range. Returns `None` if the leaf is not
-    /// in memory, or if its latch is taken.
-    fn peek_at_leaf(&self, page: PageId, lower: &[u8], upper: Option<&[u8]>) -> Option<(f64, f64)> {
+    /// Returns the number of rows of a leaf, how many of them are in the range, and its newest commit. Returns `None`
+    /// if the leaf is not in memory, or if its latch is taken.
+    fn peek_at_leaf(
+        &self,
+        source: Source,
+        page: PageId,
+        lower: &[u8],
+        upper: Option<&[u8]>,
+    ) -> Option<(f64, f64, Timestamp)> {
         let PageEntry::Leaf(frame) = self.pages.table.load(page) else { return None };
         let read = self.pool.frames.try_peek(frame, self.page_key(page))?;
         let leaf = self.pages.table.shows(page, PageEntry::Leaf(frame)).then(|| Leaf::new(&read))?;
-        Some((leaf.len() as f64, rows_within(&leaf, lower, upper)))
+        Some((source.rows_within(&leaf, &[], None), source.rows_within(&leaf, lower, upper), leaf.newest()))
     }
 
     /// Returns a guess for a keyspace none of whose leaves was ever written: leaves half full with rows of 64 bytes.
     fn rows_of_unknown_leaf(&self) -> f64 {
         self.pages.page_bytes() as f64 / 2.0 / 64.0
     }
-}
-
-/// Returns the number of the leaf's rows in the range.
-fn rows_within(leaf: &Leaf<'_>, lower: &[u8], upper: Option<&[u8]>) -> f64 {
-    let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper));
-    end.saturating_sub(leaf.lower_bound(lower)) as f64
 }

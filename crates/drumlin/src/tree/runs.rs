@@ -242,7 +242,7 @@ fn rows_between(leaf: &Leaf<'_>, lower: Option<&[u8]>, upper: Option<&[u8]>) -> 
 }
 
 /// Returns `true` if this row of a run removes the older row with its key.
-fn is_removal(leaf: &Leaf<'_>, index: usize) -> bool {
+pub(super) fn is_removal(leaf: &Leaf<'_>, index: usize) -> bool {
     assert!(index < leaf.len(), "row {index} of {}", leaf.len());
     matches!(leaf.value(index), RowValue::Large(LargeRef::REMOVED))
 }

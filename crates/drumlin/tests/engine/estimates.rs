@@ -1,6 +1,7 @@
 //! Estimates of the number of rows in a range: within a factor of two for ranges of more than a few leaves.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use drumlin::{Config, Database, Durability, Keyspace};
 use smol::block_on;
@@ -89,15 +90,16 @@ fn estimates_are_within_a_factor_of_two() {
         for order in Order::ALL {
             for value_bytes_max in [0, 60, 400] {
                 let context = format!("{order:?}, values of up to {value_bytes_max} bytes, {memory_bytes} of memory");
-                let folder = Folder::new();
-                let db = config().memory(memory_bytes).open(folder.path()).unwrap();
+                let backend = drumlin_io::in_memory();
+                let open = || config().memory(memory_bytes).backend(Arc::clone(&backend)).open("/db").unwrap();
+                let db = open();
                 let k = db.keyspace("k").unwrap();
                 let row_count = if value_bytes_max == 400 { row_count / 4 } else { row_count };
                 let mut keys = fill(&k, order, row_count, value_bytes_max, &mut random);
                 check(&k, &keys, 400, &mut random, &context);
                 drop(k);
                 db.close().unwrap();
-                let db = config().memory(memory_bytes).open(folder.path()).unwrap();
+                let db = open();
                 let k = db.keyspace("k").unwrap();
                 check(&k, &keys, 400, &mut random, &format!("{context}, reopened"));
                 let removed: Vec<Vec<u8>> = keys.iter().filter(|_| random.below(10) < 7).cloned().collect();
@@ -108,7 +110,7 @@ fn estimates_are_within_a_factor_of_two() {
                 check(&k, &keys, 400, &mut random, &format!("{context}, most removed"));
                 drop(k);
                 db.close().unwrap();
-                let db = config().memory(memory_bytes).open(folder.path()).unwrap();
+                let db = open();
                 let k = db.keyspace("k").unwrap();
                 check(&k, &keys, 400, &mut random, &format!("{context}, most removed, reopened"));
             }
@@ -132,6 +134,46 @@ fn loaded_rows_are_estimated() {
     }
     let db = config().memory(16 << 20).open(folder.path()).unwrap();
     check(&db.keyspace("k").unwrap(), &keys, 400, &mut random, "reopened");
+}
+
+/// Rows that a large transaction inserts or removes count in estimates before they are folded into the tree: the
+/// snapshot delays that.
+#[test]
+fn rows_of_large_transactions_are_estimated() {
+    let mut random = Random(38);
+    for memory_bytes in [64 << 20, 8 << 20] {
+        let db = Config::in_memory().memory(memory_bytes).page_bytes(1024).open("").unwrap();
+        let k = db.keyspace("k").unwrap();
+        let key = |number: u64| number.to_be_bytes().to_vec();
+        let mut keys = Keys::new();
+        let mut change = |context: &str, numbers: &mut dyn Iterator<Item = u64>, puts: bool| {
+            // A snapshot keeps the changes of each transaction in its run.
+            let snapshot = db.snapshot();
+            let mut tx = db.begin().unwrap();
+            for number in numbers {
+                if puts {
+                    tx.insert(&k, key(number), [7; 100]).unwrap();
+                    keys.insert(key(number));
+                } else {
+                    tx.remove(&k, key(number)).unwrap();
+                    keys.remove(&key(number));
+                }
+            }
+            tx.commit().unwrap();
+            if keys.is_empty() {
+                let estimate = k.estimate(..).unwrap();
+                assert!(estimate < 3000, "{context}, {memory_bytes} of memory: {estimate} rows are estimated");
+            } else {
+                check(&k, &keys, 400, &mut random, &format!("{context}, {memory_bytes} of memory"));
+            }
+            snapshot
+        };
+        let mut snapshots = vec![change("all inserted", &mut (0..20_000), true)];
+        snapshots.push(change("half removed", &mut (0..20_000).step_by(2), false));
+        snapshots.push(change("others inserted", &mut (20_000..30_000), true));
+        snapshots.push(change("all removed", &mut (1..20_000).step_by(2).chain(20_000..30_000), false));
+        assert_eq!(k.count(..).unwrap(), 0);
+    }
 }
 
 /// Ranges of a few rows and small keyspaces in memory are counted exactly; empty and inverted ranges have no rows.
