@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::support;
 
@@ -18,6 +19,7 @@ use drumlin::{
     AsyncValueReader, Commit, Config, Database, Durability, Error, Field, Keyspace, KeyspaceOptions, LockMode, Reader,
     Retention, Salvaged, Sum, Transaction, TxOptions, Value,
 };
+use drumlin_io::Backend;
 use drumlin_testing::futures::{async_methods, block_on, within_polls};
 use futures_util::{FutureExt, TryStreamExt};
 use smol::io::AsyncReadExt;
@@ -53,6 +55,7 @@ fn sum() -> Sum<u64> {
 
 /// A database larger than its memory, and the names of the calls that were tried on it.
 struct Trial {
+    backend: Arc<dyn Backend>,
     db: Database,
     k: Keyspace,
     filler: Keyspace,
@@ -61,15 +64,17 @@ struct Trial {
 }
 
 impl Trial {
-    fn new(folder: &Folder) -> Trial {
-        let db = config().open(folder.path()).unwrap();
+    fn new() -> Trial {
+        // Reads of this backend are made by other threads too, so that tasks wait for them, but take microseconds.
+        let backend = drumlin_io::in_memory();
+        let db = config().backend(Arc::clone(&backend)).open("/db").unwrap();
         let mut load = db.bulk_load("filler").unwrap();
         for number in 0..FILLER_ROWS {
             load.insert(key(number), Random(number).bytes(1000)).unwrap();
         }
         load.finish().unwrap();
         let (k, filler) = (db.keyspace("k").unwrap(), db.keyspace("filler").unwrap());
-        let trial = Trial { db, k, filler, tried: RefCell::default(), waited: RefCell::default() };
+        let trial = Trial { backend, db, k, filler, tried: RefCell::default(), waited: RefCell::default() };
         trial.reset();
         trial
     }
@@ -223,8 +228,7 @@ impl Trial {
 /// blocking call, iterators must not skip or repeat a row, and changes must be applied completely or not at all.
 #[test]
 fn any_call_dropped_at_any_wait_changes_no_answer() {
-    let folder = Folder::new();
-    let trial = Trial::new(&folder);
+    let trial = Trial::new();
     keyspaces_answer(&trial);
     let snapshot = trial.db.snapshot();
     readers_answer(&trial, &snapshot);
@@ -237,7 +241,7 @@ fn any_call_dropped_at_any_wait_changes_no_answer() {
     transactions_commit_whole(&trial);
     transactions_are_prepared_whole(&trial);
     loads_are_whole(&trial);
-    databases_do_as_before(&trial, &folder);
+    databases_do_as_before(&trial);
     let tried: BTreeSet<String> = trial.tried.borrow().iter().map(|name| (*name).to_owned()).collect();
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../drumlin/src/db");
     assert_eq!(tried, async_methods(&sources), "a call is missing here, or gone there");
@@ -693,8 +697,8 @@ fn loads_are_whole(trial: &Trial) {
 }
 
 /// Tests calls on the whole database. Once begun, they run to completion, and they can be repeated.
-fn databases_do_as_before(trial: &Trial, folder: &Folder) {
-    let Trial { db, k, .. } = trial;
+fn databases_do_as_before(trial: &Trial) {
+    let Trial { backend, db, k, .. } = trial;
     let before = trial.state();
     let name = |polls: usize| format!("made {polls}");
     trial.until_done("Database::keyspace_async", async |polls| db.keyspace_async(&name(polls)).await.unwrap(), |_| {});
@@ -755,7 +759,7 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     let options = drumlin::BackupOptions::new().keep("kept");
     let call = async |_| {
         attempts.set(attempts.get() + 1);
-        let target = folder.path().with_file_name(format!("backup-{}", attempts.get()));
+        let target = format!("/backup-{}", attempts.get());
         // The backups of dropped futures go on, and may have all the memory.
         while let Err(error) = db.backup_to_async(&target, &options).await {
             assert!(matches!(error, Error::MemoryInUse { .. }), "{error}");
@@ -763,8 +767,8 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
         }
     };
     trial.until_done("Database::backup_to_async", call, |_| {});
-    let last = folder.path().with_file_name(format!("backup-{}", attempts.get()));
-    drumlin::Config::new().verify_backup(last).unwrap();
+    let last = format!("/backup-{}", attempts.get());
+    drumlin::Config::new().backend(Arc::clone(backend)).verify_backup(last).unwrap();
     let call = async |_| match db.drop_snapshot_async("kept").await {
         Ok(()) | Err(Error::NoSuchSnapshot { .. }) => {}
         Err(error) => panic!("{error}"),
@@ -775,7 +779,8 @@ fn databases_do_as_before(trial: &Trial, folder: &Folder) {
     assert!(trial.state() == before);
 
     // If the future of an opening or closing is dropped, the operation continues, and the next opening waits for it.
-    let other = folder.path().with_file_name("other");
+    let folder = Folder::new();
+    let other = folder.path();
     let opened = |open: &dyn Fn() -> Option<drumlin::Result<Database>>| loop {
         match open()? {
             Err(Error::Locked { .. }) => std::thread::yield_now(),

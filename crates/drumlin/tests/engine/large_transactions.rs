@@ -810,7 +810,7 @@ fn dropped_calls_lose_no_lock() {
         let mut random = Random(seed);
         let mut txs = [db.begin().unwrap(), impatient(&db)];
         for tx in &mut txs {
-            tx.set_lock_timeout(Duration::from_millis(1));
+            tx.set_lock_timeout(Duration::from_micros(100));
         }
         for _ in 0..12_000 {
             let tx = &mut txs[random.below(2) as usize];
