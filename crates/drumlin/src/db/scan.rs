@@ -21,7 +21,8 @@ use crate::error::{Error, Result};
 use crate::format::{ChunkNumber, PageId};
 use crate::memory::{Account, Grant};
 use crate::pool::{Provider, Stop};
-use crate::store::read_ahead::ReadAhead;
+use crate::space::runs::Run;
+use crate::store::read_ahead::{ReadAhead, RunAhead};
 use crate::task::{Boxed, Rooted, WaitMode, turn};
 use crate::tree::node::{EMPTY_LEAF, Leaf};
 use crate::tree::{Direction, Target, Unreadable};
@@ -59,6 +60,7 @@ pub(super) struct Scan {
     pub(super) shortage: Shortage,
     ahead_forward: ReadAhead,
     ahead_backward: ReadAhead,
+    ahead_in_runs: Vec<RunAhead>,
     upcoming: UpcomingValues,
     /// The rows that the next copy needs from its leaf.
     pub(super) want: Want,
@@ -161,6 +163,8 @@ struct CopyMade {
     /// The leaf's fence in the direction of the scan.
     fence: Option<Bound<Vec<u8>>>,
     is_next_in_memory: bool,
+    /// `true` if the leaf has further rows in the direction of the scan.
+    stays: bool,
 }
 
 /// The outcome of one attempt to copy a leaf's rows.
@@ -206,6 +210,7 @@ impl Scan {
             shortage,
             ahead_forward: ReadAhead::new(Direction::Forward),
             ahead_backward: ReadAhead::new(Direction::Backward),
+            ahead_in_runs: Vec::new(),
             upcoming: UpcomingValues::default(),
             want: Want::All,
             reduced_bytes_max: None,
@@ -322,18 +327,21 @@ impl Scan {
             Direction::Backward => (&mut self.ahead_backward, self.front_bytes),
         };
         let target = first_leaf(direction, &self.lower, &self.upper);
-        ahead.step(&self.handle.store()?.engine, &self.tree, target, (&self.lower, &self.upper));
+        ahead.step(&self.handle.store()?.engine, &self.tree, PageId::ROOT, target, (&self.lower, &self.upper));
+        if !self.tree.pages.runs.is_empty() {
+            self.read_runs_ahead(direction)?;
+        }
         let mut copying = Copying { direction, want, memory, kept_bytes, rows, fetched: None };
         let made = match self.try_copy(&mut copying, PageId::ROOT) {
             Ok(Step::Copied(made)) => made,
             stopped => self.copy_waiting(mode, &mut copying, stopped).await?,
         };
-        let CopyMade { copied: Copied { count, bytes, stop }, fence, is_next_in_memory } = made;
+        let CopyMade { copied: Copied { count, bytes, stop }, fence, is_next_in_memory, stays } = made;
         let Copying { memory, rows, .. } = copying;
         mode.worked(turn::ROW_UNITS * count as u32);
         match direction {
-            Direction::Forward => self.ahead_forward.count_next(is_next_in_memory),
-            Direction::Backward => self.ahead_backward.count_next(is_next_in_memory),
+            Direction::Forward => self.ahead_forward.count_next(is_next_in_memory, stays),
+            Direction::Backward => self.ahead_backward.count_next(is_next_in_memory, stays),
         }
         self.snapshot.check()?;
         self.go_on_from(direction, stop.map(Bound::Excluded).or(fence))?;
@@ -343,6 +351,24 @@ impl Scan {
         }
         self.memory = memory;
         Ok(count)
+    }
+
+    /// Prefetches leaves of the runs that the scan sees.
+    #[cold]
+    fn read_runs_ahead(&mut self, direction: Direction) -> Result<()> {
+        let engine = &self.handle.store()?.engine;
+        let target = first_leaf(direction, &self.lower, &self.upper);
+        let list = self.tree.pages.runs.list();
+        let is_seen = |run: &&Run| run.has_rows() && run.timestamp <= self.snapshot.timestamp && !run.has_freed(target);
+        for run in list.iter().filter(is_seen) {
+            let known = self.ahead_in_runs.iter().position(|ahead| ahead.is_of(run.root, direction));
+            let index = known.unwrap_or_else(|| {
+                self.ahead_in_runs.push(RunAhead::new(run.root, direction));
+                self.ahead_in_runs.len() - 1
+            });
+            self.ahead_in_runs[index].step(engine, &self.tree, target, (&self.lower, &self.upper));
+        }
+        Ok(())
     }
 
     /// Descends from the page `from` to the next leaf, and copies its rows.
@@ -365,7 +391,11 @@ impl Scan {
             let copied = copier.copy(&rows_of, read.page(), memory, kept_bytes, OldRows::default(), rows);
             let copied = copied.map_err(Stop::Error)?;
             let fence = self.fence(direction, piece.lower.as_deref(), piece.upper.as_deref());
-            return Ok(Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() }));
+            let stays = match direction {
+                Direction::Forward => piece.upper.as_deref() != leaf.upper_fence(),
+                Direction::Backward => piece.lower.as_deref() != leaf.lower_fence(),
+            };
+            return Ok(Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some(), stays }));
         }
         let (is_newer, published) = (leaf.newest() > snapshot, spilled.published());
         let (lower, upper) = (leaf.lower_fence(), leaf.upper_fence());
@@ -382,7 +412,7 @@ impl Scan {
         // If versions were spilled during the copy, the copy may have missed them.
         let is_whole = !is_newer || spilled.published() == published;
         Ok(if is_whole {
-            Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some() })
+            Step::Copied(CopyMade { copied, fence, is_next_in_memory: next.is_some(), stays: false })
         } else {
             Step::Again
         })

@@ -26,7 +26,7 @@ use crate::txn::commit::at_once::IS_OFF;
 use crate::txn::engine::{Found, ReadAt};
 use crate::txn::values;
 use crate::txn::write_set::{Change, WriteSet};
-use crate::{Config, Durability};
+use crate::{Config, Durability, Stats};
 
 /// The number of bytes of a value in each chunk except the last, given the segment size of these tests.
 const CHUNK_BYTES: usize = (64 << 10) - 48;
@@ -544,6 +544,12 @@ fn a_scan_prefetches_after_leaves_in_memory() {
     let mut rows = keyspace.iter();
     // The scan has passed about twenty leaves that were on disk, so it now prefetches many more at a time.
     assert!(rows.nth(ROWS as usize / 4 + 500).unwrap().is_ok());
+    expect_many_pages_a_read(&db, &before);
+    assert_eq!(rows.count() as u64, ROWS - ROWS / 4 - 501);
+}
+
+/// Waits until 100 pages were read since, and asserts that these were fewer than 50 reads.
+fn expect_many_pages_a_read(db: &Database, before: &Stats) {
     let end = Instant::now() + Duration::from_secs(20);
     let (pages, reads) = loop {
         let stats = db.stats();
@@ -555,7 +561,27 @@ fn a_scan_prefetches_after_leaves_in_memory() {
         std::thread::yield_now();
     };
     assert!(reads < pages / 2, "{pages} pages, {reads} reads");
-    assert_eq!(rows.count() as u64, ROWS - ROWS / 4 - 501);
+}
+
+/// A scan prefetches the leaves of a run above the tree, in both directions.
+#[test]
+fn a_scan_prefetches_leaves_of_runs() {
+    const ROWS: u64 = 40_000;
+    for is_forward in [true, false] {
+        let (db, keyspace) = open(&crate::io::in_memory());
+        keyspace.insert([0], "makes the load a run").unwrap();
+        // The rows stay in the run while the snapshot is open.
+        let _snapshot = db.snapshot();
+        let mut load = db.bulk_load("k").unwrap();
+        (0..ROWS).for_each(|row| load.insert(row.to_be_bytes(), noise(row, 100)).unwrap());
+        load.finish().unwrap();
+        let before = db.stats();
+        let mut rows = keyspace.iter();
+        let third = if is_forward { rows.nth(ROWS as usize / 3) } else { rows.nth_back(ROWS as usize / 3) };
+        assert!(third.unwrap().is_ok());
+        expect_many_pages_a_read(&db, &before);
+        assert_eq!(rows.count() as u64, ROWS - ROWS / 3);
+    }
 }
 
 fn relaxed() -> crate::TxOptions {

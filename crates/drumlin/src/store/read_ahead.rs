@@ -1,11 +1,11 @@
-//! Read-ahead: prefetches the leaves that a scan is about to reach.
+//! Read-ahead: prefetches the leaves that a scan is about to reach, in the tree and in each run above it.
 
 use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::format::PageId;
 use crate::pool::Wanted;
-use crate::tree::{Direction, Target, Tree};
+use crate::tree::{Direction, RunLeaf, Target, Tree};
 use crate::txn::engine::Engine;
 
 /// The maximum number of leaves that a scan prefetches. It also prefetches at most a quarter of the leaves seen so far,
@@ -39,6 +39,8 @@ pub(crate) struct ReadAhead {
     ended: bool,
     /// `true` if the leaf after the last one seen was in memory.
     is_next_in_memory: bool,
+    /// `true` if the scan has not passed its current leaf yet.
+    stays: bool,
     /// Counts this scan among the pool's [scans that read ahead](crate::pool::Pool::scans_ahead), starting with its
     /// first request.
     counted: Option<Arc<()>>,
@@ -53,25 +55,31 @@ impl ReadAhead {
             next: None,
             ended: false,
             is_next_in_memory: false,
+            stays: false,
             counted: None,
         }
     }
 
     /// Records whether the leaf after the scan's current one is in memory. As long as each next leaf is in memory, the
-    /// scan requests no leaves.
-    pub(crate) fn count_next(&mut self, is_in_memory: bool) {
+    /// scan requests no leaves. `stays` is `true` if the scan has not passed its current leaf yet.
+    pub(crate) fn count_next(&mut self, is_in_memory: bool, stays: bool) {
         self.is_next_in_memory = is_in_memory;
+        self.stays = stays;
     }
 
-    /// Called when the scan moves on to the leaf of `target`. If at most half of the goal is still ahead of the scan,
-    /// requests more leaves.
+    /// Called when the scan moves on to the leaf of `target` beneath `root`. If at most half of the goal is still ahead
+    /// of the scan, requests more leaves.
     pub(crate) fn step(
         &mut self,
         engine: &Engine,
         tree: &Tree,
+        root: PageId,
         target: Target<'_>,
         (lower, upper): (&Bound<Vec<u8>>, &Bound<Vec<u8>>),
     ) {
+        if std::mem::take(&mut self.stays) {
+            return;
+        }
         self.leaves_seen += 1;
         self.leaves_asked = self.leaves_asked.saturating_sub(1);
         if self.leaves_asked == 0 {
@@ -97,7 +105,7 @@ impl ReadAhead {
                     Direction::Backward => Target::Below(key),
                 },
             };
-            let upcoming = tree.upcoming(from, self.direction, portion - asked);
+            let upcoming = tree.upcoming(root, from, self.direction, portion - asked);
             if !upcoming.inner.is_empty() {
                 // Inner nodes get a separate request, because the leaves beneath them are known only after the inner
                 // nodes have been read.
@@ -133,6 +141,45 @@ impl ReadAhead {
     }
 }
 
+/// The read-ahead of one scan in the leaves of a run above the tree.
+pub(crate) struct RunAhead {
+    root: PageId,
+    ahead: ReadAhead,
+    /// The leaf that the scan has reached.
+    leaf: Option<RunLeaf>,
+}
+
+impl RunAhead {
+    pub(crate) fn new(root: PageId, direction: Direction) -> RunAhead {
+        assert!(root > PageId::ROOT, "the tree is taken for a run");
+        RunAhead { root, ahead: ReadAhead::new(direction), leaf: None }
+    }
+
+    /// Returns `true` if this is the read-ahead in the run with this root.
+    pub(crate) fn is_of(&self, root: PageId, direction: Direction) -> bool {
+        (self.root, self.ahead.direction) == (root, direction)
+    }
+
+    /// Called when the scan moves on to the target. If another leaf of the run covers it, requests more leaves like
+    /// [`ReadAhead::step`].
+    pub(crate) fn step(
+        &mut self,
+        engine: &Engine,
+        tree: &Tree,
+        target: Target<'_>,
+        bounds: (&Bound<Vec<u8>>, &Bound<Vec<u8>>),
+    ) {
+        if self.leaf.as_ref().is_some_and(|leaf| leaf.covers(target)) {
+            return;
+        }
+        self.leaf = tree.run_leaf_at(self.root, target, self.ahead.direction);
+        if let Some(is_next_in_memory) = self.leaf.as_ref().and_then(|leaf| leaf.is_next_in_memory) {
+            self.ahead.count_next(is_next_in_memory, false);
+        }
+        self.ahead.step(engine, tree, self.root, target, bounds);
+    }
+}
+
 fn wanted_nodes(tree: &Tree, pages: Vec<PageId>) -> impl Iterator<Item = Wanted> {
     pages.into_iter().map(|page| Wanted::node(&tree.pages, page))
 }
@@ -154,8 +201,8 @@ mod tests {
         let engine = &db.store().unwrap().engine;
         let mut ahead = ReadAhead::new(Direction::Forward);
         let mut step = |is_next_in_memory| {
-            ahead.count_next(is_next_in_memory);
-            ahead.step(engine, keyspace.tree(), Target::At(&[]), (&Bound::Unbounded, &Bound::Unbounded));
+            ahead.count_next(is_next_in_memory, false);
+            ahead.step(engine, keyspace.tree(), PageId::ROOT, Target::At(&[]), (&Bound::Unbounded, &Bound::Unbounded));
             ahead.leaves_asked
         };
         assert!((0..10).all(|_| step(true) == 0), "leaves in memory are asked for");
@@ -208,13 +255,13 @@ mod tests {
         for (direction, target) in [(Direction::Forward, Target::At(&[])), (Direction::Backward, Target::Last)] {
             let asked = || {
                 let mut ahead = ReadAhead { leaves_seen: 4 * AHEAD_PAGES, ..ReadAhead::new(direction) };
-                ahead.step(engine, keyspace.tree(), target, (&Bound::Unbounded, &Bound::Unbounded));
+                ahead.step(engine, keyspace.tree(), PageId::ROOT, target, (&Bound::Unbounded, &Bound::Unbounded));
                 ahead.leaves_asked
             };
             // The scan requests the lowest inner nodes on the way together, before the leaves beneath them.
             let mut together = 0;
             let portion = loop {
-                let upcoming = keyspace.tree().upcoming(target, direction, AHEAD_PAGES / 2);
+                let upcoming = keyspace.tree().upcoming(PageId::ROOT, target, direction, AHEAD_PAGES / 2);
                 let Some(&first) = upcoming.inner.first().filter(|_| upcoming.leaf_count == 0) else { break upcoming };
                 together = together.max(upcoming.inner.len());
                 engine.pool.fault(&keyspace.tree().pages, Wanted::node(&keyspace.tree().pages, first)).unwrap();

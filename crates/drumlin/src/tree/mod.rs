@@ -18,7 +18,7 @@ mod runs;
 mod structure;
 mod unlink;
 
-pub(crate) use runs::{Above, FoldPlan, FoldStep, RunEnd};
+pub(crate) use runs::{Above, FoldPlan, FoldStep, RunEnd, RunLeaf};
 pub(crate) use structure::{Emptied, FRAMES_NEEDED, Incoming, fits};
 pub(crate) use unlink::UNLINKED_LEAVES_MAX;
 
@@ -458,9 +458,9 @@ impl Tree {
         Ok(())
     }
 
-    /// Returns the pages that a scan will need next: at most `count` leaves with the same parent, starting with the one
-    /// that covers the target, and the lowest inner nodes above about as many subsequent leaves.
-    pub(crate) fn upcoming(&self, target: Target<'_>, direction: Direction, count: usize) -> Upcoming {
+    /// Returns the pages beneath a root that a scan will need next: at most `count` leaves with the same parent,
+    /// starting with the one that covers the target, and the lowest inner nodes above about as many subsequent leaves.
+    pub(crate) fn upcoming(&self, root: PageId, target: Target<'_>, direction: Direction, count: usize) -> Upcoming {
         let mut upcoming = Upcoming::default();
         /// An upper estimate of a child's size in an inner node, in bytes. It may be larger if keys are long.
         const CHILD_BYTES: usize = 64;
@@ -471,7 +471,7 @@ impl Tree {
             }
         };
         let on_disk = |page: &PageId| matches!(self.pages.table.load(*page), PageEntry::OnDisk(_));
-        let path = self.descend(target, |_, _, inner, child| {
+        let path = self.descend_from(root, target, |_, _, inner, child| {
             if inner.level() == 2 {
                 let parents = from(child, inner.len(), 1 + count * CHILD_BYTES / self.pages.page_bytes());
                 upcoming.inner = parents.into_iter().map(|index| inner.child(index)).filter(on_disk).collect();

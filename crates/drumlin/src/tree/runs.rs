@@ -8,6 +8,7 @@ use super::{Direction, RESTARTS_MAX, Target, Tree, child_fences};
 use crate::format::node::{LargeRef, SLOT_BYTES, SLOTS_OFFSET};
 use crate::format::{PageId, Timestamp};
 use crate::pool::{FrameRead, Needs, Stop};
+use crate::space::PageEntry;
 use crate::space::runs::{RemovedKeys, RemovedRange, Run};
 
 /// The part of a leaf's range for which a read has consulted the runs.
@@ -301,9 +302,28 @@ pub(super) fn of_run(stop: Stop) -> Stop {
     }
 }
 
+/// A leaf of a run that a scan has reached.
+pub(crate) struct RunLeaf {
+    lower: Option<Vec<u8>>,
+    upper: Option<Vec<u8>>,
+    /// `true` if the next leaf is in memory, or `None` if another parent has it.
+    pub(crate) is_next_in_memory: Option<bool>,
+}
+
+impl RunLeaf {
+    pub(crate) fn covers(&self, target: Target<'_>) -> bool {
+        let (lower, upper) = (self.lower.as_deref().unwrap_or_default(), self.upper.as_deref());
+        match target {
+            Target::At(key) => lower <= key && upper.is_none_or(|upper| key < upper),
+            Target::Below(key) => lower < key && upper.is_none_or(|upper| key <= upper),
+            Target::Last => upper.is_none(),
+        }
+    }
+}
+
 impl Run {
     /// Returns `true` if the target is among the keys whose rows have been folded and freed.
-    fn has_freed(&self, target: Target<'_>) -> bool {
+    pub(crate) fn has_freed(&self, target: Target<'_>) -> bool {
         match target {
             Target::At(key) => key < &self.freed_to[..],
             Target::Below(key) => key <= &self.freed_to[..],
@@ -635,6 +655,24 @@ impl Tree {
             let Some(upper) = leaf.upper_fence() else { return Ok(None) };
             from = upper.to_vec();
         }
+    }
+
+    /// Finds the leaf of a run that covers the target without reading it. Returns `None` if the root is a leaf, or if
+    /// an inner node is not in memory. The caller holds the list of runs.
+    pub(crate) fn run_leaf_at(&self, root: PageId, target: Target<'_>, direction: Direction) -> Option<RunLeaf> {
+        let mut leaf = None;
+        let _ = self.descend_from(root, target, |_, _, inner, child| {
+            if inner.level() == 1 {
+                let next = match direction {
+                    Direction::Forward => Some(child + 1).filter(|next| *next < inner.len()),
+                    Direction::Backward => child.checked_sub(1),
+                };
+                let is_in_memory = |next| matches!(self.pages.table.load(inner.child(next)), PageEntry::Leaf(_));
+                let (lower, upper) = child_fences(inner, child);
+                leaf = Some(RunLeaf { lower, upper, is_next_in_memory: next.map(is_in_memory) });
+            }
+        });
+        leaf
     }
 
     /// Returns the first leaf of a run that is not freed, and the nodes above it that end with it.

@@ -10,7 +10,7 @@ use crate::counts::KeptCounts;
 use crate::counts::count_range::CountCursor;
 use crate::error::{Error, Result};
 use crate::format::node::LargeRef;
-use crate::format::{KeyspaceId, Timestamp};
+use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::store::read_ahead::ReadAhead;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
@@ -97,7 +97,13 @@ impl Store {
         let mut ahead = ReadAhead::new(Direction::Forward);
         let mut keys_of_pages = KeysOfPages::of(report, open.tree.pages.id, &open.name());
         loop {
-            ahead.step(&self.engine, &open.tree, Target::At(&lower), (&Bound::Unbounded, &Bound::Unbounded));
+            ahead.step(
+                &self.engine,
+                &open.tree,
+                PageId::ROOT,
+                Target::At(&lower),
+                (&Bound::Unbounded, &Bound::Unbounded),
+            );
             let found = open.tree.pool.waiting_in_scan(|_| {
                 let page = open.tree.read_leaf(Target::At(&lower))?;
                 let leaf = Leaf::new(&page);
@@ -162,7 +168,7 @@ impl Store {
 
     /// Returns the first key after the unreadable leaf that covers `key`.
     fn after_unreadable(&self, open: &OpenKeyspace, key: &[u8]) -> Option<Vec<u8>> {
-        let next = open.tree.upcoming(Target::At(key), Direction::Forward, 1).next;
+        let next = open.tree.upcoming(PageId::ROOT, Target::At(key), Direction::Forward, 1).next;
         next.filter(|next| &next[..] > key)
     }
 }
