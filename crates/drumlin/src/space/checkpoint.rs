@@ -47,7 +47,7 @@ pub(crate) struct PageTableStore {
     pub(crate) superblock: Superblock,
     superblocks: Arc<Superblocks>,
     /// The address of each chunk of each table's base image.
-    pub(super) chunks: HashMap<KeyspaceId, Vec<ExtentAddress>>,
+    pub(super) chunks: HashMap<KeyspaceId, Box<[ExtentAddress]>>,
     /// Changes since the base image, in order. The sequence number of a change is its index in this list.
     pub(super) table_changes: Vec<TableChange>,
     pub(super) summaries: Vec<ExtentAddress>,
@@ -99,7 +99,7 @@ impl PageTableStore {
 
     /// Returns the memory used by the store, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        let chunks: usize = self.chunks.values().map(|addresses| addresses.capacity() * 8).sum();
+        let chunks: usize = self.chunks.values().map(|addresses| addresses.len() * 8).sum();
         let others = self.summaries.capacity() + self.segment_table.capacity() + self.catalogue.capacity();
         let changes = self.table_changes.capacity() * size_of::<TableChange>();
         (changes + others * size_of::<ExtentAddress>() + chunks) as u64 + self.kept.memory_bytes()
@@ -255,9 +255,7 @@ impl PageTableStore {
         let mut supersedes = false;
         for &(ChunkImage { keyspace, chunk, address }, sequence) in images {
             let addresses = self.chunks.entry(keyspace).or_default();
-            if addresses.len() <= chunk {
-                addresses.resize(chunk + 1, ExtentAddress::NONE);
-            }
+            lengthen(addresses, chunk + 1);
             release(space, std::mem::replace(&mut addresses[chunk], address), epoch);
             let is_of =
                 |change: &TableChange| change.keyspace == keyspace && change.page.0 as usize / CHUNK_PAGES == chunk;
@@ -355,7 +353,7 @@ impl PageTableStore {
             assert!(entries.len() == CHUNK_PAGES, "chunk {chunk} of {keyspace} has {} entries", entries.len());
             addresses.push(append_entries(space, epoch, keyspace, chunk, entries)?);
         }
-        let replaced = self.chunks.insert(keyspace, addresses);
+        let replaced = self.chunks.insert(keyspace, addresses.into());
         assert!(replaced.is_none(), "keyspace {keyspace} is restored twice");
         Ok(())
     }
@@ -363,7 +361,7 @@ impl PageTableStore {
     /// Completes the entries of keyspaces, made when the checkpoint began, once its page tables are written.
     fn complete_entries(&self, space: &Space, keyspaces: &mut [KeyspaceEntry]) {
         for entry in keyspaces {
-            entry.chunks = self.chunks.get(&entry.id).cloned().unwrap_or_default();
+            entry.chunks = self.chunks.get(&entry.id).map(|addresses| addresses.to_vec()).unwrap_or_default();
             // As of now, since the checkpoint has counted the leaves that it wrote.
             if let Some(pages) = space.page_space(entry.id) {
                 (entry.leaf_count, entry.leaf_rows) = pages.leaves_on_disk.get();
@@ -479,9 +477,7 @@ impl PageTableStore {
             "changes of chunk {chunk} of {keyspace} are applied out of order"
         );
         let addresses = self.chunks.entry(keyspace).or_default();
-        if addresses.len() <= chunk {
-            addresses.resize(chunk + 1, ExtentAddress::NONE);
-        }
+        lengthen(addresses, chunk + 1);
         let old = addresses[chunk];
         assert!(old.is_none() || space.segments.is_plausible(old), "chunk {chunk} of {keyspace} lies at {old:?}");
         let mut entries = match known {
@@ -518,6 +514,16 @@ fn append_entries(
     }
     let payload: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
     append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)
+}
+
+/// Makes room for `count` addresses, if there are fewer. A table grows so rarely that the addresses have no spare
+/// capacity: most keyspaces have one chunk.
+fn lengthen(addresses: &mut Box<[ExtentAddress]>, count: usize) {
+    if addresses.len() < count {
+        let mut longer = std::mem::take(addresses).into_vec();
+        longer.resize(count, ExtentAddress::NONE);
+        *addresses = longer.into_boxed_slice();
+    }
 }
 
 /// Appends changes to the list of changes since the base image, continuing the sequence numbers of the list.

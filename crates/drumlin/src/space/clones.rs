@@ -76,7 +76,7 @@ impl PageTableStore {
 
     /// Adds the base image of a clone that has been published.
     pub(crate) fn add_clone(&mut self, keyspace: KeyspaceId, chunks: Vec<ExtentAddress>) {
-        let replaced = self.chunks.insert(keyspace, chunks);
+        let replaced = self.chunks.insert(keyspace, chunks.into());
         assert!(replaced.is_none(), "keyspace {keyspace} is cloned twice");
     }
 }

@@ -150,7 +150,7 @@ const SECOND_PAGES: usize = 64;
 
 /// The memory that an empty keyspace takes, in bytes: its table with the first entries, its name, locks and counters,
 /// and its entries in the maps of keyspaces. A test adds up their sizes.
-pub(crate) const KEYSPACE_BYTES: u64 = 524;
+pub(crate) const KEYSPACE_BYTES: u64 = 512;
 
 /// The number of chunks in the first level of the directory. Each level has twice as many chunks as the previous one.
 const FIRST_LEVEL_CHUNKS: usize = 64;

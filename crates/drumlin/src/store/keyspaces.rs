@@ -371,7 +371,7 @@ mod tests {
         let maps = [
             size_of::<(Arc<str>, Arc<OpenKeyspace>)>(),
             size_of::<(KeyspaceId, Arc<PageSpace>)>(),
-            size_of::<(KeyspaceId, Vec<ExtentAddress>)>(),
+            size_of::<(KeyspaceId, Box<[ExtentAddress]>)>(),
         ];
         let bytes = shared.iter().map(|bytes| bytes + COUNTERS).sum::<usize>()
             + maps.iter().sum::<usize>() * 3 / 2
