@@ -29,7 +29,7 @@ pub(super) const PEER: Peer = Peer {
         inserts_only: false,
         two_phases: false,
         tables: false,
-        range_deletes: false,
+        range_deletes: true,
         large_transactions: false,
     },
     open,
@@ -222,6 +222,12 @@ impl Session for Access<'_> {
 
     fn write(&mut self, rows: &[Row]) -> Result<()> {
         Ok(self.rocks.db.write_opt(batch_of(rows), &self.write)?)
+    }
+
+    fn remove_range(&mut self, first: Key, end: Key) -> Result<()> {
+        let db = &self.rocks.db;
+        let family = db.cf_handle(DEFAULT_COLUMN_FAMILY_NAME).ok_or("no default column family")?;
+        Ok(db.delete_range_cf_opt(family, first, end, &self.write)?)
     }
 
     fn update(&mut self, key: Key, change: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {
