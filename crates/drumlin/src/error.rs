@@ -352,6 +352,50 @@ pub enum Error {
         /// The number of commits that are only in the log.
         commits: u64,
     },
+    /// Entries don't follow on from a log's last one, or overlap with it. Nothing was appended. See
+    /// [`Log::append`](crate::logs::Log::append).
+    LogIndex {
+        /// The log.
+        log: u64,
+        /// The index of the first entry that was to be appended.
+        given: u64,
+        /// The index at which the log continues.
+        expected: u64,
+    },
+    /// The entries of a log at this index were purged.
+    LogPurged {
+        /// The log.
+        log: u64,
+        /// The given index.
+        index: u64,
+        /// The index from which on there are entries, or will be.
+        first: u64,
+    },
+    /// A log has no entry at this index yet.
+    LogEntryMissing {
+        /// The log.
+        log: u64,
+        /// The given index.
+        index: u64,
+        /// The index of the last entry, or `None` if the log has no entries.
+        last: Option<u64>,
+    },
+    /// There is no log with this number: nothing was appended to it, or it was removed.
+    NoSuchLog {
+        /// The log.
+        log: u64,
+    },
+    /// An entry, a value or a batch for a log is too large. Nothing was written.
+    LogEntryTooLarge {
+        /// The log.
+        log: u64,
+        /// Which of them.
+        what: &'static str,
+        /// Its size in bytes.
+        bytes: u64,
+        /// The limit in bytes.
+        limit_bytes: u64,
+    },
     /// A [`Reducer`](crate::Reducer) returned an error or panicked. The database is unchanged.
     Reducer {
         /// The reducer's name.
@@ -509,6 +553,23 @@ impl std::fmt::Display for Error {
                 "{} was not closed: {commits} commits in its log have to be recovered. Open it for writing once, and close it",
                 path.display()
             ),
+            Error::LogIndex { log, given, expected } => write!(
+                f,
+                "log {log} continues at index {expected}, and entries from {given} on don't follow on from there. Nothing was appended"
+            ),
+            Error::LogPurged { log, index, first } => {
+                write!(f, "index {index} of log {log} was purged: its entries begin at {first}")
+            }
+            Error::LogEntryMissing { log, index, last: Some(last) } => {
+                write!(f, "log {log} has no entry {index} yet: its last one is {last}")
+            }
+            Error::LogEntryMissing { log, index, last: None } => {
+                write!(f, "log {log} has no entry {index}: it is empty")
+            }
+            Error::NoSuchLog { log } => write!(f, "there is no log {log}. Logs::numbers lists them"),
+            Error::LogEntryTooLarge { log, what, bytes, limit_bytes } => {
+                write!(f, "{what} for log {log} has {bytes} bytes, and may have {limit_bytes}. Nothing was written")
+            }
             Error::Reducer { name, reason } => write!(f, "the reducer {name:?} failed: {reason}"),
             Error::Source { source } => write!(f, "reading the value to store: {source}. Nothing of it was stored"),
         }

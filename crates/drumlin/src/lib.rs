@@ -186,6 +186,7 @@ pub mod fuzzing;
 mod hash;
 mod io;
 mod load;
+pub mod logs;
 mod memory;
 mod pool;
 mod rescue;

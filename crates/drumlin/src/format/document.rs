@@ -89,6 +89,38 @@ fn fixed_structures_are_as_documented() {
     compare("An incarnation", &[(0, "number"), (4, "first timestamp")], s::INCARNATION_BYTES);
     compare("A range of the log", &[(0, "stream"), (8, "from"), (16, "to")], s::LOG_RANGE_BYTES);
 
+    use super::logs as l;
+    let fields = [
+        (l::MAGIC_OFFSET, "DRUMLOGS"),
+        (l::VERSION_OFFSET, "version"),
+        (l::ZERO_1_OFFSET, "zero"),
+        (l::CHECKSUM_OFFSET, "XXH3"),
+        (l::SEQUENCE_OFFSET, "sequence number"),
+        (l::FOLDER_OFFSET, "identity"),
+        (l::INDEX_OFFSET, "number of the index"),
+        (l::INDEX_BYTES_OFFSET, "bytes of the file"),
+        (l::COVERED_OFFSET, "covers"),
+        (l::POSITION_OFFSET, "position in the stream"),
+        (l::INCARNATION_COUNT_OFFSET, "number of incarnations"),
+        (l::CLOSED_OFFSET, "closed"),
+        (l::FROM_OFFSET, "from which"),
+        (l::TO_OFFSET, "up to which"),
+        (l::INCARNATIONS_OFFSET, "incarnations"),
+        (l::ZERO_2_OFFSET, "zero"),
+    ];
+    compare("Head of a folder of logs", &fields, BLOCK_BYTES);
+    let fields = [
+        (l::CHUNK_CHECKSUM_OFFSET, "XXH3"),
+        (l::CHUNK_USED_OFFSET, "bytes of the index in this chunk"),
+        (l::CHUNK_ZERO_OFFSET, "zero"),
+        (l::CHUNK_CONTENT_OFFSET, "bytes of the index"),
+    ];
+    compare("Chunk of an index", &fields, l::CHUNK_BYTES);
+    compare("Part of an entry", &[(0, "position"), (8, "bytes"), (12, "XXH3")], l::PART_BYTES);
+    let mut sample = Vec::new();
+    l::encode_entry(&mut sample, b"payload", false, 5);
+    compare_sample("Entry of a record", &sample, &[super::checksum(b"payload", 5), 7, 0]);
+
     use extent as e;
     let fields = [
         (e::CHECKSUM_OFFSET, "XXH3"),

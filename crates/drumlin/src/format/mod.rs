@@ -15,6 +15,7 @@ pub(crate) mod extent;
 pub(crate) mod features;
 pub(crate) mod ids;
 pub(crate) mod log;
+pub(crate) mod logs;
 pub(crate) mod node;
 pub(crate) mod prepared;
 pub(crate) mod record;

@@ -16,6 +16,7 @@ use std::task::{Poll, Waker};
 use crate::sync::MutexGuard;
 
 use super::buffers::{Buffers, LogBuffer};
+use super::options::Claim;
 use super::queue::Ticket;
 use super::reservation::Reservation;
 use super::segment::Segment;
@@ -32,6 +33,7 @@ struct ReservationTicket<'a> {
     log: &'a SharedLog,
     stream: usize,
     bytes: usize,
+    margin_bytes: u64,
     ticket: Ticket,
     /// The stream's refusal count when this ticket joined the queue.
     refusal_count: u64,
@@ -65,8 +67,8 @@ enum Turn {
 
 impl SharedLog {
     /// Waits until space for a record is granted. Requests are granted in order.
-    pub(super) fn reserve(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
-        let asked = match self.ask(index, body_bytes)? {
+    pub(super) fn reserve(&self, index: usize, body_bytes: usize, claim: Claim) -> Result<Reservation<'_>> {
+        let asked = match self.ask(index, body_bytes, claim)? {
             Answer::Had(reservation) => return Ok(reservation),
             Answer::Queued(asked) => asked,
         };
@@ -95,8 +97,13 @@ impl SharedLog {
 
     /// Like [`reserve`](Self::reserve), for a task. Tasks wait in the same queue as threads; background threads write
     /// and prepare windows for them.
-    pub(super) async fn reserve_as_task(&self, index: usize, body_bytes: usize) -> Result<Reservation<'_>> {
-        match self.ask(index, body_bytes)? {
+    pub(super) async fn reserve_as_task(
+        &self,
+        index: usize,
+        body_bytes: usize,
+        claim: Claim,
+    ) -> Result<Reservation<'_>> {
+        match self.ask(index, body_bytes, claim)? {
             Answer::Had(reservation) => Ok(reservation),
             Answer::Queued(asked) => poll_fn(|context| self.poll_turn(&asked, context.waker())).await,
         }
@@ -119,7 +126,7 @@ impl SharedLog {
     }
 
     /// Reserves space if it is available immediately. Otherwise takes a place in the stream's queue.
-    fn ask(&self, index: usize, body_bytes: usize) -> Result<Answer<'_>> {
+    fn ask(&self, index: usize, body_bytes: usize, claim: Claim) -> Result<Answer<'_>> {
         let body_bytes_max = self.options.body_bytes_max(index);
         if body_bytes > body_bytes_max {
             return Err(Error::record_too_large(0, body_bytes as u64, body_bytes_max as u64));
@@ -127,15 +134,16 @@ impl SharedLog {
         let bytes = record_bytes(body_bytes);
         let bytes_max = Buffers::record_bytes_max(self.options.stream_buffer_bytes(index));
         debug_assert!(bytes <= bytes_max, "a record of {bytes} bytes waits for a buffer of {bytes_max}");
+        let margin_bytes = self.options.margin_bytes(claim);
         let mut tail = self.streams[index].tail.lock();
         self.check_open(&tail)?;
-        if tail.fits_at_once(bytes) {
+        if tail.fits_at_once(bytes, margin_bytes) {
             tail.admit(bytes);
             return Ok(Answer::Had(self.admitted(index, bytes, tail)));
         }
         crate::coverage::mark!("a commit waited for space in the log");
         let (ticket, refusal_count) = (tail.queue.join(), tail.refusal_count());
-        Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, ticket, refusal_count }))
+        Ok(Answer::Queued(ReservationTicket { log: self, stream: index, bytes, margin_bytes, ticket, refusal_count }))
     }
 
     /// Returns the next step of a ticket in the queue. A ticket leaves the queue once it is admitted or refused.
@@ -145,7 +153,7 @@ impl SharedLog {
             Ok(Turn::Wait)
         } else if !tail.buffer_admits(asked.bytes) {
             Ok(if tail.may_lead() { Turn::Write } else { Turn::Wait })
-        } else if tail.windows_admit(asked.bytes) {
+        } else if tail.windows_admit(asked.bytes, asked.margin_bytes) {
             tail.admit(asked.bytes);
             Ok(Turn::Admitted)
         } else if tail.refusal_count() != asked.refusal_count {
@@ -158,7 +166,7 @@ impl SharedLog {
                 },
             })
         } else {
-            tail.want_windows_for(asked.bytes);
+            tail.want_windows_for(asked.bytes, asked.margin_bytes);
             Ok(Turn::Prepare)
         }
     }

@@ -12,6 +12,8 @@ pub(crate) type BeforeWrite = Box<dyn Fn() -> io::Result<()> + Send + Sync>;
 /// Called when the durable horizon has advanced; see [`Hooks`].
 pub(crate) type OnDurable = Box<dyn Fn(Timestamp) + Send + Sync>;
 
+/// Called when the log has failed; see [`Hooks`].
+pub(crate) type OnFailed = Box<dyn Fn(&Arc<str>) + Send + Sync>;
 /// Called when the list of ranges that must exist changes; see [`Hooks`].
 pub(crate) type List = Box<dyn Fn(&[LogRange]) -> io::Result<()> + Send + Sync>;
 
@@ -26,6 +28,8 @@ pub(crate) struct Hooks {
     /// Called when the durable horizon has advanced to this timestamp. Several threads may call it concurrently and out
     /// of order, so the receiver must keep the maximum.
     pub(crate) on_durable: OnDurable,
+    /// Called once, when the log fails, with the reason. No record that is not durable yet will become durable.
+    pub(crate) on_failed: OnFailed,
     /// Durably records which ranges must exist when the log is reopened. Called before records are put into a new
     /// window, and before the file of a window that is no longer needed is reused. If the hook fails, the log fails.
     pub(crate) list: List,
@@ -42,6 +46,7 @@ impl Hooks {
             before_window: Box::new(|| Ok(())),
             before_write: Box::new(|| Ok(())),
             on_durable: Box::new(|_| {}),
+            on_failed: Box::new(|_| {}),
             list: Box::new(|_| Ok(())),
             on_closed: Box::new(|| Ok(())),
             share: Arc::default(),

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::reader::{self, Bodies, Merge, Reader, Records};
 use super::segment::{Segment, Spare};
 use super::shared::SharedLog;
-use super::windows::Window;
+use super::windows::{Limit, Window};
 use crate::error::{Error, Result};
 use crate::format::log::SegmentHeader;
 use crate::format::{BLOCK_BYTES, CheckpointNumber, StreamId, StreamPosition, Timestamp};
@@ -23,29 +23,33 @@ pub(crate) struct Verified {
 }
 
 impl SharedLog {
-    pub(super) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
+    pub(super) fn truncate(&self, limit: Limit, checkpoint: CheckpointNumber) {
         let before = self.checkpoint.fetch_max(checkpoint.0, Ordering::SeqCst);
         assert!(before <= checkpoint.0, "checkpoint {checkpoint} follows {before}");
-        let truncated = self.truncated.load(Ordering::SeqCst);
-        assert!(truncated <= covered.0, "a checkpoint of {covered} follows a truncation up to {truncated}");
+        if let Limit::Covered(covered) = limit {
+            let truncated = self.truncated.load(Ordering::SeqCst);
+            assert!(truncated <= covered.0, "a checkpoint of {covered} follows a truncation up to {truncated}");
+        }
         let mut free: Vec<Arc<Segment>> = Vec::new();
-        let old: Vec<Window> = self.old.lock().extract_if(.., |window| window.last <= Some(covered)).collect();
+        let old: Vec<Window> = self.old.lock().extract_if(.., |window| limit.passes(window, window.end())).collect();
         for window in old {
             self.give_up(window.last);
             free.push(window.segment);
         }
         for stream in &self.streams {
             let mut tail = stream.tail.lock();
-            let (mut segments, mut newest) = tail.take_covered_windows(covered);
+            let (mut segments, mut newest) = tail.take_covered_windows(limit);
             // If there is no space for a second window, reuse the stream's only window.
             if tail.is_disk_full()
-                && let Some(window) = tail.take_last_window(covered)
+                && let Some(window) = tail.take_last_window(limit)
             {
                 newest = newest.max(window.last);
                 segments.push(window.segment);
                 tail.want_window();
             }
-            assert!(newest <= Some(covered), "records above {covered} are given up: {newest:?}");
+            if let Limit::Covered(covered) = limit {
+                assert!(newest <= Some(covered), "records above {covered} are given up: {newest:?}");
+            }
             self.give_up(newest);
             tail.spares.begin_interval();
             tail.set_disk_full(false);
@@ -63,6 +67,62 @@ impl SharedLog {
             }
         }
         self.request_preparation();
+    }
+
+    /// Returns the segment that holds this position of the only stream. While the caller keeps it, the file is not
+    /// reused.
+    pub(super) fn segment_at(&self, position: StreamPosition) -> Option<Arc<Segment>> {
+        let holds = |window: &&Window| window.start() <= position && position < window.end();
+        // Windows move from `old` to the spares, and never into `old`.
+        let old = self.old.lock().iter().rfind(holds).map(|window| Arc::clone(&window.segment));
+        old.or_else(|| {
+            let tail = self.streams[0].tail.lock();
+            tail.windows.iter().find(holds).map(|window| Arc::clone(&window.segment))
+        })
+    }
+
+    pub(super) fn read_at(&self, mut position: StreamPosition, mut target: &mut [u8]) -> Result<bool> {
+        let end = position + target.len() as u64;
+        assert!(
+            end <= self.streams[0].tail.lock().durable_position(),
+            "bytes up to {end} are read before they are written"
+        );
+        while !target.is_empty() {
+            let Some(segment) = self.segment_at(position) else { return Ok(false) };
+            let bytes = (segment.end() - position).min(target.len() as u64) as usize;
+            let (part, rest) = std::mem::take(&mut target).split_at_mut(bytes);
+            let begin = position.block_start();
+            let mut blocks = AlignedBuffer::zeroed(((position + bytes as u64).block_end() - begin) as usize);
+            let read = segment.file.read_at(&mut blocks, segment.offset(begin));
+            read.map_err(|error| Error::io("reading", segment.path(), error))?;
+            let skipped_bytes = (position - begin) as usize;
+            part.copy_from_slice(&blocks[skipped_bytes..skipped_bytes + bytes]);
+            position += bytes as u64;
+            target = rest;
+        }
+        Ok(true)
+    }
+
+    pub(super) fn full_windows(&self) -> Vec<(StreamPosition, StreamPosition)> {
+        let bounds = |window: &Window| (window.start(), window.end());
+        let mut windows: Vec<_> = self.old.lock().iter().map(bounds).collect();
+        let tail = self.streams[0].tail.lock();
+        let durable = tail.durable_position();
+        windows.extend(tail.windows.iter().map(bounds).take_while(|(_, end)| *end <= durable));
+        windows.sort_unstable();
+        windows
+    }
+
+    pub(super) fn file_bytes(&self) -> u64 {
+        let window_bytes = |window: &Window| BLOCK_BYTES as u64 + window.segment.header.window_bytes;
+        let spare_bytes = |spare: &Spare| BLOCK_BYTES as u64 + spare.window_bytes;
+        let old: u64 = self.old.lock().iter().map(window_bytes).sum();
+        let doomed: u64 = self.doomed.lock().iter().map(spare_bytes).sum();
+        let streams = self.streams.iter().map(|stream| {
+            let tail = stream.tail.lock();
+            tail.windows.iter().map(window_bytes).sum::<u64>() + tail.spares.bytes()
+        });
+        old + doomed + streams.sum::<u64>()
     }
 
     /// Advances `truncated`: all records at or below `newest` may have been removed.

@@ -80,6 +80,7 @@ mod wait;
 mod windows;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Poll, Waker};
@@ -99,12 +100,12 @@ use shared::SharedLog;
 use signal::{Call, Signal, Urgency};
 use spares::Spares;
 use stream::Stream;
-use windows::Window;
+use windows::{Limit, Window};
 
 pub(crate) use hooks::Hooks;
 pub(crate) use live::Verified;
 pub(crate) use observe::{database_of_log, observe};
-pub(crate) use options::{LogOptions, READY_COMMITS_MAX};
+pub(crate) use options::{Claim, LogOptions, READY_COMMITS_MAX};
 pub(crate) use reader::{Record, Records};
 pub(crate) use record::{Appended, Body};
 pub(crate) use reservation::Reservation;
@@ -228,7 +229,7 @@ impl Log {
         let prepared = if origin == Origin::New { shared.streams.len() } else { 0 };
         for index in 0..prepared {
             shared.streams[index].tail.lock().want_window();
-            while !shared.streams[index].tail.lock().windows_admit(BLOCK_BYTES) {
+            while !shared.streams[index].tail.lock().windows_admit(BLOCK_BYTES, 0) {
                 let Some(preparation) = shared.streams[index].tail.lock().preparation() else { break };
                 match shared.prepare(index, preparation) {
                     Ok(()) => {}
@@ -287,7 +288,7 @@ impl Log {
         let shared = &self.shared;
         let mut tail = shared.streams[stream].tail.lock();
         shared.check_open(&tail)?;
-        if !tail.fits_at_once(record_bytes(body.bytes().len())) {
+        if !tail.fits_at_once(record_bytes(body.bytes().len()), shared.options.margin_bytes(Claim::Ordinary)) {
             return Ok(None);
         }
         let appended = shared.append(stream, &mut tail, body);
@@ -302,12 +303,22 @@ impl Log {
     /// Reserves space for a record whose body has at most `body_bytes`. If necessary, waits until other records are
     /// written or the next segment is prepared. Fails with [`Error::DiskFull`] if there is no disk space for a segment.
     pub(crate) fn reserve(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
-        self.shared.reserve(stream, body_bytes)
+        self.shared.reserve(stream, body_bytes, Claim::Ordinary)
+    }
+
+    /// Like [`reserve`](Self::reserve), for the first stream, with this claim on its space.
+    pub(crate) fn reserve_with(&self, body_bytes: usize, claim: Claim) -> Result<Reservation<'_>> {
+        self.shared.reserve(0, body_bytes, claim)
+    }
+
+    /// Like [`reserve_with`](Self::reserve_with), for a task.
+    pub(crate) async fn reserve_as_task_with(&self, body_bytes: usize, claim: Claim) -> Result<Reservation<'_>> {
+        self.shared.reserve_as_task(0, body_bytes, claim).await
     }
 
     /// Like [`reserve`](Self::reserve), for a task. Tasks wait in the same queue as threads.
     pub(crate) async fn reserve_as_task(&self, stream: usize, body_bytes: usize) -> Result<Reservation<'_>> {
-        self.shared.reserve_as_task(stream, body_bytes).await
+        self.shared.reserve_as_task(stream, body_bytes, Claim::Ordinary).await
     }
 
     /// Returns the maximum length of a body. It is the limit of the first stream, which accepts the longest bodies.
@@ -369,7 +380,60 @@ impl Log {
     /// durable checkpoint numbered `checkpoint`, which the headers of later segments will name.
     pub(crate) fn truncate(&self, covered: Timestamp, checkpoint: CheckpointNumber) {
         assert!(covered <= self.durable(), "a checkpoint covers what is not durable");
-        self.shared.truncate(covered, checkpoint);
+        self.shared.truncate(Limit::Covered(covered), checkpoint);
+    }
+
+    /// Allows the reuse of the segments of the only stream that end at or below `position`. Everything below it must be
+    /// durable, and nothing of it is read again. Later segments will name `checkpoint`.
+    pub(crate) fn truncate_below(&self, position: StreamPosition, checkpoint: CheckpointNumber) {
+        assert!(self.shared.streams.len() == 1, "a position is in one of several streams");
+        self.shared.truncate(Limit::Below(position), checkpoint);
+    }
+
+    /// Returns the timestamp of the newest record, and the position at which the only stream continues.
+    pub(crate) fn tail(&self) -> (Timestamp, StreamPosition) {
+        let [stream] = &*self.shared.streams else { panic!("a position is in one of several streams") };
+        // Timestamps are taken under this lock.
+        let tail = stream.tail.lock();
+        (self.last(), tail.position())
+    }
+
+    /// Reads the bytes of the only stream from `position` on into `target`, which must be durable. Returns `false` if
+    /// they were truncated.
+    pub(crate) fn read_at(&self, position: StreamPosition, target: &mut [u8]) -> Result<bool> {
+        self.shared.read_at(position, target)
+    }
+
+    /// Returns the file that holds this position of the only stream, and the offset in it.
+    pub(crate) fn place_of(&self, position: StreamPosition) -> Option<(PathBuf, u64)> {
+        let segment = self.shared.segment_at(position)?;
+        Some((segment.path().to_path_buf(), segment.offset(position)))
+    }
+
+    /// Returns the position of the only stream below which everything is on the medium.
+    pub(crate) fn durable_position(&self) -> StreamPosition {
+        self.shared.streams[0].tail.lock().durable_position()
+    }
+
+    /// Returns the windows of the only stream that are full and on the medium, from the oldest on: the start and the end
+    /// of each.
+    pub(crate) fn full_windows(&self) -> Vec<(StreamPosition, StreamPosition)> {
+        self.shared.full_windows()
+    }
+
+    /// Asks a background thread to write the pending records of the first stream, which a task or a callback waits for.
+    pub(crate) fn request_flush_of_first(&self) {
+        self.shared.request_flush(0, Urgency::Now);
+    }
+
+    /// Asks a background thread to write the pending records of the first stream within about a millisecond.
+    pub(crate) fn request_relaxed_flush_of_first(&self) {
+        self.shared.request_flush(0, Urgency::Soon);
+    }
+
+    /// Returns the total size of all segment files, spare ones included, in bytes.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.shared.file_bytes()
     }
 
     /// Returns the durable records above `after`.
@@ -438,11 +502,9 @@ impl Log {
         }
     }
 
-    /// Seals the log, writes everything that is pending and stops the threads. If a checkpoint at `covered` covers all
-    /// records, the log is no longer needed, so only one segment of each stream is kept.
-    pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
+    /// Seals the log, writes everything that is pending and stops the threads.
+    pub(crate) fn end(&self) -> Result<()> {
         self.seal();
-        assert!(covered <= self.last(), "a checkpoint of {covered} covers more than the log has");
         let mut flushed = Ok(());
         for index in 0..self.shared.streams.len() {
             flushed = flushed.and(self.shared.flush(index));
@@ -451,6 +513,14 @@ impl Log {
         flushed?;
         let is_pending = |stream: &Stream| stream.tail.lock().floor().is_some();
         assert!(!self.shared.streams.iter().any(is_pending), "a record is pending in a log that is closed");
+        Ok(())
+    }
+
+    /// [Ends](Log::end) the log. If a checkpoint at `covered` covers all records, the log is no longer needed, so only
+    /// one segment of each stream is kept.
+    pub(crate) fn close(&self, covered: Timestamp) -> Result<()> {
+        self.end()?;
+        assert!(covered <= self.last(), "a checkpoint of {covered} covers more than the log has");
         if self.failure().is_none() && self.last() <= covered {
             let closed = (self.shared.hooks.on_closed)();
             closed.map_err(|error| Error::io("recording the end of", self.shared.folder.path(), error))?;

@@ -26,6 +26,15 @@ const READY_BODY_BYTES_MAX: usize = 7 + ID_BYTES_MAX;
 /// The bytes of the first stream's buffers that are left to ready commits.
 const READY_BYTES: usize = READY_COMMITS_MAX * record_bytes(READY_BODY_BYTES_MAX);
 
+/// The space that a reservation may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Claim {
+    /// All prepared space but [`LogOptions::margin_bytes`].
+    Ordinary,
+    /// All prepared space. So records that free space can be appended on a full disk.
+    Urgent,
+}
+
 /// The settings of a log.
 #[derive(Clone, Debug)]
 pub(crate) struct LogOptions {
@@ -36,6 +45,8 @@ pub(crate) struct LogOptions {
     pub(crate) buffer_bytes: usize,
     /// Memory for reading the log while it is open.
     pub(crate) reader_bytes: usize,
+    /// Prepared space that ordinary reservations leave to [urgent](Claim::Urgent) ones.
+    pub(crate) margin_bytes: u64,
     /// The longest body that must fit. If necessary, the first stream gets larger buffers for it.
     pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
@@ -89,6 +100,14 @@ impl LogOptions {
         let ready_bytes = if stream == 0 { READY_BYTES } else { 0 };
         let record_max = Buffers::record_bytes_max(self.stream_buffer_bytes(stream)) - ready_bytes;
         (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
+    }
+
+    /// Returns the prepared space that a reservation has to leave.
+    pub(super) fn margin_bytes(&self, claim: Claim) -> u64 {
+        match claim {
+            Claim::Ordinary => self.margin_bytes,
+            Claim::Urgent => 0,
+        }
     }
 
     pub(super) fn window_bytes(&self) -> u64 {

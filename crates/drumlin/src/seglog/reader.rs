@@ -437,7 +437,8 @@ impl Merge {
             false => reader.read_long(&found)?,
         };
         self.step(head)?;
-        Ok(Record { timestamp: found.timestamp, time_ms: found.time_ms, body })
+        let position = found.position + RECORD_HEADER_BYTES as u64;
+        Ok(Record { timestamp: found.timestamp, time_ms: found.time_ms, position, body })
     }
 
     /// Skips the record that is due without taking its body.
@@ -498,6 +499,8 @@ pub(crate) struct Record {
     pub(crate) timestamp: Timestamp,
     /// The time when the record's batch was begun, in milliseconds since 1970.
     pub(crate) time_ms: u64,
+    /// The position of the body in its stream.
+    pub(crate) position: StreamPosition,
     pub(crate) body: Vec<u8>,
 }
 

@@ -1,5 +1,6 @@
 //! A record: its body before it is appended, and its position afterwards.
 
+use crate::format::log::{RECORD_HEADER_BYTES, record_bytes};
 use crate::format::{StreamId, StreamPosition, Timestamp, checksum};
 
 /// The body of a record with its checksum, which is computed without holding any lock.
@@ -56,4 +57,12 @@ pub(crate) struct Appended {
     pub(crate) is_near_full: bool,
     /// Set if the stream needs its next window. The caller must then request it.
     pub(crate) wants_preparation: bool,
+}
+
+impl Appended {
+    /// Returns the position of the record's body, which has this length.
+    pub(crate) fn body_position(&self, body_bytes: usize) -> StreamPosition {
+        let before = record_bytes(body_bytes) - RECORD_HEADER_BYTES;
+        StreamPosition(self.end.0 - before as u64)
+    }
 }

@@ -33,6 +33,9 @@ pub(crate) struct SuperblockLogState<'a> {
     pub(crate) ranges: &'a [LogRange],
     /// The database was closed, so no record is above `covered` unless a superblock was lost.
     pub(crate) is_closed: bool,
+    /// Set if the log's only stream is read by position, so that all listed windows are kept, whatever is covered. The
+    /// records above `covered` begin at or after this position, and the log continues there if it was closed.
+    pub(crate) covered_position: Option<StreamPosition>,
 }
 
 /// The number of bytes of a window that are searched for its first record, to decide whether the previous window is
@@ -66,6 +69,10 @@ pub(crate) struct Scan {
 struct StreamScan {
     /// The windows in ascending order of use number. Windows whose records are all in the checkpoint become spares.
     windows: Vec<Window>,
+    /// Windows whose records are all in the checkpoint, but which are kept because they are read by position.
+    held: Vec<Window>,
+    /// The position at which the scan begins.
+    begin: StreamPosition,
     spares: Vec<Spare>,
     use_number_max: UseNumber,
     slot_max: SlotNumber,
@@ -122,14 +129,24 @@ impl Scan {
             streams: BTreeMap::new(),
         };
         scan.find_segments(access, known.checkpoint, on_corruption)?;
-        if known.is_closed && scan.is_as_closed(known.incarnations) {
+        let is_closed = known.is_closed && scan.is_as_closed(known.incarnations);
+        if is_closed && known.covered_position.is_none() {
             scan.is_closed = true;
             scan.streams.values_mut().for_each(StreamScan::set_aside_all);
             return Ok(scan);
         }
         known.ranges.iter().try_for_each(|range| scan.check_range(range, on_corruption))?;
-        for stream in scan.streams.values_mut() {
-            sound(stream.set_aside_covered(&scan.history, known.covered), on_corruption)?;
+        if let Some(position) = known.covered_position {
+            let stream = scan.streams.entry(StreamId(0)).or_default();
+            stream.hold(known.ranges, position, known.covered);
+            if is_closed {
+                scan.is_closed = true;
+                return Ok(scan);
+            }
+        } else {
+            for stream in scan.streams.values_mut() {
+                sound(stream.set_aside_covered(&scan.history, known.covered), on_corruption)?;
+            }
         }
         // Everything below the start of an opening was already on the medium when that opening began.
         let openings_horizon = known.incarnations.iter().map(|&(_, first)| Timestamp(first.0.saturating_sub(1))).max();
@@ -269,7 +286,9 @@ impl Scan {
     /// Verifies all streams together, in timestamp order, up to the first missing record. That is the end of the log.
     fn find_end(&mut self, openings_horizon: Timestamp, on_corruption: OnCorruption<'_>) -> Result<()> {
         let chunk_bytes = self.chunk_bytes();
-        let readers = self.streams.values().map(|stream| Reader::whole(stream.segments(), chunk_bytes));
+        let reader =
+            |stream: &StreamScan| Reader::new(stream.segments(), stream.begin, StreamPosition::MAX, chunk_bytes);
+        let readers = self.streams.values().map(reader);
         let readers = readers.collect::<Result<_>>()?;
         let mut merge = Merge::new(readers, Bodies::Verified, self.history.clone(), self.covered)?;
         let streams: Vec<StreamId> = self.streams.keys().copied().collect();
@@ -301,7 +320,8 @@ impl Scan {
             on_corruption(missing(lost, horizon, suspect.as_ref(), self.folder.path()))?;
         }
         for (head, stream) in merge.heads.iter().zip(self.streams.values_mut()) {
-            stream.verified_end = head.reader.verified_ends.iter().copied().max().flatten();
+            let verified_end = head.reader.verified_ends.iter().copied().max().flatten();
+            stream.verified_end = stream.verified_end.max(verified_end);
             stream.forget_certain(horizon);
             sound(stream.check_abutting(&head.reader.verified_ends), on_corruption)?;
         }
@@ -373,7 +393,7 @@ impl Scan {
             // an earlier use of the same range.
             let used = stream.windows.iter().filter(|window| window.last.is_some());
             let segments = used.map(|window| Arc::clone(&window.segment)).collect();
-            readers.push(Reader::new(segments, StreamPosition::START, applied_end, chunk_bytes)?);
+            readers.push(Reader::new(segments, stream.begin, applied_end, chunk_bytes)?);
         }
         let merge = Merge::new(readers, Bodies::Kept, self.history.clone(), self.covered)?;
         Ok(Records::new(merge, self.last, self.folder.path().to_path_buf()))
@@ -382,7 +402,9 @@ impl Scan {
     /// Begins appending at the timestamp after [`last`](Scan::last). The superblock must already list `incarnation`
     /// with that timestamp, durably.
     pub(crate) fn start(self, incarnation: Incarnation, checkpoint: CheckpointNumber, hooks: Hooks) -> Result<Log> {
-        let origin = if self.is_closed { Origin::Closed } else { Origin::Recovered };
+        // A log that is read by position keeps its windows. Those that it does not keep are to be listed no longer.
+        let is_held = self.streams.values().any(|stream| stream.verified_end.is_some());
+        let origin = if self.is_closed && !is_held { Origin::Closed } else { Origin::Recovered };
         let log = self.assemble(incarnation, checkpoint, hooks);
         log.begin(origin)?;
         Ok(log)
@@ -403,7 +425,8 @@ impl Scan {
             self.last,
             self.covered
         );
-        assert!(!self.is_closed || self.ranges.is_empty(), "a closed log is needed: {:?}", self.ranges);
+        let is_held = self.streams.values().any(|stream| stream.verified_end.is_some());
+        assert!(!self.is_closed || is_held || self.ranges.is_empty(), "a closed log is needed: {:?}", self.ranges);
         self.history.add(incarnation, self.last.next());
         assert_eq!(self.history.newest(), Some(incarnation), "an opening must be newer than those before it");
         let mut old = Vec::new();
@@ -490,6 +513,28 @@ impl StreamScan {
             }
         }
         Ok(())
+    }
+
+    /// Keeps the listed windows of a stream that is read by position. Those that end at or before `position` are not
+    /// scanned. The records above `covered` begin at or after `position`.
+    fn hold(&mut self, ranges: &[LogRange], position: StreamPosition, covered: Timestamp) {
+        self.begin = position;
+        self.verified_end = Some(position);
+        let Some(range) = ranges.iter().find(|range| range.stream == StreamId(0)) else { return };
+        let mut next = range.from;
+        // If a window was begun twice, the later use counts. A missing window has been reported.
+        while let Some(index) = self.windows.iter().rposition(|window| window.segment.start() == next) {
+            if next >= position.min(range.to) {
+                break;
+            }
+            self.windows[index].last = Some(covered);
+            next = self.windows[index].end();
+            if next <= position {
+                self.held.push(self.windows.remove(index));
+            }
+        }
+        let is_covered = |window: &mut Window| window.end() <= position;
+        self.spares.extend(self.windows.extract_if(.., is_covered).map(|window| Spare::of(window.segment)));
     }
 
     /// Turns all windows into spares. The stream continues after them.
@@ -619,6 +664,7 @@ impl StreamScan {
 
     /// Separates the windows that still hold records from the spares.
     fn retire(self, old: &mut Vec<Window>, spares: &mut Vec<Spare>) {
+        old.extend(self.held);
         for window in self.windows {
             if window.last.is_some() {
                 old.push(window);

@@ -152,5 +152,6 @@ impl SharedLog {
             waiters.iter().for_each(Waiter::wake);
         }
         self.wake_tasks(Timestamp(u64::MAX));
+        (self.hooks.on_failed)(self.failure.get().expect("just set"));
     }
 }

@@ -1,6 +1,6 @@
 //! The spare segment files of a stream.
 
-use super::segment::{self, Spare, SpareSize};
+use super::segment::{self, BLOCK, Spare, SpareSize};
 use crate::format::{SlotNumber, StreamId, UseNumber};
 
 /// The files of a stream that are available for reuse, the numbers for new files and uses, and the number of spares
@@ -20,6 +20,11 @@ impl Spares {
     pub(super) fn new(list: Vec<Spare>, use_next: UseNumber, slot_next: SlotNumber) -> Spares {
         assert!(list.iter().all(|spare| spare.slot < slot_next), "{slot_next} is the slot of a spare");
         Spares { list, use_next, slot_next, begun_windows: 0, wanted: 1 }
+    }
+
+    /// Returns the total size of the files in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.list.iter().map(|spare| BLOCK + spare.window_bytes).sum()
     }
 
     pub(super) fn count(&self) -> usize {

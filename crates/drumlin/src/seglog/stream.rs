@@ -14,7 +14,7 @@ use super::record::Body;
 use super::segment::{BLOCK, Segment, Spare, SpareSize};
 use super::spares::Spares;
 use super::wait::{Waiter, Waiters};
-use super::windows::{Preparation, Window, Windows};
+use super::windows::{Limit, Preparation, Window, Windows};
 use crate::format::log::{FLAG_AFTER_DATA, RECORD_HEADER_BYTES, RecordHeader, record_bytes, record_seed};
 use crate::format::{BLOCK_BYTES, Incarnation, StreamId, StreamPosition, Timestamp, UseNumber};
 
@@ -163,19 +163,20 @@ impl Tail {
         self.position() + self.reserved.span_bytes + bytes as u64 + BLOCK
     }
 
-    pub(super) fn windows_admit(&self, bytes: usize) -> bool {
-        self.span_end(bytes) <= self.windows.ready()
+    /// Returns `true` if a record of `bytes` fits into the prepared windows and leaves `margin_bytes` of them.
+    pub(super) fn windows_admit(&self, bytes: usize, margin_bytes: u64) -> bool {
+        self.span_end(bytes) + margin_bytes <= self.windows.ready()
     }
 
     /// Returns `true` if a record of `bytes` fits and no request is waiting in the queue.
-    pub(super) fn fits_at_once(&self, bytes: usize) -> bool {
-        !self.is_contended() && self.buffer_admits(bytes) && self.windows_admit(bytes)
+    pub(super) fn fits_at_once(&self, bytes: usize, margin_bytes: u64) -> bool {
+        !self.is_contended() && self.buffer_admits(bytes) && self.windows_admit(bytes, margin_bytes)
     }
 
     /// Reserves space for a record of `bytes`.
     pub(super) fn admit(&mut self, bytes: usize) {
         debug_assert!(
-            self.buffer_admits(bytes) && self.windows_admit(bytes),
+            self.buffer_admits(bytes) && self.windows_admit(bytes, 0),
             "more is admitted than there is room for"
         );
         self.reserved.add(bytes);
@@ -191,16 +192,16 @@ impl Tail {
         self.reserved.bytes
     }
 
-    /// Requests enough windows for a record of `bytes`.
-    pub(super) fn want_windows_for(&mut self, bytes: usize) {
-        let needed = self.span_end(bytes);
+    /// Requests enough windows for a record of `bytes` and a margin after it.
+    pub(super) fn want_windows_for(&mut self, bytes: usize, margin_bytes: u64) {
+        let needed = self.span_end(bytes) + margin_bytes;
         assert!(needed > self.position(), "a window is wanted that nothing needs");
         self.windows.want(needed);
     }
 
     /// Requests a window before any record needs it, if the stream has none.
     pub(super) fn want_window(&mut self) {
-        self.want_windows_for(BLOCK_BYTES);
+        self.want_windows_for(BLOCK_BYTES, 0);
     }
 
     /// Returns the next step of preparation, if one is needed.
@@ -343,19 +344,19 @@ impl Tail {
         self.waiters.take_below(self.buffers.floor())
     }
 
-    /// Takes the windows before the current one whose records are all at or below `covered`. Returns their segments,
-    /// and the newest timestamp in them.
-    pub(super) fn take_covered_windows(&mut self, covered: Timestamp) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
-        self.windows.take_covered(covered, self.buffers.durable_position())
+    /// Takes the windows before the current one that are entirely below `limit`. Returns their segments, and the newest
+    /// timestamp in them.
+    pub(super) fn take_covered_windows(&mut self, limit: Limit) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
+        self.windows.take_covered(limit, self.buffers.durable_position())
     }
 
-    /// Takes the stream's only window, if all its records are at or below `covered` and none of them is being written.
-    /// The stream continues after the window, whose remainder stays empty.
-    pub(super) fn take_last_window(&mut self, covered: Timestamp) -> Option<Window> {
+    /// Takes the stream's only window, if all its records are below `limit` and none of them is being written. The
+    /// stream continues after the window, whose remainder stays empty.
+    pub(super) fn take_last_window(&mut self, limit: Limit) -> Option<Window> {
         if self.floor().is_some() || self.reserved.bytes > 0 {
             return None;
         }
-        let window = self.windows.take_only(covered)?;
+        let window = self.windows.take_only(limit, self.position())?;
         self.buffers.skip_to(window.end());
         Some(window)
     }

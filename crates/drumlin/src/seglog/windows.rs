@@ -13,6 +13,25 @@ const INDEX_STRIDE_BYTES: u64 = 64 << 10;
 
 const _: () = assert!(BLOCK_BYTES.is_multiple_of(RECORD_ALIGNMENT_BYTES), "a record can't begin with a block");
 
+/// The records that are no longer needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Limit {
+    /// All records up to this timestamp.
+    Covered(Timestamp),
+    /// All records that begin before this position of the stream.
+    Below(StreamPosition),
+}
+
+impl Limit {
+    /// Returns `true` if no record of a window is needed. The records of the window end at or before `end`.
+    pub(super) fn passes(self, window: &Window, end: StreamPosition) -> bool {
+        match self {
+            Limit::Covered(covered) => window.last <= Some(covered),
+            Limit::Below(position) => end <= position,
+        }
+    }
+}
+
 /// A window of the stream and the index of its records.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -231,17 +250,17 @@ impl Windows {
         Arc::clone(&window.segment)
     }
 
-    /// Takes the windows before the current one whose records are all at or below `covered` and which end at or below
-    /// `durable`. Returns their segments, and the newest timestamp in them.
+    /// Takes the windows before the current one that are entirely below `limit` and end at or below `durable`. Returns
+    /// their segments, and the newest timestamp in them.
     pub(super) fn take_covered(
         &mut self,
-        covered: Timestamp,
+        limit: Limit,
         durable: StreamPosition,
     ) -> (Vec<Arc<Segment>>, Option<Timestamp>) {
         let mut taken = Vec::new();
         let mut newest = None;
         while let Some(window) = self.list.front() {
-            if self.current == 0 || window.end() > durable || window.last > Some(covered) {
+            if self.current == 0 || window.end() > durable || !limit.passes(window, window.end()) {
                 break;
             }
             newest = newest.max(window.last);
@@ -250,15 +269,14 @@ impl Windows {
             taken.push(window.segment);
         }
         assert!(self.current == 0 || self.current < self.list.len(), "the window in use is given up");
-        debug_assert!(newest <= Some(covered), "a window is given up whose records are not covered");
         (taken, newest)
     }
 
-    /// Takes the only window, if it is filled and all its records are at or below `covered`. The caller must then
-    /// continue the stream after this window.
-    pub(super) fn take_only(&mut self, covered: Timestamp) -> Option<Window> {
+    /// Takes the only window, if it is filled and all its records, of which the last ends at `position`, are below
+    /// `limit`. The caller must then continue the stream after this window.
+    pub(super) fn take_only(&mut self, limit: Limit, position: StreamPosition) -> Option<Window> {
         let window = self.list.front()?;
-        if self.list.len() > 1 || !window.is_filled() || window.last > Some(covered) {
+        if self.list.len() > 1 || !window.is_filled() || !limit.passes(window, position) {
             return None;
         }
         debug_assert_eq!(self.current, 0, "the only window is not the one in use");

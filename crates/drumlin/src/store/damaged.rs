@@ -498,6 +498,7 @@ impl DamagedStore {
                 covered: *covered,
                 ranges: &[],
                 is_closed: false,
+                covered_position: None,
             },
         };
         let damage = &mut self.damage;

@@ -117,6 +117,7 @@ impl Opener<'_> {
             segment_bytes: self.log_segment_bytes(),
             buffer_bytes: (budget.limit_bytes(Account::Log) - reader_bytes) as usize,
             reader_bytes: reader_bytes as usize,
+            margin_bytes: 0,
             body_bytes: budget.transaction_bytes_max() as usize,
             sync,
             database: superblock.database,
@@ -573,6 +574,7 @@ fn hooks(
                 archiver.announce(durable);
             }
         }),
+        on_failed: Box::new(|_| {}),
         list: Box::new(move |ranges| superblocks.write(|next| next.log = ranges.to_vec())),
         on_closed: Box::new(move || closed.close()),
         share: Arc::clone(&engine.space.share),
@@ -601,5 +603,6 @@ pub(super) fn log_state(superblock: &Superblock) -> SuperblockLogState<'_> {
         covered: superblock.timestamp,
         ranges: &superblock.log,
         is_closed: false,
+        covered_position: None,
     }
 }

@@ -83,7 +83,7 @@ impl Work {
 
     /// Returns the work of starting a call. It costs [`CALL_UNITS`], and begins only if at least [`CALL_UNITS_MAX`]
     /// units of the turn are left.
-    pub(super) fn call() -> Work {
+    pub(crate) fn call() -> Work {
         Work { units: Some(CALL_UNITS), left_min: CALL_UNITS_MAX, has_yielded: false }
     }
 }

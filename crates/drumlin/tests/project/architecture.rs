@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of the library, with all parts that its code may name. `sync` is a module of drumlin-io.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     ("hash", &[]),
     ("sync", &[]),
     ("format", &[]),
@@ -15,6 +15,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("io", &["sync"]),
     ("task", &["sync", "io"]),
     ("seglog", &["hash", "coverage", "format", "sync", "error", "io"]),
+    ("logs", &["coverage", "format", "sync", "task", "error", "io", "seglog"]),
     ("space", &["hash", "coverage", "format", "sync", "error", "memory", "io"]),
     ("pool", &["hash", "coverage", "format", "sync", "task", "error", "memory", "io", "space"]),
     ("tree", &["hash", "coverage", "format", "sync", "task", "error", "memory", "space", "pool"]),

@@ -25,6 +25,7 @@ fn options(streams: u16) -> LogOptions {
         segment_bytes: 9 * 4096,
         buffer_bytes: usize::from(streams) * 64 * 1024,
         reader_bytes: usize::from(streams) * 16 * 1024,
+        margin_bytes: 0,
         body_bytes: 0,
         sync: SyncMethod::DurableWrite,
         database: DATABASE,
@@ -222,6 +223,7 @@ impl Rig {
             covered: self.covered,
             ranges,
             is_closed: self.closed.load(Ordering::SeqCst),
+            covered_position: None,
         };
         Scan::open(&self.backend, &self.folder(), &self.options, &known)
     }

@@ -1273,6 +1273,7 @@ fn every_backend_will_do() {
                 covered: Timestamp(0),
                 ranges: &[],
                 is_closed: false,
+                covered_position: None,
             };
             let scan = Scan::open(&backend, &log_folder, &options, &known).unwrap();
             assert_eq!(timestamps(scan.records().unwrap()), (1..=200).collect::<Vec<u64>>(), "{}", backend.name());

@@ -1,0 +1,77 @@
+//! The newest entries, kept in memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::format::StreamPosition;
+
+/// The memory that an entry takes in the cache besides its bytes: its place in the list, and its counters.
+const OVERHEAD_BYTES: u64 = 64;
+
+/// The entries that were appended last, by the positions at which they were appended. Entries that were cut off, purged
+/// or moved are not looked for, so they stay until newer ones push them out.
+#[derive(Debug)]
+pub(super) struct Cache {
+    /// In ascending order of positions.
+    entries: VecDeque<(StreamPosition, Arc<[u8]>)>,
+    bytes: u64,
+    limit_bytes: u64,
+}
+
+impl Cache {
+    pub(super) fn new(limit_bytes: u64) -> Cache {
+        Cache { entries: VecDeque::new(), bytes: 0, limit_bytes }
+    }
+
+    /// Adds entries in ascending order of positions. If another thread was quicker with later ones, they are few.
+    pub(super) fn add<'e>(&mut self, entries: impl Iterator<Item = (StreamPosition, &'e [u8])>) {
+        for (position, entry) in entries {
+            let bytes = entry.len() as u64 + OVERHEAD_BYTES;
+            if bytes > self.limit_bytes / 4 {
+                continue;
+            }
+            let mut at = self.entries.len();
+            while at > 0 && self.entries[at - 1].0 > position {
+                at -= 1;
+            }
+            self.entries.insert(at, (position, entry.into()));
+            self.bytes += bytes;
+        }
+        while self.bytes > self.limit_bytes {
+            let (_, entry) = self.entries.pop_front().expect("a cache without entries has no bytes");
+            self.bytes -= entry.len() as u64 + OVERHEAD_BYTES;
+        }
+    }
+
+    /// Returns the entry that was appended at this position, if it is still there.
+    pub(super) fn get(&self, position: StreamPosition) -> Option<Arc<[u8]>> {
+        let at = self.entries.binary_search_by_key(&position, |(position, _)| *position).ok()?;
+        Some(Arc::clone(&self.entries[at].1))
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries are found by their positions, also if they arrived out of order, and the oldest go first.
+    #[test]
+    fn the_newest_entries_stay() {
+        let mut cache = Cache::new(10 * (OVERHEAD_BYTES + 8));
+        let order = [3u64, 1, 2, 5, 4, 9, 7, 8, 6, 12, 11, 10];
+        for number in order {
+            cache.add([(StreamPosition(number), &number.to_le_bytes()[..])].into_iter());
+        }
+        assert!(cache.bytes() <= 10 * (OVERHEAD_BYTES + 8));
+        for number in order {
+            let found = cache.get(StreamPosition(number));
+            assert_eq!(found.as_deref(), (number > 2).then_some(&number.to_le_bytes()[..]), "{number}");
+        }
+        cache.add([(StreamPosition(13), &[0; 1000][..])].into_iter());
+        assert_eq!(cache.get(StreamPosition(13)), None, "one entry would push out all others");
+    }
+}

@@ -1,0 +1,275 @@
+//! The index as it is written down: the states of all logs, in two files in turns.
+//!
+//! # Invariants
+//! 1. Each log is written as of a timestamp of its own, which is taken under the log's lock. Replay skips the log's
+//!    changes up to it. So nobody waits while the index is written.
+//! 2. The head names an index only when the index is on the medium, and everything that it has seen is durable.
+
+use std::path::PathBuf;
+
+use super::state::{Bounds, LogState, Place};
+use crate::error::{Error, Result};
+use crate::format::logs::{CHUNK_BYTES, CHUNK_CONTENT_OFFSET, EntryPart, PART_BYTES, chunk_content, seal_chunk};
+use crate::format::{DatabaseId, Timestamp};
+use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist};
+
+pub(super) const INDEX_NAMES: [&str; 2] = ["index-0", "index-1"];
+
+/// The least space that an index file is given, so that an index can also be written when the disk is full.
+const FILE_BYTES_MIN: u64 = 1 << 20;
+
+fn open(folder: &FolderRef, number: u64, write: bool) -> Result<FileRef> {
+    let name = INDEX_NAMES[(number % 2) as usize];
+    let options = OpenOptions { write, create: write, direct: true, ..OpenOptions::default() };
+    folder.open(name, options).map_err(|error| Error::io("opening", &folder.path().join(name), error))
+}
+
+/// Creates the files of both indexes, with the space that an index needs at least. The caller makes their names durable.
+pub(super) fn create_files(folder: &FolderRef) -> Result<()> {
+    for number in 0..2 {
+        let file = open(folder, number, true)?;
+        let made = file.allocate(0, FILE_BYTES_MIN).and_then(|()| file.sync_all());
+        made.map_err(|error| Error::io("allocating", file.path(), error))?;
+    }
+    Ok(())
+}
+
+/// Writes an index.
+pub(super) struct IndexWriter {
+    file: FileRef,
+    folder: FolderRef,
+    identity: DatabaseId,
+    number: u64,
+    buffer: AlignedBuffer,
+    /// The bytes of the current chunk that are used, its header included.
+    used: usize,
+    /// The offset in the buffer at which the current chunk begins.
+    chunk: usize,
+    /// The bytes of the file before the buffer.
+    written_bytes: u64,
+    state: Vec<u8>,
+}
+
+impl IndexWriter {
+    pub(super) fn new(
+        folder: &FolderRef,
+        identity: DatabaseId,
+        number: u64,
+        buffer_bytes: usize,
+    ) -> Result<IndexWriter> {
+        assert!(buffer_bytes > 0 && buffer_bytes.is_multiple_of(CHUNK_BYTES), "a chunk is written in parts");
+        Ok(IndexWriter {
+            file: open(folder, number, true)?,
+            folder: FolderRef::clone(folder),
+            identity,
+            number,
+            buffer: AlignedBuffer::zeroed(buffer_bytes),
+            used: CHUNK_CONTENT_OFFSET,
+            chunk: 0,
+            written_bytes: 0,
+            state: Vec::new(),
+        })
+    }
+
+    fn failed(&self, action: &'static str, error: std::io::Error) -> Error {
+        if error.kind() == std::io::ErrorKind::StorageFull {
+            return Error::DiskFull {
+                path: self.folder.path().to_path_buf(),
+                needed_bytes: CHUNK_BYTES as u64,
+                kept_snapshots: Vec::new(),
+                clones: Vec::new(),
+            };
+        }
+        Error::io(action, self.file.path(), error)
+    }
+
+    /// Copies the state of a log as of a timestamp. Writes nothing, because the caller holds the log's lock.
+    pub(super) fn copy(&mut self, log: u64, timestamp: Timestamp, state: &LogState) {
+        let target = &mut self.state;
+        let Bounds { first, next, purged, .. } = state.bounds;
+        target.clear();
+        for number in [log, timestamp.0, first, next, purged, state.values.len() as u64, state.large.len() as u64] {
+            target.extend(number.to_le_bytes());
+        }
+        state.places.iter().for_each(|place| target.extend(place.encode()));
+        for (name, value) in &state.values {
+            target.push(name.len() as u8);
+            target.extend(name.as_bytes());
+            target.extend((value.len() as u32).to_le_bytes());
+            target.extend(&**value);
+        }
+        for (index, parts) in &state.large {
+            target.extend(index.to_le_bytes());
+            target.extend((parts.len() as u32).to_le_bytes());
+            parts.iter().for_each(|part| part.encode(target));
+        }
+    }
+
+    /// Writes the state that was copied.
+    pub(super) fn write_copied(&mut self) -> Result<()> {
+        let state = std::mem::take(&mut self.state);
+        let mut rest = &state[..];
+        while !rest.is_empty() {
+            if self.used == CHUNK_BYTES {
+                self.end_chunk()?;
+            }
+            let bytes = rest.len().min(CHUNK_BYTES - self.used);
+            let begin = self.chunk + self.used;
+            self.buffer[begin..begin + bytes].copy_from_slice(&rest[..bytes]);
+            self.used += bytes;
+            rest = &rest[bytes..];
+        }
+        self.state = state;
+        // The copy of a log with many entries is not worth keeping.
+        self.state.clear();
+        self.state.shrink_to(CHUNK_BYTES);
+        Ok(())
+    }
+
+    fn end_chunk(&mut self) -> Result<()> {
+        let number = (self.written_bytes + self.chunk as u64) / CHUNK_BYTES as u64;
+        let chunk = &mut self.buffer[self.chunk..self.chunk + CHUNK_BYTES];
+        chunk[self.used..].fill(0);
+        seal_chunk(chunk, self.used - CHUNK_CONTENT_OFFSET, self.identity, self.number, number);
+        self.chunk += CHUNK_BYTES;
+        self.used = CHUNK_CONTENT_OFFSET;
+        if self.chunk == self.buffer.len() { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let written = self.file.write_at(&self.buffer[..self.chunk], self.written_bytes, Persist::Later);
+        written.map_err(|error| self.failed("writing", error))?;
+        self.written_bytes += self.chunk as u64;
+        self.chunk = 0;
+        Ok(())
+    }
+
+    /// Makes the index durable. Returns its length in bytes.
+    pub(super) fn finish(mut self) -> Result<u64> {
+        if self.used > CHUNK_CONTENT_OFFSET || self.written_bytes + self.chunk as u64 == 0 {
+            self.end_chunk()?;
+        }
+        if self.chunk > 0 {
+            self.flush()?;
+        }
+        // The next index may be longer, and the disk may be full by then.
+        let file_bytes = (2 * self.written_bytes).max(FILE_BYTES_MIN);
+        let length = self.file.len().map_err(|error| self.failed("measuring", error))?;
+        if length < file_bytes
+            && let Err(error) = self.file.allocate(0, file_bytes)
+        {
+            log::debug!("allocating {}: {error}", self.file.path().display());
+        }
+        self.file.sync_all().map_err(|error| self.failed("syncing", error))?;
+        self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;
+        Ok(self.written_bytes)
+    }
+}
+
+/// Reads an index.
+pub(super) struct IndexReader {
+    file: FileRef,
+    identity: DatabaseId,
+    number: u64,
+    file_bytes: u64,
+    chunk_next: u64,
+    content: Vec<u8>,
+    offset: usize,
+}
+
+impl IndexReader {
+    pub(super) fn new(folder: &FolderRef, identity: DatabaseId, number: u64, file_bytes: u64) -> Result<IndexReader> {
+        let file = open(folder, number, false)?;
+        Ok(IndexReader { file, identity, number, file_bytes, chunk_next: 0, content: Vec::new(), offset: 0 })
+    }
+
+    /// Returns the error for an index that does not make sense.
+    fn corrupted(&self, reason: &str) -> Error {
+        let path: PathBuf = self.file.path().to_path_buf();
+        let offset = self.chunk_next.saturating_sub(1) * CHUNK_BYTES as u64;
+        Error::corrupted(&path, format!("the index of the logs at offset {offset}"), reason)
+    }
+
+    /// Loads the next chunk. Returns `false` at the end of the index.
+    fn load(&mut self) -> Result<bool> {
+        let offset = self.chunk_next * CHUNK_BYTES as u64;
+        if offset >= self.file_bytes {
+            return Ok(false);
+        }
+        let mut chunk = AlignedBuffer::zeroed(CHUNK_BYTES);
+        self.file.read_at(&mut chunk, offset).map_err(|error| Error::io("reading", self.file.path(), error))?;
+        self.chunk_next += 1;
+        let content = chunk_content(&chunk, self.identity, self.number, self.chunk_next - 1);
+        let content = content.ok_or_else(|| self.corrupted("its checksum does not match"))?;
+        self.content.clear();
+        self.content.extend(content);
+        self.offset = 0;
+        Ok(true)
+    }
+
+    fn fill(&mut self, mut target: &mut [u8]) -> Result<()> {
+        while !target.is_empty() {
+            if self.offset == self.content.len() && !self.load()? {
+                return Err(self.corrupted("it ends within the state of a log"));
+            }
+            let bytes = target.len().min(self.content.len() - self.offset);
+            target[..bytes].copy_from_slice(&self.content[self.offset..self.offset + bytes]);
+            self.offset += bytes;
+            target = &mut target[bytes..];
+        }
+        Ok(())
+    }
+
+    fn u64(&mut self) -> Result<u64> {
+        let mut bytes = [0; 8];
+        self.fill(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn u32(&mut self) -> Result<u32> {
+        let mut bytes = [0; 4];
+        self.fill(&mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn bytes(&mut self, count: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Returns the next log, with the timestamp as of which its state is.
+    pub(super) fn next(&mut self) -> Result<Option<(u64, Timestamp, LogState)>> {
+        if self.offset == self.content.len() && (!self.load()? || self.content.is_empty()) {
+            return Ok(None);
+        }
+        let (log, timestamp) = (self.u64()?, Timestamp(self.u64()?));
+        let (first, next, purged) = (self.u64()?, self.u64()?, self.u64()?);
+        let (value_count, large_count) = (self.u64()?, self.u64()?);
+        if next < first || next - first > self.file_bytes {
+            return Err(self.corrupted("a log ends before it begins"));
+        }
+        let mut state = LogState::default();
+        state.bounds = Bounds { exists: true, first, next, purged };
+        for _ in first..next {
+            let mut bytes = [0; Place::BYTES];
+            self.fill(&mut bytes)?;
+            state.places.push_back(Place::decode(&bytes));
+        }
+        for _ in 0..value_count {
+            let name_bytes = self.bytes(1)?[0];
+            let name = String::from_utf8(self.bytes(name_bytes.into())?);
+            let name = name.map_err(|_| self.corrupted("a name is not UTF-8"))?;
+            let value_bytes = self.u32()?;
+            let value = self.bytes(value_bytes as usize)?;
+            state.values.insert(name.into(), value.into());
+        }
+        for _ in 0..large_count {
+            let (index, count) = (self.u64()?, self.u32()?);
+            let parts = (0..count).map(|_| self.bytes(PART_BYTES).map(|bytes| EntryPart::decode(&bytes)));
+            let parts = parts.collect::<Result<_>>()?;
+            state.large.insert(index, parts);
+        }
+        Ok(Some((log, timestamp, state)))
+    }
+}

@@ -1,0 +1,161 @@
+//! The settings of a folder of logs, and the sizes that follow from them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::format::logs::CHUNK_BYTES;
+use crate::io::{Backend, IoBackend};
+
+/// The least memory of a folder of logs.
+const MEMORY_BYTES_MIN: u64 = 2 << 20;
+const MEMORY_BYTES_DEFAULT: u64 = 64 << 20;
+/// Segments of this size are written as fast as larger ones.
+const SEGMENT_BYTES_DEFAULT: u64 = 16 << 20;
+const SEGMENT_BYTES_MIN: u64 = 64 << 10;
+/// The rate at which an opening reads and verifies a log, on one processor. Measured: `drumlin-bench run` of the
+/// engine's recovery reads 500 MB/s and more.
+const REPLAY_BYTES_PER_SECOND: u64 = 400 << 20;
+/// The longest entry that is kept in one record with others.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+/// The longest part of a larger entry.
+const PART_BYTES_MAX: usize = 256 << 10;
+
+/// The largest entry.
+pub(super) const ENTRY_BYTES_MAX: usize = 64 << 20;
+/// The largest value, and all values of a log together.
+pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
+
+/// Settings for opening a folder of logs.
+///
+/// ```
+/// use drumlin::logs::{Logs, LogsOptions};
+///
+/// # let folder = std::env::temp_dir().join(format!("drumlin-doc-logs-options-{}", std::process::id()));
+/// let options = LogsOptions::new().memory(16 << 20).segment_bytes(4 << 20);
+/// let logs = Logs::open(&folder, &options)?;
+/// # logs.close()?;
+/// # std::fs::remove_dir_all(folder).unwrap();
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct LogsOptions {
+    memory_bytes: u64,
+    segment_bytes: u64,
+    recovery_target: Duration,
+    pub(super) create: bool,
+    pub(super) io_backend: IoBackend,
+    pub(super) backend: Option<Arc<dyn Backend>>,
+}
+
+impl Default for LogsOptions {
+    fn default() -> LogsOptions {
+        LogsOptions {
+            memory_bytes: MEMORY_BYTES_DEFAULT,
+            segment_bytes: SEGMENT_BYTES_DEFAULT,
+            recovery_target: Duration::from_secs(1),
+            create: true,
+            io_backend: IoBackend::default(),
+            backend: None,
+        }
+    }
+}
+
+impl LogsOptions {
+    /// Returns the defaults: 64 MiB of memory, segments of 16 MiB, and openings within a second after a kill.
+    #[must_use]
+    pub fn new() -> LogsOptions {
+        LogsOptions::default()
+    }
+
+    /// Sets the memory budget in bytes: 64 MiB by default, at least 2 MiB. Three eighths of it hold the index, which
+    /// takes 12 to 24 bytes for each entry of all logs; an append that would exceed it fails with
+    /// [`Error::MemoryInUse`]. A quarter holds the newest entries.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> LogsOptions {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    /// Sets the size of a segment file: 16 MiB by default, at least 64 KiB, a multiple of 4 KiB. The folder has up to
+    /// four more segments than its live entries need.
+    #[must_use]
+    pub fn segment_bytes(mut self, bytes: u64) -> LogsOptions {
+        self.segment_bytes = bytes;
+        self
+    }
+
+    /// Sets how long opening may take after a kill or a power cut: 1 second by default. The index is written down
+    /// whenever reading the log above it would take longer, at 400 MiB a second.
+    #[must_use]
+    pub fn recovery_target(mut self, duration: Duration) -> LogsOptions {
+        self.recovery_target = duration;
+        self
+    }
+
+    /// Says whether a missing folder is created: it is by default. Otherwise, opening it fails with
+    /// [`Error::NotFound`].
+    #[must_use]
+    pub fn create(mut self, create: bool) -> LogsOptions {
+        self.create = create;
+        self
+    }
+
+    /// Chooses the backend for I/O, instead of the best one that works here.
+    #[must_use]
+    pub fn io_backend(mut self, kind: IoBackend) -> LogsOptions {
+        self.io_backend = kind;
+        self
+    }
+
+    /// Uses this backend, for tests on a simulated disk.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn backend(mut self, backend: Arc<dyn Backend>) -> LogsOptions {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Returns the sizes that follow from the settings.
+    pub(super) fn sizes(&self) -> Result<Sizes> {
+        let (memory_bytes, segment_bytes) = (self.memory_bytes, self.segment_bytes);
+        if memory_bytes < MEMORY_BYTES_MIN {
+            return Err(Error::BudgetTooSmall { given_bytes: memory_bytes, minimum_bytes: MEMORY_BYTES_MIN });
+        }
+        if segment_bytes < SEGMENT_BYTES_MIN || !segment_bytes.is_multiple_of(4096) {
+            return Err(Error::Invalid(format!(
+                "segments of {segment_bytes} bytes are not allowed: use a multiple of 4096, at least {SEGMENT_BYTES_MIN}"
+            )));
+        }
+        // Two buffers. A larger batch would not be written faster.
+        let buffer_bytes = (memory_bytes / 8).min(8 << 20);
+        let target_bytes = self.recovery_target.as_secs_f64() * REPLAY_BYTES_PER_SECOND as f64;
+        Ok(Sizes {
+            segment_bytes,
+            buffer_bytes: buffer_bytes as usize,
+            reader_bytes: (memory_bytes / 32) as usize,
+            cache_bytes: memory_bytes / 4,
+            index_limit_bytes: memory_bytes / 8 * 3,
+            index_buffer_bytes: (memory_bytes / 32) as usize / CHUNK_BYTES * CHUNK_BYTES,
+            inline_bytes_max: INLINE_BYTES_MAX.min(buffer_bytes as usize / 16),
+            part_bytes_max: PART_BYTES_MAX.min(buffer_bytes as usize / 8),
+            replay_bytes_max: (target_bytes as u64).max(4 * segment_bytes),
+        })
+    }
+}
+
+/// The sizes of the parts of a folder of logs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) segment_bytes: u64,
+    pub(super) buffer_bytes: usize,
+    pub(super) reader_bytes: usize,
+    pub(super) cache_bytes: u64,
+    pub(super) index_limit_bytes: u64,
+    pub(super) index_buffer_bytes: usize,
+    /// Longer entries are stored in parts.
+    pub(super) inline_bytes_max: usize,
+    pub(super) part_bytes_max: usize,
+    /// The index is written down when this much was appended after it.
+    pub(super) replay_bytes_max: u64,
+}

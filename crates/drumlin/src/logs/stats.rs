@@ -1,0 +1,96 @@
+//! Statistics of a folder of logs.
+
+use std::sync::atomic::Ordering;
+
+use super::shared::Shared;
+
+/// The number of logs that [`LogsStats::largest`] names.
+const LARGEST_COUNT: usize = 10;
+
+/// Sizes and counters of a folder of logs. See [`Logs::stats`](super::Logs::stats).
+///
+/// ```
+/// use drumlin::logs::{Logs, LogsOptions};
+///
+/// # let folder = std::env::temp_dir().join(format!("drumlin-doc-logs-stats-{}", std::process::id()));
+/// # let logs = Logs::open(&folder, &LogsOptions::new())?;
+/// logs.log(7).append(1, &["one"])?.wait()?;
+/// let stats = logs.stats();
+/// assert_eq!((stats.log_count, stats.entry_count, stats.largest[0].number), (1, 1, 7));
+/// # logs.close()?;
+/// # std::fs::remove_dir_all(folder).unwrap();
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LogsStats {
+    /// The number of logs.
+    pub log_count: u64,
+    /// The number of entries in all logs.
+    pub entry_count: u64,
+    /// Bytes of all entries, and 32 more for each.
+    pub live_bytes: u64,
+    /// Bytes of all segment files.
+    pub file_bytes: u64,
+    /// Bytes of memory that the indexes and values of all logs take.
+    pub index_memory_bytes: u64,
+    /// Bytes of memory that the newest entries take.
+    pub cache_bytes: u64,
+    /// Durable writes of records since the folder was opened. Each is one sync.
+    pub sync_count: u64,
+    /// Bytes written to the segment files since the folder was opened.
+    pub written_bytes: u64,
+    /// The logs that hold most bytes, largest first, ten at most.
+    pub largest: Vec<LogSize>,
+}
+
+/// The size of a log, in [`LogsStats`].
+///
+/// ```
+/// use drumlin::logs::{LogSize, Logs, LogsOptions};
+///
+/// # let folder = std::env::temp_dir().join(format!("drumlin-doc-log-size-{}", std::process::id()));
+/// # let logs = Logs::open(&folder, &LogsOptions::new())?;
+/// logs.log(7).append(1, &["one"])?.wait()?;
+/// let largest: LogSize = logs.stats().largest[0];
+/// assert_eq!((largest.number, largest.entry_count, largest.live_bytes), (7, 1, 3 + 32));
+/// # logs.close()?;
+/// # std::fs::remove_dir_all(folder).unwrap();
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LogSize {
+    /// The number of the log.
+    pub number: u64,
+    /// The number of its entries.
+    pub entry_count: u64,
+    /// Bytes of its entries, and 32 more for each.
+    pub live_bytes: u64,
+}
+
+impl LogsStats {
+    pub(super) fn of(shared: &Shared) -> LogsStats {
+        let mut sizes = Vec::new();
+        for (number, cell) in shared.cells() {
+            let state = cell.state.lock();
+            if state.bounds.exists {
+                sizes.push(LogSize { number, entry_count: state.places.len() as u64, live_bytes: state.live_bytes });
+            }
+        }
+        let (log_count, entry_count) = (sizes.len() as u64, sizes.iter().map(|size| size.entry_count).sum());
+        sizes.sort_by_key(|size| std::cmp::Reverse(size.live_bytes));
+        sizes.truncate(LARGEST_COUNT);
+        LogsStats {
+            log_count,
+            entry_count,
+            live_bytes: shared.live.lock().total(),
+            file_bytes: shared.stream.file_bytes(),
+            index_memory_bytes: shared.index_memory_bytes.load(Ordering::Relaxed),
+            cache_bytes: shared.cache.lock().bytes(),
+            sync_count: shared.stream.sync_count(),
+            written_bytes: shared.stream.write_bytes(),
+            largest: sizes,
+        }
+    }
+}

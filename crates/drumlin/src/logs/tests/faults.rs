@@ -1,0 +1,237 @@
+//! Failed writes, full disks, flipped bits and lost files.
+
+use super::*;
+use crate::io::fault::{EIO, Operation};
+use std::sync::Mutex;
+
+/// After a failed write, every receipt that was not answered gets the error once, nothing later is acknowledged, and
+/// reads go on.
+#[test]
+fn a_failed_write_is_told_to_everybody_once() {
+    let disk = Disk::new(false);
+    let logs = disk.open().unwrap();
+    let log = logs.log(1);
+    log.append(1, &["durable"]).unwrap().wait().unwrap();
+    disk.faulty.fail_from(Operation::Write, 1, EIO);
+    let receipts: Vec<Receipt> = (2..10).map(|index| log.append(index, &["lost"]).unwrap()).collect();
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    for (number, receipt) in receipts.into_iter().enumerate() {
+        if number % 2 == 0 {
+            assert!(matches!(receipt.wait(), Err(Error::OutcomeUnknown { .. })), "receipt {number}");
+        } else {
+            let answers = Arc::clone(&answers);
+            receipt.then(move |durable| answers.lock().unwrap().push((number, durable.is_err())));
+        }
+    }
+    assert_eq!(*answers.lock().unwrap(), [(1, true), (3, true), (5, true), (7, true)]);
+    assert!(matches!(log.append(10, &["later"]), Err(Error::Failed { .. })));
+    assert_eq!((log.durable(), log.get(1).unwrap()), (Some(1), Entry::new(1, b"durable"[..].into())));
+    assert_eq!(log.get(9).unwrap(), "lost", "it is in memory");
+    assert!(logs.close().is_err());
+}
+
+/// Callbacks that wait while a write is in flight are answered by its failure, once each.
+#[test]
+fn callbacks_in_flight_get_the_failure() {
+    let disk = Disk::new(true);
+    let logs = disk.open().unwrap();
+    let log = logs.log(1);
+    log.append(1, &["durable"]).unwrap().wait().unwrap();
+    disk.faulty.fail_from(Operation::Write, 1, EIO);
+    let (told, answers) = std::sync::mpsc::channel();
+    for index in 2..50 {
+        let Ok(receipt) = log.append(index, &["lost"]) else { break };
+        let told = told.clone();
+        receipt.then(move |durable| told.send((index, durable.is_err())).unwrap());
+    }
+    drop(told);
+    let mut answers: Vec<(u64, bool)> = answers.iter().collect();
+    answers.sort_unstable();
+    assert!(!answers.is_empty() && answers.iter().all(|(_, failed)| *failed), "{answers:?}");
+    answers.dedup();
+    assert!(answers.iter().map(|(index, _)| *index).eq(2..2 + answers.len() as u64), "{answers:?}");
+}
+
+/// On a full disk, appends fail and change nothing, while purging, cutting, voting and reading go on. After space is
+/// freed, so does appending.
+#[test]
+fn a_full_disk_leaves_a_way_out() {
+    for seed in 0..30 {
+        let mut random = Random(seed);
+        let disk = Disk::new(false);
+        let logs = disk.open().unwrap();
+        let log = logs.log(1);
+        log.append(0, &[random.bytes(1000)]).unwrap().wait().unwrap();
+        // The folder may take four segments more than its entries need, and has two by now.
+        disk.set_capacity(Some(disk.used_bytes() + 140_000 + random.below(500_000)));
+        let mut next = 1;
+        let full = loop {
+            let bytes = 1 + random.below(4000) as usize;
+            match log.append(next, &[random.bytes(bytes)]) {
+                Ok(receipt) => receipt.wait().unwrap(),
+                Err(error) => break error,
+            }
+            next += 1;
+        };
+        assert!(matches!(full, Error::DiskFull { .. }), "seed {seed}: {full:?}");
+        assert_eq!((log.last(), log.durable()), (Some(next - 1), Some(next - 1)));
+        for vote in 0..20u64 {
+            log.set("vote", vote.to_le_bytes()).unwrap().wait().unwrap();
+        }
+        log.truncate_after(next - 2).unwrap().wait().unwrap();
+        assert!(log.get(next / 2).is_ok(), "seed {seed}");
+        // Opening needs no space either.
+        let disk = if random.below(2) == 0 {
+            let after = disk.kill();
+            after.set_capacity(Some(after.used_bytes()));
+            drop((log, logs));
+            after
+        } else {
+            drop((log, logs));
+            disk
+        };
+        let logs = disk.open().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let log = logs.log(1);
+        assert_eq!((log.value("vote"), log.last()), (Some(19u64.to_le_bytes().to_vec()), Some(next - 2)));
+        log.purge_to(next - 3).unwrap().wait().unwrap();
+        for index in next - 1..next + 30 {
+            let appended = log.append(index, &[random.bytes(2000)]).and_then(Receipt::wait);
+            appended.unwrap_or_else(|error| panic!("seed {seed}, entry {index} after purging: {error}"));
+            if index % 10 == 0 {
+                log.purge_to(index - 5).unwrap().wait().unwrap();
+            }
+        }
+    }
+}
+
+/// The disk is full at every write of a history: a change that fails changes nothing, and what was acknowledged stays.
+#[test]
+fn no_write_is_a_bad_moment_for_a_full_disk() {
+    for limit in 0..120 {
+        let mut random = Random(31);
+        let disk = Disk::new(false);
+        let mut history = History::new();
+        let logs = disk.open().unwrap();
+        disk.set_capacity(Some(disk.used_bytes() + limit * 12_288));
+        let mut failures = 0;
+        for _ in 0..150 {
+            match history.make(&logs, &mut random) {
+                Ok(receipt) => {
+                    receipt.wait().unwrap_or_else(|error| panic!("limit {limit}: {error}"));
+                    history.acknowledged = history.models.len() - 1;
+                }
+                Err(Error::DiskFull { .. }) => failures += 1,
+                Err(other) => panic!("limit {limit}: {other}"),
+            }
+        }
+        assert!(failures > 0 || limit > 10, "limit {limit}: the disk never was full");
+        assert_eq!(&Model::read(&logs).unwrap(), history.newest(), "limit {limit}");
+        let disk = disk.cut(&mut random);
+        drop(logs);
+        drop(history.reopen(&disk, &format!("limit {limit}")));
+    }
+}
+
+/// A bit that flips in any file is found: opening fails and names the file, or the entry that has it can't be read and
+/// all others can. No entry ever differs.
+#[test]
+fn flipped_bits_are_found() {
+    let mut outcomes = [0; 3];
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let disk = Disk::new(false);
+        let mut history = History::new();
+        let logs = disk.open().unwrap();
+        history.run(&logs, &mut random, 60).unwrap();
+        // Everything is durable, and more was written after it.
+        logs.log(9).set("end", "x").unwrap().wait().unwrap();
+        logs.log(9).set("end", "y").unwrap().wait().unwrap();
+        if random.below(2) == 0 {
+            logs.close().unwrap();
+        } else {
+            disk.disk.turn_off();
+            drop(logs);
+        }
+        let disk = disk.kill();
+        let before = Model::read(&Disk::with(disk.disk.medium(), false).open().unwrap()).unwrap();
+        let files = disk.disk.with_medium(|medium| medium.files());
+        let files: Vec<_> = files.into_iter().filter(|path| !path.ends_with("lock")).collect();
+        let path = &files[random.below(files.len() as u64) as usize];
+        disk.disk.with_medium(|medium| {
+            medium.tamper(path, |bytes| {
+                let used: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] != 0).collect();
+                if !used.is_empty() {
+                    bytes[used[random.below(used.len() as u64) as usize]] ^= 1 << random.below(8);
+                }
+            });
+        });
+        let logs = match disk.open() {
+            Ok(logs) => logs,
+            Err(Error::Corrupted { path: named, .. }) => {
+                // A record or its neighbour may be suspected.
+                let is_segment = |path: &Path| path.extension().is_some_and(|extension| extension == "seg");
+                let is_named = named == *path || named == Path::new(DIR) || is_segment(&named) && is_segment(path);
+                assert!(is_named, "seed {seed}: {} was damaged, {} is named", path.display(), named.display());
+                outcomes[0] += 1;
+                continue;
+            }
+            // The damage is in a file's format number.
+            Err(Error::NewerFormat { .. } | Error::OlderFormat { .. }) => continue,
+            Err(other) => panic!("seed {seed}: {other:?}"),
+        };
+        assert_eq!(logs.numbers(), before.logs.keys().copied().collect::<Vec<_>>(), "seed {seed}: {}", path.display());
+        let mut damaged = 0;
+        for (&number, log) in &before.logs {
+            for (&index, entry) in &log.entries {
+                match logs.log(number).get(index) {
+                    Ok(found) => assert_eq!(found[..], entry[..], "seed {seed}: entry {index} of log {number}"),
+                    Err(Error::Corrupted { path: named, what, .. }) => {
+                        // An entry is named by where it begins, and may reach into the next segment.
+                        let is_segment = |path: &Path| path.extension().is_some_and(|extension| extension == "seg");
+                        assert!(is_segment(&named) && is_segment(path), "seed {seed}: {}", named.display());
+                        assert!(what.contains(&format!("entry {index} of log {number} at offset")), "{what}");
+                        damaged += 1;
+                    }
+                    Err(other) => panic!("seed {seed}: {other:?}"),
+                }
+            }
+        }
+        assert!(damaged <= 1, "seed {seed}: one bit damaged {damaged} entries");
+        outcomes[1 + damaged] += 1;
+    }
+    assert!(outcomes.iter().all(|count| *count > 5), "{outcomes:?}");
+}
+
+/// A segment that is lost is noticed when the folder is opened, closed or not, and is named by its position.
+#[test]
+fn a_lost_segment_is_noticed() {
+    for closes in [false, true] {
+        let disk = Disk::new(false);
+        let logs = disk.open().unwrap();
+        let mut random = Random(1);
+        for index in 0..200 {
+            logs.log(1).append(index, &[random.bytes(2000)]).unwrap().wait().unwrap();
+        }
+        if closes {
+            logs.close().unwrap();
+        } else {
+            disk.disk.turn_off();
+            drop(logs);
+        }
+        let medium = disk.disk.medium();
+        let segments = disk.segment_files();
+        assert!(segments.len() > 5, "{segments:?}");
+        let mut noticed = 0;
+        for path in &segments {
+            let mut medium = medium.clone();
+            medium.tamper(path, Vec::clear);
+            match Disk::with(medium, false).open() {
+                Err(Error::Corrupted { .. }) => noticed += 1,
+                // It was a spare one.
+                Ok(logs) => assert_eq!(logs.log(1).range(..).unwrap().map(Result::unwrap).count(), 200),
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        assert!(noticed + 2 >= segments.len(), "{noticed} of {}", segments.len());
+    }
+}
