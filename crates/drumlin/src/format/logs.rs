@@ -1,7 +1,7 @@
 //! The head of a folder of logs, the chunks of its index, and the changes in a record of its stream.
 //!
-//! The head is in two slots, which are written in turns, like the superblock: if both are valid, the one with the higher
-//! sequence number counts.
+//! The head is in two slots, which are written in turns, like the superblock: if both are valid, the one with the
+//! higher sequence number counts.
 //!
 //! ```text
 //! HEAD

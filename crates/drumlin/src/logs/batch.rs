@@ -114,8 +114,8 @@ enum Change {
 /// Changes of several logs in one record: all of them are made, or none. Made by [`Logs::batch`](super::Logs::batch).
 ///
 /// Each call adds a change to the batch. [`commit`](Batch::commit) checks all of them and makes them in this order. A
-/// batch may have as many bytes as fit in a record: about a sixteenth of the memory, and 4 MiB at most. Of an entry over
-/// 64 KiB, only a reference counts.
+/// batch may have as many bytes as fit in a record: about a sixteenth of the memory, and 4 MiB at most. Of an entry
+/// over 64 KiB, only a reference counts.
 ///
 /// ```
 /// use drumlin::logs::{Logs, LogsOptions};
@@ -177,14 +177,14 @@ impl Batch {
     /// Makes the changes. They can be read when this returns, and are durable when the receipt is answered.
     ///
     /// # Errors
-    /// Those of the changes, as of calls of their own, and [`Error::LogEntryTooLarge`] for a batch that is too large. If
-    /// there is an error, nothing is changed.
+    /// Those of the changes, as of calls of their own, and [`Error::LogEntryTooLarge`] for a batch that is too large.
+    /// If there is an error, nothing is changed.
     pub fn commit(self) -> Result<Receipt> {
         ready(self.commit_in(Wait::Thread))
     }
 
-    /// Like [`commit`](Batch::commit), for a task. If the future is dropped, the batch is committed as a whole or not at
-    /// all.
+    /// Like [`commit`](Batch::commit), for a task. If the future is dropped, the batch is committed as a whole or not
+    /// at all.
     ///
     /// # Errors
     /// Those of [`commit`](Batch::commit).

@@ -14,7 +14,7 @@ type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 /// The callbacks that wait for records to become durable.
 ///
 /// # Invariants
-/// 1. Each callback is called once. Whoever takes it out of the map, under the lock, calls it.
+/// 1. Each callback is called once. The thread that takes it out of the map, under the lock, calls it.
 /// 2. No lock is held during a call.
 #[derive(Default)]
 pub(super) struct Callbacks {

@@ -79,7 +79,7 @@ impl Logs {
         Batch::new(&self.opening)
     }
 
-    /// Ends a log: its entries and values are gone, and an append begins it anew.
+    /// Ends a log: its entries and values are gone, and an append begins a new one.
     ///
     /// # Errors
     /// [`Error::NoSuchLog`] if there is none.
@@ -243,8 +243,8 @@ impl Log {
     /// Sets a named value, of 64 KiB at most. It has its place in the order of the log's other changes.
     ///
     /// # Errors
-    /// [`Error::LogEntryTooLarge`], [`Error::MemoryInUse`] if values take too much memory, and [`Error::Failed`] after a
-    /// failed write or sync.
+    /// [`Error::LogEntryTooLarge`], [`Error::MemoryInUse`] if values take too much memory, and [`Error::Failed`] after
+    /// a failed write or sync.
     pub fn set(&self, name: &str, value: impl AsRef<[u8]>) -> Result<Receipt> {
         let mut batch = Batch::new(&self.opening);
         batch.set(self.number, name, value);
@@ -360,8 +360,8 @@ impl Log {
         Ok(shared.cached(&found).map(|bytes| Entry::new(index, bytes)))
     }
 
-    /// Returns an iterator over the entries in a range of indexes, as far as there are entries now. It reads ahead, up to
-    /// 1 MiB at a time.
+    /// Returns an iterator over the entries in a range of indexes, as far as there are entries now. It reads ahead, up
+    /// to 1 MiB at a time.
     ///
     /// # Errors
     /// [`Error::NoSuchLog`], or [`Error::LogPurged`] if the range begins at a purged index.

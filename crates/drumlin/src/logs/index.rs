@@ -2,12 +2,12 @@
 //!
 //! # Invariants
 //! 1. Each log is written as of a timestamp of its own, which is taken under the log's lock. Replay skips the log's
-//!    changes up to it. So nobody waits while the index is written.
+//!    changes up to it. So no append waits while the index is written.
 //! 2. The head names an index only when the index is on the medium, and everything that it has seen is durable.
 
 use std::path::PathBuf;
 
-use super::state::{Bounds, LogState, Place};
+use super::state::{Bounds, EntryPlace, LogState};
 use crate::error::{Error, Result};
 use crate::format::logs::{CHUNK_BYTES, CHUNK_CONTENT_OFFSET, EntryPart, PART_BYTES, chunk_content, seal_chunk};
 use crate::format::{DatabaseId, Timestamp};
@@ -24,7 +24,8 @@ fn open(folder: &FolderRef, number: u64, write: bool) -> Result<FileRef> {
     folder.open(name, options).map_err(|error| Error::io("opening", &folder.path().join(name), error))
 }
 
-/// Creates the files of both indexes, with the space that an index needs at least. The caller makes their names durable.
+/// Creates the files of both indexes, with the space that an index needs at least. The caller makes their names
+/// durable.
 pub(super) fn create_files(folder: &FolderRef) -> Result<()> {
     for number in 0..2 {
         let file = open(folder, number, true)?;
@@ -252,9 +253,9 @@ impl IndexReader {
         let mut state = LogState::default();
         state.bounds = Bounds { exists: true, first, next, purged };
         for _ in first..next {
-            let mut bytes = [0; Place::BYTES];
+            let mut bytes = [0; EntryPlace::BYTES];
             self.fill(&mut bytes)?;
-            state.places.push_back(Place::decode(&bytes));
+            state.places.push_back(EntryPlace::decode(&bytes));
         }
         for _ in 0..value_count {
             let name_bytes = self.bytes(1)?[0];

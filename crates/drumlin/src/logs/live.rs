@@ -8,7 +8,7 @@ use crate::format::StreamPosition;
 const GRANULE_BYTES_MAX: u64 = 64 << 10;
 
 /// The parts of a segment whose live bytes are summed up, at least, so that one that is nearly dead is noticed.
-const GRANULES_PER_SEGMENT: u64 = 16;
+const SEGMENT_GRANULE_COUNT: u64 = 16;
 
 /// The live bytes in each granule of the stream. An entry counts where it begins.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct LiveBytes {
 
 impl LiveBytes {
     pub(super) fn new(segment_bytes: u64) -> LiveBytes {
-        let granule_bytes = (segment_bytes / GRANULES_PER_SEGMENT).clamp(1, GRANULE_BYTES_MAX);
+        let granule_bytes = (segment_bytes / SEGMENT_GRANULE_COUNT).clamp(1, GRANULE_BYTES_MAX);
         LiveBytes { granule_bytes, first: 0, sums: VecDeque::new(), total: 0 }
     }
 

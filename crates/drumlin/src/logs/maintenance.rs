@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::format::StreamPosition;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// The thread is behind if as much as this many rounds are for has happened since its last one. Appends then wait for it,
-/// so that they don't outrun it.
-const LATE_ROUNDS: u64 = 4;
+/// The thread is behind if as much as this many rounds are for has happened since its last one. Appends then wait for
+/// it, so that they don't outrun it.
+const LATE_ROUND_COUNT: u64 = 4;
 
 /// Who should make a round of maintenance.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ impl Maintenance {
         let due_bytes = self.due_bytes.load(Ordering::Relaxed);
         if due_bytes < self.round_bytes {
             Due::Nothing
-        } else if self.has_thread.load(Ordering::Acquire) && due_bytes < LATE_ROUNDS * self.round_bytes {
+        } else if self.has_thread.load(Ordering::Acquire) && due_bytes < LATE_ROUND_COUNT * self.round_bytes {
             Due::Thread
         } else {
             Due::Caller

@@ -2,8 +2,8 @@
 //!
 //! A folder holds any number of logs. Each is a sequence of entries with ascending indexes, and has a few small named
 //! values. Entries are appended at the end, cut off from the end ([`Log::truncate_after`]) and forgotten from the
-//! beginning ([`Log::purge_to`]). Appends of all logs go to one stream of segment files, and callers that meet share one
-//! write and one sync. There are no timers: who finds the stream idle writes.
+//! beginning ([`Log::purge_to`]). Appends of all logs go to one stream of segment files, and callers that meet share
+//! one write and one sync. There are no timers: who finds the stream idle writes.
 //!
 //! ```
 //! use drumlin::logs::{Logs, LogsOptions};
@@ -27,8 +27,8 @@
 //!
 //! Every change returns a [`Receipt`], which is answered once the change is durable. The changes of a folder become
 //! durable in the order in which they were made: a cut before the entries that are appended after it, a vote before or
-//! after an entry as it was set. After a crash, there is everything that was acknowledged, and possibly more of what was
-//! not, in this order and without gaps. A [`Batch`] is there as a whole or not at all.
+//! after an entry as it was set. After a crash, there is everything that was acknowledged, and possibly more of what
+//! was not, in this order and without gaps. A [`Batch`] is there as a whole or not at all.
 //!
 //! If a write or a sync fails, every receipt that was not answered gets the error, nothing is tried again, and nothing
 //! is acknowledged until the folder is opened again. Entries can still be read.

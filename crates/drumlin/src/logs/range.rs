@@ -67,7 +67,8 @@ impl PartialEq<&str> for Entry {
     }
 }
 
-/// An iterator over the entries in a range of a log. It ends after its first error. See [`Log::range`](super::Log::range).
+/// An iterator over the entries in a range of a log. It ends after its first error. See
+/// [`Log::range`](super::Log::range).
 ///
 /// ```
 /// use drumlin::logs::{Logs, LogsOptions};

@@ -16,7 +16,7 @@ use crate::format::Timestamp;
 ///
 /// If a write or a sync fails, every receipt that is not answered yet gets
 /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown), and nothing is
-/// acknowledged any more until the folder is opened again.
+/// acknowledged until the folder is opened again.
 ///
 /// ```
 /// use drumlin::logs::{Logs, LogsOptions};
@@ -51,7 +51,7 @@ impl Receipt {
         Receipt { opening: Arc::clone(opening), timestamp, is_settled: false }
     }
 
-    /// Waits until the change is durable. If nobody is writing, the calling thread writes.
+    /// Waits until the change is durable. If no write is in flight, the calling thread writes.
     ///
     /// # Errors
     /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) if a write or a sync failed first.

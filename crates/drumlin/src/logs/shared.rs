@@ -44,7 +44,7 @@ const READ_BYTES_MAX: u64 = 1 << 20;
 /// The largest gap between two entries that one read includes. A drive reads this much as fast as it begins a read.
 const READ_GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// A log of the map. It exists while somebody has a handle, or the log has records.
+/// A log of the map. It exists while there is a handle of it, or the log has records.
 #[derive(Debug, Default)]
 pub(super) struct LogCell {
     pub(super) state: Mutex<LogState>,
@@ -133,7 +133,7 @@ impl Shared {
         self.logs.read().iter().map(|(&log, cell)| (log, Arc::clone(cell))).collect()
     }
 
-    /// Drops the cells of logs that don't exist and that nobody has a handle of.
+    /// Drops the cells of logs that don't exist and have no handle.
     pub(super) fn drop_unused_cells(&self) {
         let mut logs = self.logs.write();
         let before = logs.len();

@@ -1,8 +1,9 @@
 //! Writing the index down, and giving space back, in the background.
 //!
 //! The stream is reclaimed from its oldest end. A window without live entries is given up once the written index covers
-//! it. If the stream is longer than twice the live bytes and a quarter of a segment, the live entries of the oldest windows are
-//! moved to the tail: they are appended again in records of their own, and their logs take over the new places.
+//! it. If the stream is longer than twice the live bytes and a quarter of a segment, the live entries of the oldest
+//! windows are moved to the tail: they are appended again in records of their own, and their logs take over the new
+//! places.
 
 use std::sync::Arc;
 
@@ -210,7 +211,7 @@ impl Shared {
                     None => false,
                 },
             };
-            // An entry that is not there any more was purged.
+            // An entry that is gone was purged.
             count += u32::from(is_read);
             Ok(())
         });
@@ -228,7 +229,7 @@ impl Shared {
         committed
     }
 
-    /// Appends copies of the parts of an entry. Returns `None` if they are not there any more.
+    /// Appends copies of the parts of an entry. Returns `None` if they are gone.
     fn move_parts(&self, parts: &[EntryPart]) -> Result<Option<Vec<EntryPart>>> {
         let mut moved = Vec::new();
         for part in parts {

@@ -1,7 +1,7 @@
-//! What is known of one log: its bounds, the places of its entries, and its values.
+//! The state of one log: its bounds, the places of its entries, and its values.
 //!
-//! A record changes a state by one function, [`LogState::apply`], when it is appended and when it is replayed. Whether a
-//! change is allowed is decided before, on a copy of the bounds ([`Bounds::check`]): replay trusts what was appended.
+//! A record changes a state by one function, [`LogState::apply`], when it is appended and when it is replayed. Whether
+//! a change is allowed is decided before, on a copy of the bounds ([`Bounds::check`]): replay trusts what was appended.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,7 +12,7 @@ use crate::format::{StreamPosition, Timestamp};
 
 /// The place of an entry in the stream. Twelve bytes, because a log has one for each entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct EntryPlace {
     position: [u32; 2],
     /// The bytes of the entry, or [`IN_PARTS`].
     payload_bytes: u32,
@@ -21,13 +21,13 @@ pub(super) struct Place {
 /// Stands for the length of an entry whose parts are listed in [`LogState::large`].
 const IN_PARTS: u32 = u32::MAX;
 
-impl Place {
+impl EntryPlace {
     pub(super) const BYTES: usize = 12;
 
-    pub(super) fn new(position: StreamPosition, payload_bytes: Option<u32>) -> Place {
+    pub(super) fn new(position: StreamPosition, payload_bytes: Option<u32>) -> EntryPlace {
         assert!(payload_bytes != Some(IN_PARTS), "an entry of 4 GiB is in one record");
         let position = [position.0 as u32, (position.0 >> 32) as u32];
-        Place { position, payload_bytes: payload_bytes.unwrap_or(IN_PARTS) }
+        EntryPlace { position, payload_bytes: payload_bytes.unwrap_or(IN_PARTS) }
     }
 
     /// Returns the position of the entry's header.
@@ -40,24 +40,24 @@ impl Place {
         (self.payload_bytes != IN_PARTS).then_some(self.payload_bytes)
     }
 
-    pub(super) fn encode(self) -> [u8; Place::BYTES] {
-        let mut bytes = [0; Place::BYTES];
+    pub(super) fn encode(self) -> [u8; EntryPlace::BYTES] {
+        let mut bytes = [0; EntryPlace::BYTES];
         bytes[..4].copy_from_slice(&self.position[0].to_le_bytes());
         bytes[4..8].copy_from_slice(&self.position[1].to_le_bytes());
         bytes[8..].copy_from_slice(&self.payload_bytes.to_le_bytes());
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Place {
+    pub(super) fn decode(bytes: &[u8]) -> EntryPlace {
         let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        Place { position: [number(0), number(4)], payload_bytes: number(8) }
+        EntryPlace { position: [number(0), number(4)], payload_bytes: number(8) }
     }
 }
 
 /// The place of an entry, with its parts if it has any.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct FoundEntry {
-    pub(super) place: Place,
+    pub(super) place: EntryPlace,
     pub(super) parts: Box<[EntryPart]>,
 }
 
@@ -185,7 +185,7 @@ impl Bounds {
 pub(super) struct LogState {
     pub(super) bounds: Bounds,
     /// The places of the entries from `bounds.first` on.
-    pub(super) places: VecDeque<Place>,
+    pub(super) places: VecDeque<EntryPlace>,
     /// The parts of large entries, by index.
     pub(super) large: BTreeMap<u64, Box<[EntryPart]>>,
     pub(super) values: BTreeMap<Box<str>, Box<[u8]>>,
@@ -218,14 +218,14 @@ impl LogState {
         let parts: usize = self.large.values().map(|parts| 64 + parts.len() * size_of::<EntryPart>()).sum();
         let values: usize = self.values.iter().map(|(name, value)| 96 + name.len() + value.len()).sum();
         let pending = self.pending.capacity() * size_of::<(Timestamp, u64)>();
-        (self.places.capacity() * size_of::<Place>() + parts + values + pending) as u64
+        (self.places.capacity() * size_of::<EntryPlace>() + parts + values + pending) as u64
     }
 
     /// Returns the memory that the list of places needs in addition, to get longer by `count`.
     pub(super) fn growth_bytes(&self, count: usize) -> u64 {
         let (needed, capacity) = (self.places.len() + count, self.places.capacity());
         let grown = if needed <= capacity { capacity } else { needed.max(2 * capacity) };
-        ((grown - capacity) * size_of::<Place>()) as u64
+        ((grown - capacity) * size_of::<EntryPlace>()) as u64
     }
 
     /// Returns the index after the durable entries. All records up to `horizon` are durable.
@@ -351,17 +351,17 @@ impl LogState {
             self.live_bytes += parts.iter().map(|part| live_bytes_of(part.bytes)).sum::<u64>();
             parts.iter().for_each(|part| live.add(part.position, live_bytes_of(part.bytes)));
             self.large.insert(index, parts);
-            self.places.push_back(Place::new(position, None));
+            self.places.push_back(EntryPlace::new(position, None));
         } else {
             let bytes = live_bytes_of(entry.payload.len() as u32);
             self.live_bytes += bytes;
             live.add(position, bytes);
-            self.places.push_back(Place::new(position, Some(entry.payload.len() as u32)));
+            self.places.push_back(EntryPlace::new(position, Some(entry.payload.len() as u32)));
         }
     }
 
     /// Removes what an entry contributes to the live bytes.
-    fn forget(&mut self, index: u64, place: Place, live: &mut LiveBytes) {
+    fn forget(&mut self, index: u64, place: EntryPlace, live: &mut LiveBytes) {
         let mut release = |position, bytes| {
             live.remove(position, bytes);
             self.live_bytes -= bytes;

@@ -74,6 +74,7 @@ impl SharedLog {
     pub(super) fn segment_at(&self, position: StreamPosition) -> Option<Arc<Segment>> {
         let holds = |window: &&Window| window.start() <= position && position < window.end();
         // Windows move from `old` to the spares, and never into `old`.
+        debug_assert!(self.streams.len() == 1, "a position is in one of several streams");
         let old = self.old.lock().iter().rfind(holds).map(|window| Arc::clone(&window.segment));
         old.or_else(|| {
             let tail = self.streams[0].tail.lock();
@@ -90,6 +91,7 @@ impl SharedLog {
         while !target.is_empty() {
             let Some(segment) = self.segment_at(position) else { return Ok(false) };
             let bytes = (segment.end() - position).min(target.len() as u64) as usize;
+            assert!(bytes > 0, "{segment:?} does not hold {position}");
             let (part, rest) = std::mem::take(&mut target).split_at_mut(bytes);
             let begin = position.block_start();
             let mut blocks = AlignedBuffer::zeroed(((position + bytes as u64).block_end() - begin) as usize);
@@ -110,6 +112,8 @@ impl SharedLog {
         let durable = tail.durable_position();
         windows.extend(tail.windows.iter().map(bounds).take_while(|(_, end)| *end <= durable));
         windows.sort_unstable();
+        debug_assert!(windows.is_sorted_by(|left, right| left.1 <= right.0), "two windows overlap: {windows:?}");
+        debug_assert!(windows.iter().all(|(start, end)| start < end), "a window has no bytes: {windows:?}");
         windows
     }
 
@@ -122,7 +126,9 @@ impl SharedLog {
             let tail = stream.tail.lock();
             tail.windows.iter().map(window_bytes).sum::<u64>() + tail.spares.bytes()
         });
-        old + doomed + streams.sum::<u64>()
+        let total = old + doomed + streams.sum::<u64>();
+        debug_assert!(total.is_multiple_of(BLOCK_BYTES as u64), "{total} bytes are no whole blocks");
+        total
     }
 
     /// Advances `truncated`: all records at or below `newest` may have been removed.

@@ -415,8 +415,8 @@ impl Log {
         self.shared.streams[0].tail.lock().durable_position()
     }
 
-    /// Returns the windows of the only stream that are full and on the medium, from the oldest on: the start and the end
-    /// of each.
+    /// Returns the windows of the only stream that are full and on the medium, from the oldest on: the start and the
+    /// end of each.
     pub(crate) fn full_windows(&self) -> Vec<(StreamPosition, StreamPosition)> {
         self.shared.full_windows()
     }

@@ -67,6 +67,7 @@ impl LogOptions {
         }
         let others = usize::from(self.streams) - 1;
         let minimum_bytes = 2 * (self.first_buffer_bytes_min() + others * BUFFER_BYTES_MIN);
+        assert!(self.margin_bytes.is_multiple_of(BLOCK), "a margin of {} bytes ends within a block", self.margin_bytes);
         if self.buffer_bytes < minimum_bytes {
             return Err(Error::BudgetTooSmall {
                 given_bytes: self.buffer_bytes as u64,

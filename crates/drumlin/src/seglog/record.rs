@@ -63,6 +63,7 @@ impl Appended {
     /// Returns the position of the record's body, which has this length.
     pub(crate) fn body_position(&self, body_bytes: usize) -> StreamPosition {
         let before = record_bytes(body_bytes) - RECORD_HEADER_BYTES;
+        assert!(before as u64 <= self.end.0, "a body of {body_bytes} bytes ends at {}", self.end);
         StreamPosition(self.end.0 - before as u64)
     }
 }

@@ -518,6 +518,7 @@ impl StreamScan {
     /// Keeps the listed windows of a stream that is read by position. Those that end at or before `position` are not
     /// scanned. The records above `covered` begin at or after `position`.
     fn hold(&mut self, ranges: &[LogRange], position: StreamPosition, covered: Timestamp) {
+        assert!(self.held.is_empty() && self.applied_end.is_none(), "a stream is held that was scanned");
         self.begin = position;
         self.verified_end = Some(position);
         let Some(range) = ranges.iter().find(|range| range.stream == StreamId(0)) else { return };
@@ -533,6 +534,7 @@ impl StreamScan {
                 self.held.push(self.windows.remove(index));
             }
         }
+        debug_assert!(self.held.is_sorted_by(|left, right| left.end() == right.segment.start()), "held windows abut");
         let is_covered = |window: &mut Window| window.end() <= position;
         self.spares.extend(self.windows.extract_if(.., is_covered).map(|window| Spare::of(window.segment)));
     }

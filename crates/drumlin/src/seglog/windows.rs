@@ -25,6 +25,7 @@ pub(super) enum Limit {
 impl Limit {
     /// Returns `true` if no record of a window is needed. The records of the window end at or before `end`.
     pub(super) fn passes(self, window: &Window, end: StreamPosition) -> bool {
+        debug_assert!(window.start() <= end && end <= window.end(), "{:?} has records up to {end}", window.segment);
         match self {
             Limit::Covered(covered) => window.last <= Some(covered),
             Limit::Below(position) => end <= position,

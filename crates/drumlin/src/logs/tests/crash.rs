@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Random histories of many openings. Each ends by a close, a kill or a power cut at a random write, also while the logs
-/// are being opened.
+/// Random histories of many openings. Each ends by a close, a kill or a power cut at a random write, also while the
+/// logs are being opened.
 #[test]
 fn random_histories_survive_kills_and_power_cuts() {
     let (mut cuts, mut changes) = (0, 0);

@@ -79,7 +79,7 @@ impl Disk {
     }
 }
 
-/// What a log should be.
+/// A log as it should be.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct ModelLog {
     purged: Option<u64>,
@@ -94,7 +94,7 @@ impl ModelLog {
     }
 }
 
-/// What all logs should be.
+/// All logs as they should be.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Model {
     logs: BTreeMap<u64, ModelLog>,
@@ -282,7 +282,7 @@ impl History {
                     let answer = Arc::clone(&durable);
                     let (_, receipt) = receipts.pop().unwrap();
                     receipt.then(move |result| answer.store(result.is_ok(), std::sync::atomic::Ordering::SeqCst));
-                    // Without threads, whoever asks writes.
+                    // Without threads, the caller writes.
                     if durable.load(std::sync::atomic::Ordering::SeqCst) {
                         self.acknowledged = self.acknowledged.max(change);
                     }
@@ -294,7 +294,8 @@ impl History {
         Ok(())
     }
 
-    /// Opens the logs after a crash, and verifies that they are as after some change that was not acknowledged too late.
+    /// Opens the logs after a crash, and verifies that they are as after some change that was not acknowledged too
+    /// late.
     fn reopen(&mut self, disk: &Disk, context: &str) -> Logs {
         let logs = disk.open().unwrap_or_else(|error| panic!("{context}: {error}"));
         let found = Model::read(&logs).unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -304,7 +305,7 @@ impl History {
             panic!("{context}: acknowledged {} of {}, found {earlier:?}", self.acknowledged, self.models.len() - 1);
         };
         self.models.truncate(self.acknowledged + at + 1);
-        // What was read must not vanish any more.
+        // A change that was read must not vanish.
         self.acknowledged = self.models.len() - 1;
         logs
     }

@@ -154,8 +154,8 @@ fn a_folder_is_open_once() {
     assert!(matches!(&foreign, Err(Error::NotADatabase { why, .. }) if why.contains("l")), "{foreign:?}");
 }
 
-/// A future that is dropped at any of its waits leaves its change made or not, and the next call finds nothing amiss. All
-/// calls of the module that return futures are tried.
+/// A future that is dropped at any of its waits leaves its change made or not, and the next call finds nothing amiss.
+/// All calls of the module that return futures are tried.
 #[test]
 fn dropped_futures_leave_whole_changes() {
     let tried = RefCell::new(BTreeSet::new());
@@ -214,11 +214,11 @@ fn dropped_futures_leave_whole_changes() {
             tried.borrow_mut().insert("Logs::open_async".to_owned());
             within_polls(polls, Logs::open_async(DIR, &options)).await
         });
-        let opened = (0..1000).find_map(|_| {
+        let opened = (0..10_000_000).find_map(|_| {
             // The opening that was dropped may not have been closed yet.
             let opened = disk.open();
             if matches!(opened, Err(Error::Locked { .. })) {
-                std::thread::sleep(std::time::Duration::from_millis(1));
+                std::thread::yield_now();
                 return None;
             }
             Some(opened.unwrap())
