@@ -9,13 +9,14 @@ use crate::io::{Backend, IoBackend};
 
 /// The least memory of a folder of logs.
 const MEMORY_BYTES_MIN: u64 = 2 << 20;
+/// The memory of a folder of logs, unless the user sets it.
 const MEMORY_BYTES_DEFAULT: u64 = 64 << 20;
-/// Segments of this size are written as fast as larger ones.
+/// The size of a segment, unless the user sets it: that of the engine's log.
 const SEGMENT_BYTES_DEFAULT: u64 = 16 << 20;
+/// The smallest segment.
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
-/// The rate at which an opening reads and verifies a log, on one processor. Measured: `drumlin-bench run` of the
-/// engine's recovery reads 500 MB/s and more.
-const REPLAY_BYTES_PER_SECOND: u64 = 400 << 20;
+/// The number of bytes of a log that an opening is taken to read and verify in a second. An estimate.
+const SECOND_REPLAY_BYTES: u64 = 400 << 20;
 /// The longest entry that is kept in one record with others.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 /// The longest part of a larger entry.
@@ -23,7 +24,7 @@ const PART_BYTES_MAX: usize = 256 << 10;
 
 /// The largest entry.
 pub(super) const ENTRY_BYTES_MAX: usize = 64 << 20;
-/// The largest value, and all values of a log together.
+/// The largest value.
 pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
 
 /// Settings for opening a folder of logs.
@@ -129,7 +130,7 @@ impl LogsOptions {
         }
         // Two buffers. A larger batch would not be written faster.
         let buffer_bytes = (memory_bytes / 8).min(8 << 20);
-        let target_bytes = self.recovery_target.as_secs_f64() * REPLAY_BYTES_PER_SECOND as f64;
+        let target_bytes = self.recovery_target.as_secs_f64() * SECOND_REPLAY_BYTES as f64;
         Ok(Sizes {
             segment_bytes,
             buffer_bytes: buffer_bytes as usize,

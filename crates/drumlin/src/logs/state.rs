@@ -14,20 +14,21 @@ use crate::format::{StreamPosition, Timestamp};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct EntryPlace {
     position: [u32; 2],
-    /// The bytes of the entry, or [`IN_PARTS`].
+    /// The bytes of the entry, or [`IN_PARTS_BYTES`].
     payload_bytes: u32,
 }
 
 /// Stands for the length of an entry whose parts are listed in [`LogState::large`].
-const IN_PARTS: u32 = u32::MAX;
+const IN_PARTS_BYTES: u32 = u32::MAX;
 
 impl EntryPlace {
+    /// The length of an encoded place. Fixed by the format.
     pub(super) const BYTES: usize = 12;
 
     pub(super) fn new(position: StreamPosition, payload_bytes: Option<u32>) -> EntryPlace {
-        assert!(payload_bytes != Some(IN_PARTS), "an entry of 4 GiB is in one record");
+        assert!(payload_bytes != Some(IN_PARTS_BYTES), "an entry of 4 GiB is in one record");
         let position = [position.0 as u32, (position.0 >> 32) as u32];
-        EntryPlace { position, payload_bytes: payload_bytes.unwrap_or(IN_PARTS) }
+        EntryPlace { position, payload_bytes: payload_bytes.unwrap_or(IN_PARTS_BYTES) }
     }
 
     /// Returns the position of the entry's header.
@@ -37,7 +38,7 @@ impl EntryPlace {
 
     /// Returns the bytes of the entry, or `None` if it is in parts.
     pub(super) fn payload_bytes(self) -> Option<u32> {
-        (self.payload_bytes != IN_PARTS).then_some(self.payload_bytes)
+        (self.payload_bytes != IN_PARTS_BYTES).then_some(self.payload_bytes)
     }
 
     pub(super) fn encode(self) -> [u8; EntryPlace::BYTES] {
