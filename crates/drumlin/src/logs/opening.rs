@@ -3,7 +3,7 @@
 //! 1. Lock the folder. Read the newest head, or create one.
 //! 2. Read the index that the head names.
 //! 3. Scan the stream from the position that the index covers. The scan fails if a listed segment or a durable record
-//! is    missing. If the folder was closed, it only looks at the headers of the segments.
+//!    is missing. If the folder was closed, it only looks at the headers of the segments.
 //! 4. Replay the records that were found.
 //! 5. List this opening in the head, and start the stream.
 
