@@ -1,5 +1,6 @@
 //! The callbacks that wait for records to become durable.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -74,9 +75,21 @@ impl Callbacks {
     }
 }
 
+thread_local! {
+    static IS_CALLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns `true` if this thread is calling a callback. Such a thread may be one of the folder's own, for which closing
+/// the folder waits.
+pub(super) fn is_calling() -> bool {
+    IS_CALLING.get()
+}
+
 /// Calls a callback. If it panicked through the writer that calls it, other threads would wait for ever.
 fn call(callback: Callback, result: Result<()>) {
+    let before = IS_CALLING.replace(true);
     if catch_unwind(AssertUnwindSafe(|| callback(result))).is_err() {
         log::error!("the callback of a receipt panicked");
     }
+    IS_CALLING.set(before);
 }

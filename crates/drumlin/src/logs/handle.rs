@@ -109,7 +109,8 @@ impl Logs {
     /// left fail with [`Error::Closed`].
     ///
     /// # Errors
-    /// [`Error::Failed`] if a write or a sync has failed before, or an error of writing the index.
+    /// [`Error::Failed`] if a write or a sync has failed before, or an error of writing the index; [`Error::Invalid`]
+    /// in the callback of a receipt.
     pub fn close(self) -> Result<()> {
         self.opening.close()
     }

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::cache::Cache;
-use super::callbacks::Callbacks;
+use super::callbacks::{self, Callbacks};
 use super::head::{HEAD_NAME, HeadFile, NEW_HEAD_NAME};
 use super::index::{self, INDEX_NAMES, IndexReader};
 use super::live::LiveBytes;
@@ -32,7 +32,7 @@ use crate::format::{
 };
 use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, SyncMethod};
 use crate::seglog::{Hooks, LogOptions as StreamOptions, Scan, SuperblockLogState};
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{Mutex, RwLock, sleep};
 use crate::task::new_workers;
 
 const LOCK_NAME: &str = "lock";
@@ -40,6 +40,9 @@ const PROBE_NAME: &str = "probe";
 
 /// The time spent measuring sync methods when a folder is created.
 const PROBE_DURATION: Duration = Duration::from_millis(300);
+
+/// The pause between two looks for the end of the callback that has dropped the last handle.
+const CLOSING_PAUSE: Duration = Duration::from_millis(1);
 
 /// An open folder of logs, which its handles share. It is closed when the last of them is dropped.
 #[derive(Debug)]
@@ -72,30 +75,61 @@ impl Opening {
 
     /// Writes what is pending and the index, and marks the folder as closed.
     pub(super) fn close(&self) -> Result<()> {
-        let shared = &self.shared;
-        if shared.is_closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
+        if callbacks::is_calling() {
+            let reason = "closing logs waits for the thread that calls the callbacks of receipts, so no callback can";
+            return Err(Error::Invalid(reason.to_owned()));
         }
-        shared.maintenance.stop();
-        if let Some(thread) = self.thread.lock().take()
-            && crate::sync::join(thread).is_err()
-        {
-            log::error!("the thread of the logs panicked");
-        }
-        shared.workers.stop();
-        let ended = shared.stream.end().and_then(|()| match shared.stream.failure() {
-            Some(reason) => Err(Error::Failed { reason }),
-            None => shared.write_index_now(true),
-        });
-        unlock(&shared.folder, &self.lock);
-        ended
+        close(&self.shared, &self.thread, &self.lock)
     }
+}
+
+fn close(shared: &Shared, thread: &Mutex<Option<JoinHandle<()>>>, lock: &FileRef) -> Result<()> {
+    if shared.is_closed.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    shared.maintenance.stop();
+    if let Some(thread) = thread.lock().take()
+        && crate::sync::join(thread).is_err()
+    {
+        log::error!("the thread of the logs panicked");
+    }
+    shared.workers.stop();
+    let ended = shared.stream.end().and_then(|()| match shared.stream.failure() {
+        Some(reason) => Err(Error::Failed { reason }),
+        None => shared.write_index_now(true),
+    });
+    unlock(&shared.folder, lock);
+    ended
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        if let Err(error) = self.close() {
-            log::warn!("closing {}: {error}", self.shared.path().display());
+        let (shared, lock) = (Arc::clone(&self.shared), Arc::clone(&self.lock));
+        let thread = Mutex::new(self.thread.lock().take());
+        let close = move || {
+            if let Err(error) = close(&shared, &thread, &lock) {
+                log::warn!("closing {}: {error}", shared.path().display());
+            }
+            shared
+        };
+        if !callbacks::is_calling() {
+            drop(close());
+            return;
+        }
+        // A callback has dropped the last handle. The thread that calls it may be one for which closing waits.
+        let path = self.shared.path().display().to_string();
+        let wait_and_close = move || {
+            let shared = close();
+            // The last owner of the stream waits for its thread, so it must not be the one that calls.
+            while Arc::strong_count(&shared) > 1 {
+                sleep(CLOSING_PAUSE);
+            }
+        };
+        if let Err(error) = self.shared.backend.spawn("drumlin-logs-close", Box::new(wait_and_close)) {
+            log::error!(
+                "{path} stays open until the process ends, because a thread to close it can't be started: {error}"
+            );
+            std::mem::forget(Arc::clone(&self.shared));
         }
     }
 }

@@ -61,7 +61,8 @@ impl Receipt {
     }
 
     /// Calls `callback` once the change is durable, or will not become so: on the thread that wrote it, or at once.
-    /// Callbacks should be short, and must not wait for other changes of the logs. They are called in any order.
+    /// Callbacks should be short, and must not wait for other changes of the logs. They are called in any order. A
+    /// callback can't close the logs. If it drops their last handle, another thread closes them soon after.
     pub fn then(mut self, callback: impl FnOnce(Result<()>) + Send + 'static) {
         self.is_settled = true;
         let shared = &self.opening.shared;

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use drumlin_testing::futures::{async_methods, within_polls};
 
@@ -152,6 +153,35 @@ fn a_folder_is_open_once() {
     std::fs::write(folder.path().join("letter.txt"), b"dear").unwrap();
     let foreign = Logs::open(folder.path(), &LogsOptions::new());
     assert!(matches!(&foreign, Err(Error::NotADatabase { why, .. }) if why.contains("l")), "{foreign:?}");
+}
+
+/// A callback may drop the last handle, on whichever thread it is called. It can't close the logs.
+#[test]
+fn a_callback_drops_the_last_handle() {
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..20u64 {
+        let logs = Logs::open(folder.path(), &LogsOptions::new()).unwrap();
+        let log = logs.log(1);
+        let receipt = log.append(round, &["a"]).unwrap();
+        let (answer, answered) = std::sync::mpsc::channel();
+        receipt.then(move |durable| {
+            let closed = if round % 2 == 0 { Some(logs.close()) } else { None };
+            drop(log);
+            answer.send((durable, closed)).unwrap();
+        });
+        let (durable, closed) = answered.recv().unwrap();
+        durable.unwrap();
+        assert!(closed.is_none_or(|closed| matches!(closed, Err(Error::Invalid(_)))));
+        let ends = Instant::now() + Duration::from_secs(30);
+        let logs = loop {
+            match Logs::open(folder.path(), &LogsOptions::new()) {
+                Ok(logs) => break logs,
+                Err(error) => assert!(Instant::now() < ends, "{error}"),
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(logs.log(1).last().unwrap(), round);
+    }
 }
 
 /// A future that is dropped at any of its waits leaves its change made or not, and the next call finds nothing amiss.
