@@ -222,7 +222,7 @@ pub(crate) const NAME_BYTES_MAX: usize = 255;
 pub(crate) const ENTRY_HEADER_BYTES: usize = 16;
 /// Bytes of a reference to a part of an entry: position (8), bytes (4), checksum (8).
 pub(crate) const PART_BYTES: usize = 20;
-/// The bytes that a change takes besides its entries, at most: kind, log, index and count.
+/// The maximum length of a change without its entries: its kind, log, first index and number of entries.
 pub(crate) const CHANGE_BYTES_MAX: usize = 24;
 /// The bytes before an entry that was moved: its index (8), its old position (8).
 pub(crate) const MOVED_BYTES: usize = 16;

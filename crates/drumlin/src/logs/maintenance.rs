@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::format::StreamPosition;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// The thread is behind if as much as this many rounds are for has happened since its last one. Appends then wait for
-/// it, so that they don't outrun it.
+/// The number of rounds that may be due before an append makes a round itself, so that appends can't outrun the thread.
 const LATE_ROUND_COUNT: u64 = 4;
 
 /// Who should make a round of maintenance.

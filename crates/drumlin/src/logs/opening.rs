@@ -120,7 +120,8 @@ impl Drop for Opening {
         let path = self.shared.path().display().to_string();
         let wait_and_close = move || {
             let shared = close();
-            // The last owner of the stream waits for its thread, so it must not be the one that calls.
+            // Dropping the last reference to `Shared` drops the stream, which joins its thread. The thread in the
+            // callback must not do that to itself, so wait until it has dropped its reference.
             while Arc::strong_count(&shared) > 1 {
                 sleep(CLOSING_PAUSE);
             }

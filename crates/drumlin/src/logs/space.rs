@@ -26,7 +26,8 @@ const MOVE_BYTES_MAX: usize = 256 << 10;
 const EMPTIED_COUNT_MAX: usize = 8;
 
 impl Shared {
-    /// Has a round of maintenance made if one is due: by the thread, or by the caller if there is none or it is behind.
+    /// Starts a round of maintenance if one is due. The thread makes it, or the caller if there is no thread or if
+    /// several rounds are due.
     pub(super) async fn maintain_if_due(self: &Arc<Self>, wait: Wait) {
         match self.maintenance.due() {
             Due::Nothing => {}

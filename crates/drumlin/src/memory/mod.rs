@@ -707,7 +707,7 @@ mod tests {
         assert_eq!(larger.needed_for_growth(bytes), None);
     }
 
-    /// A load or backup that can never fit beside the page tables is told the smallest budget in which it can.
+    /// If a load or backup can never fit in addition to the page tables, its error names the smallest budget that fits.
     #[test]
     fn an_error_names_a_budget_for_a_backup() {
         const BYTES: u64 = 1 << 20;

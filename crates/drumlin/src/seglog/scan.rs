@@ -515,8 +515,8 @@ impl StreamScan {
         Ok(())
     }
 
-    /// Keeps the listed windows of a stream that is read by position. Those that end at or before `position` are not
-    /// scanned. The records above `covered` begin at or after `position`.
+    /// Keeps all listed windows, because their records are read by position, but starts the scan at `position`: windows
+    /// that end at or before it are not scanned. All records with timestamps above `covered` begin at or after it.
     fn hold(&mut self, ranges: &[LogRange], position: StreamPosition, covered: Timestamp) {
         assert!(self.held.is_empty() && self.applied_end.is_none(), "a stream is held that was scanned");
         self.begin = position;

@@ -113,7 +113,8 @@ struct Source {
 }
 
 impl Source {
-    /// Returns the number of the leaf's rows in the range, less twice the rows that remove one.
+    /// Returns the number of the leaf's rows in the range. A row that marks a removal counts as -1, because the tree
+    /// below still counts the row that it removes.
     fn rows_within(&self, leaf: &Leaf<'_>, lower: &[u8], upper: Option<&[u8]>) -> f64 {
         let start = leaf.lower_bound(lower);
         let end = upper.map_or(leaf.len(), |upper| leaf.lower_bound(upper)).max(start);

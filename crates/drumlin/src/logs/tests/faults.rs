@@ -30,7 +30,7 @@ fn a_failed_write_is_told_to_everybody_once() {
     assert!(logs.close().is_err());
 }
 
-/// Callbacks that wait while a write is in flight are answered by its failure, once each.
+/// If a write fails, each callback that waits for it is called once, with the error.
 #[test]
 fn callbacks_in_flight_get_the_failure() {
     let disk = Disk::new(true);

@@ -1,4 +1,4 @@
-//! The logs on a simulated disk, beside a model of maps.
+//! Tests the logs on a simulated disk, against a model made of maps.
 
 mod crash;
 mod faults;
@@ -264,7 +264,7 @@ impl History {
         Ok(receipt)
     }
 
-    /// Makes changes until one fails or there were enough. Sometimes waits, reads, or goes on.
+    /// Makes changes until one fails or there were enough. Between two changes, it may wait for the first or read.
     fn run(&mut self, logs: &Logs, random: &mut Random, count: usize) -> Result<()> {
         let mut receipts = Vec::new();
         for _ in 0..count {

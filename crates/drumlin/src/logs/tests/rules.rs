@@ -28,7 +28,7 @@ fn indexes_follow_on() {
     assert!(matches!(log.truncate_after(100), Err(Error::LogPurged { .. })));
     log.truncate_after(102).unwrap().wait().unwrap();
     assert_eq!((log.first(), log.last(), log.purged(), log.durable()), (Some(102), Some(102), Some(101), Some(102)));
-    // After a snapshot, a log goes on wherever the snapshot ends.
+    // After a snapshot, a log continues at the index where the snapshot ends.
     log.purge_to(500).unwrap().wait().unwrap();
     assert_eq!((log.first(), log.last(), log.durable()), (None, None, None));
     assert!(matches!(log.append(500, &["x"]), Err(Error::LogIndex { given: 500, expected: 501, .. })));

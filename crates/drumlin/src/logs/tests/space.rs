@@ -69,7 +69,7 @@ fn opening_reads_the_index_and_the_tail() {
     let logs = disk.kill();
     let disk = logs;
     let mut old_files = disk.segment_files();
-    // In the order of their slots, which is that of their positions, because none was used twice.
+    // Sort the files by slot. No slot was used twice, so this is also the order of their positions.
     old_files.sort_by_key(|path| path.as_os_str().len());
     let logs = disk.open().unwrap();
     for index in 0..100 {
