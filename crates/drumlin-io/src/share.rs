@@ -108,6 +108,11 @@ impl Share {
         Urgent(self)
     }
 
+    /// Returns `true` while a foreground thread waits for background work ([`urgent`](Self::urgent)).
+    pub fn is_urgent(&self) -> bool {
+        self.urgent.load(Ordering::Relaxed) > 0
+    }
+
     /// Returns the numbers of foreground and background requests in flight.
     pub fn in_flight(&self) -> (usize, usize) {
         (self.foreground.load(Ordering::Relaxed), self.background.load(Ordering::Relaxed))
@@ -121,7 +126,7 @@ impl Share {
             let ended = self.foreground_ended.load(Ordering::Relaxed);
             ended > 0 && backend.now().saturating_sub(Duration::from_nanos(ended)) < FOREGROUND_LINGER
         };
-        self.urgent.load(Ordering::Relaxed) == 0 && (self.foreground.load(Ordering::Acquire) > 0 || has_ended_lately())
+        !self.is_urgent() && (self.foreground.load(Ordering::Acquire) > 0 || has_ended_lately())
     }
 
     fn background_max(&self) -> usize {
@@ -186,7 +191,9 @@ mod tests {
             let threads = [(); 20].map(|()| share.background());
             assert_eq!(room(), if beside_four == 50 { 50 } else { 0 });
             drop(threads);
+            assert!(!share.is_urgent());
             let waiter = share.urgent();
+            assert!(share.is_urgent());
             assert_eq!(room(), 50, "the foreground waits for the background");
             assert!(!share.is_foreground_active());
             drop((waiter, three));

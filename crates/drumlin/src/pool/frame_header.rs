@@ -26,6 +26,8 @@ pub(crate) struct FrameHeader {
     pub(super) references: AtomicU32,
     /// One more than the number of rows that the newest image on disk of the leaf has; 0 if it has no image.
     rows_on_disk: AtomicU32,
+    /// One more than the index of the frame that holds the leaf's copy; 0 if it has none.
+    copy: AtomicU32,
 }
 
 impl FrameHeader {
@@ -38,6 +40,7 @@ impl FrameHeader {
             pins: PinCount::new(),
             references: AtomicU32::new(0),
             rows_on_disk: AtomicU32::new(0),
+            copy: AtomicU32::new(0),
         }
     }
 
@@ -75,6 +78,15 @@ impl FrameHeader {
         debug_assert!(rows.is_none_or(|rows| rows < u32::MAX), "a leaf with {rows:?} rows");
         let before = self.rows_on_disk.swap(rows.map_or(0, |rows| rows + 1), Ordering::Relaxed);
         before.checked_sub(1)
+    }
+
+    /// Returns the frame that holds the leaf as the running checkpoint has to write it. See [`super::checkpoint_copies`].
+    pub(super) fn copy(&self) -> Option<FrameIndex> {
+        self.copy.load(Ordering::Acquire).checked_sub(1).map(FrameIndex)
+    }
+
+    pub(super) fn set_copy(&self, frame: Option<FrameIndex>) {
+        self.copy.store(frame.map_or(0, |frame| frame.0 + 1), Ordering::Release);
     }
 
     pub(crate) fn set_address(&self, address: ExtentAddress) {

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
-//!    (owned by a [`NewFrame`]), *published* (a page's entry refers to it), *retired* (unlinked, but readers may still
-//!    see it).
+//!    (owned by a [`NewFrame`]), *checkpoint copy* (a leaf's header names it), *published* (a page's entry refers to it),
+//!    *retired* (unlinked, but readers may still see it).
 //! 2. A published leaf is read under the frame's shared latch and changed under the exclusive one. The holder of the
 //!    latch compares [`FrameHeader::page_key`] with the page it wants, because the page may have been evicted before
 //!    the frame was latched.
@@ -148,6 +148,8 @@ pub(crate) struct Frames {
     capacity_bytes: usize,
     budget: Arc<Budget>,
     pub(super) used_bytes: AtomicUsize,
+    /// The total size of all copies, in bytes.
+    pub(super) copied_bytes: AtomicUsize,
     debt: Arc<CheckpointDebt>,
     pub(super) reclaimer: FrameReclaimer,
 }
@@ -183,6 +185,7 @@ impl Frames {
             capacity_bytes: budget.limit_bytes(Account::Pages) as usize,
             budget,
             used_bytes: AtomicUsize::new(0),
+            copied_bytes: AtomicUsize::new(0),
             debt,
             reclaimer: FrameReclaimer::new(),
         }

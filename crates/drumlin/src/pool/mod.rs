@@ -17,6 +17,7 @@
 mod background;
 mod buffers;
 mod bulk;
+mod checkpoint_copies;
 mod deferred;
 mod elevator;
 mod evict;
@@ -34,6 +35,7 @@ pub(crate) mod reclaim;
 mod removal;
 mod requests;
 mod residents;
+
 mod span;
 mod write_back;
 

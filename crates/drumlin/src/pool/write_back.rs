@@ -5,6 +5,7 @@
 //! repeatedly goes through all dirty pages in key order.
 
 use super::Pool;
+use super::checkpoint_copies::CheckpointCopy;
 use super::elevator::Elevator;
 use super::evict::BATCH_PAGES;
 use super::frame_header::FrameHeader;
@@ -13,12 +14,15 @@ use super::needs::{Needs, Stop};
 use crate::error::Result;
 use crate::format::extent::{KIND_OFFSET, Kind, PageKey};
 use crate::format::{Epoch, KeyspaceId};
-use crate::space::{EpochGuard, FrameIndex, PageEntry, Purpose, Reclaims};
+use crate::space::{EpochGuard, FrameIndex, PageEntry, PageSpace, Purpose, Reclaims};
 
 /// Number of frames after the clock's hand that are searched to fill an elevator: a gigabyte of 4 KiB pages. The search
 /// takes 0.2 µs per dirty page.
 /// Measured: decision 029.
 const ELEVATOR_FRAMES: usize = 256 << 10;
+
+/// The number of pages that a checkpoint writes between two rests: 0.1 ms of encoding.
+const PAGES_PER_REST: usize = 16;
 
 /// Keyspace, kind, and the beginning of the lowest key. The key is stored as bytes to avoid padding in the sorted list.
 type WriteOrder = (KeyspaceId, u8, [u8; size_of::<u128>()]);
@@ -150,8 +154,8 @@ impl Pool {
         |frames| self.written(frames)
     }
 
-    /// Appends the image of a dirty page to its epoch's segment and marks the page clean. If `only` is given, skips
-    /// pages of other epochs. Returns the epoch.
+    /// Appends the oldest image that is owed of a page to its epoch's segment: that of its copy, or else that of the
+    /// page, which becomes clean. If `only` is given, skips pages of other epochs. Returns the epoch.
     pub(crate) fn capture(&self, frame: FrameIndex, only: Option<Epoch>) -> Result<Option<Epoch>> {
         let epoch_guard = self.space.epoch_latch.shared();
         let header = self.frames.header(frame);
@@ -162,32 +166,33 @@ impl Pool {
         if entry != PageEntry::Leaf(frame) && entry != PageEntry::Immutable(frame) {
             return Ok(None);
         }
-        let Some(epoch) = header.dirty() else { return Ok(None) };
-        let current = epoch_guard.epoch();
-        assert!(epoch == current || epoch.next() == current, "a page is dirty of an epoch that has ended");
-        if only.is_some_and(|only| only != epoch) {
-            return Ok(None);
-        }
-        // Another thread may be capturing the same page under the same shared latches. The second thread finds the page
-        // clean.
+        // Another thread may be capturing the same page under the same shared latches. The second thread finds that
+        // nothing is owed.
         let _capturing = self.page_locks(&pages, page_key.page).capturing.lock();
-        if header.dirty() != Some(epoch) {
-            crate::coverage::mark!("a page was copied by another thread first");
+        let Some(dirty) = header.dirty() else { return Ok(None) };
+        let current = epoch_guard.epoch();
+        assert!(dirty == current || dirty.next() == current, "a page is dirty of an epoch that has ended");
+        if let Some(copy) = self.frames.checkpoint_copy(frame) {
+            let epoch = copy.epoch();
+            self.append_copy(&epoch_guard, &pages, page_key, &copy, header)?;
+            debug_assert!(only.is_none_or(|only| only == epoch), "a checkpoint began before that of {epoch} ended");
+            return Ok(Some(epoch));
+        }
+        if only.is_some_and(|only| only != dirty) {
             return Ok(None);
         }
-        if pages.is_dropped_by(epoch) {
+        if pages.is_dropped_by(dirty) {
             self.frames.set_dirty(frame, None);
             return Ok(None);
         }
         header.pin();
-        match self.append_image(&epoch_guard, epoch, page_key, &read, header, Some(frame)) {
+        match self.append_image(&epoch_guard, dirty, page_key, &read, header, Some(frame)) {
             Ok(()) => {
                 self.frames.set_dirty(frame, None);
                 if entry == PageEntry::Leaf(frame) {
-                    let rows = Some((self.nodes.row_count)(&read) as u32);
-                    pages.leaves_on_disk.replace(header.set_rows_on_disk(rows), rows);
+                    self.count_rows_on_disk(&pages, header, &read);
                 }
-                Ok(Some(epoch))
+                Ok(Some(dirty))
             }
             Err(error) => {
                 drop(read);
@@ -195,6 +200,34 @@ impl Pool {
                 Err(error)
             }
         }
+    }
+
+    /// Notes the number of rows in the newest image of a leaf.
+    fn count_rows_on_disk(&self, pages: &PageSpace, header: &FrameHeader, leaf: &[u8]) {
+        let rows = Some((self.nodes.row_count)(leaf) as u32);
+        pages.leaves_on_disk.replace(header.set_rows_on_disk(rows), rows);
+    }
+
+    /// Appends the image of a leaf's copy, which the caller then drops. The leaf stays dirty, so it won't be evicted
+    /// before its next image is written.
+    fn append_copy(
+        &self,
+        epoch_guard: &EpochGuard<'_>,
+        pages: &PageSpace,
+        page_key: PageKey,
+        copy: &CheckpointCopy<'_>,
+        header: &FrameHeader,
+    ) -> Result<()> {
+        assert_eq!(header.dirty(), Some(epoch_guard.epoch()), "a leaf with a copy did not change");
+        let epoch = copy.epoch();
+        assert_eq!(epoch.next(), epoch_guard.epoch(), "a copy is owed to a checkpoint that has ended");
+        if pages.is_dropped_by(epoch) {
+            return Ok(());
+        }
+        crate::coverage::mark!("a checkpoint wrote a copy of a leaf");
+        self.append_image(epoch_guard, epoch, page_key, copy, header, None)?;
+        self.count_rows_on_disk(pages, header, copy);
+        Ok(())
     }
 
     fn append_image(
@@ -208,7 +241,6 @@ impl Pool {
     ) -> Result<()> {
         let kind = Kind::from_byte(page[KIND_OFFSET]).expect("pages in memory carry their kind");
         assert!(kind != Kind::Value, "a value in memory is never dirty");
-        debug_assert!(header.dirty() == Some(epoch), "an image of {epoch} is appended of {header:?}");
         let address = self.space.append(epoch, page_key, kind, page, frame)?;
         let old = header.address();
         assert!(old.is_none() || old.start() != address.start(), "an image is written over the one before it: {old:?}");
@@ -221,20 +253,56 @@ impl Pool {
     }
 
     /// Prepares a latched page for a change in the current epoch. If the running checkpoint still needs the page's
-    /// image of the previous epoch, appends that image first. Fails with [`Needs::Writes`] if there is no room for one
-    /// more image on its way to the disk.
+    /// image of the previous epoch, makes a copy of the page, or appends the image. Fails with [`Needs::Writes`] if
+    /// there is no room for one more image on its way to the disk.
+    #[inline]
     pub(crate) fn prepare_change(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
-        if write.header().dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) && self.space.is_near_full() {
+        match write.header().dirty() {
+            Some(epoch) if epoch != epoch_guard.epoch() => self.prepare_owed(epoch_guard, write, epoch),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn prepare_owed(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>, epoch: Epoch) -> Result<(), Stop> {
+        let current = epoch_guard.epoch();
+        assert_eq!(epoch.next(), current, "a page is owed to a checkpoint that has ended");
+        if self.make_copy(epoch, write) {
+            crate::coverage::mark!("a commit copied a leaf for a checkpoint");
+            self.frames.set_dirty(write.frame(), Some(current));
+            return Ok(());
+        }
+        self.check_room_for_image()?;
+        self.append_due_image(epoch_guard, write).map_err(Stop::Error)
+    }
+
+    fn check_room_for_image(&self) -> Result<(), Stop> {
+        if self.space.is_near_full() {
             crate::coverage::mark!("an image due to a checkpoint waited for a write buffer");
             return Err(Needs::Writes.into());
+        }
+        Ok(())
+    }
+
+    /// Prepares a latched page for its removal, or for the removal of its frame, in the current epoch: like
+    /// [`prepare_change`](Self::prepare_change), but leaves no copy.
+    pub(crate) fn prepare_removal(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<(), Stop> {
+        let header = write.header();
+        if header.copy().is_some() || header.dirty().is_some_and(|epoch| epoch != epoch_guard.epoch()) {
+            self.check_room_for_image()?;
         }
         self.append_due_image(epoch_guard, write).map_err(Stop::Error)
     }
 
-    /// Like [`prepare_change`](Self::prepare_change), but does not check for room.
+    /// Like [`prepare_removal`](Self::prepare_removal), but does not check for room.
     pub(crate) fn append_due_image(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
         let header = write.header();
         let current = epoch_guard.epoch();
+        if let Some(copy) = self.frames.checkpoint_copy(write.frame()) {
+            let page_key = write.page_key();
+            let pages = self.space.page_space(page_key.keyspace).expect("a page that is latched has a keyspace");
+            return self.append_copy(epoch_guard, &pages, page_key, &copy, header);
+        }
         match header.dirty() {
             Some(epoch) if epoch != current => {
                 assert_eq!(epoch.next(), current, "a page is due to a checkpoint that has ended");
@@ -281,13 +349,20 @@ impl Pool {
         Some((page_key.keyspace, kind, key_order.to_be_bytes()))
     }
 
-    /// Appends every page that was dirty when the checkpoint began. Returns their number.
-    pub(crate) fn write_epoch(&self, epoch: Epoch) -> Result<u64> {
-        let due = self.frames.all().filter(|&frame| self.frames.header(frame).dirty() == Some(epoch));
+    /// Appends every page that was dirty when the checkpoint began. Returns their number. After every few pages, calls
+    /// `rest` with the share of the pages that are done.
+    pub(crate) fn write_epoch(&self, epoch: Epoch, rest: impl Fn(f64)) -> Result<u64> {
+        // Look for the change first: a copy is named before the leaf becomes dirty of the newest epoch.
+        let is_due = |header: &FrameHeader| header.dirty() == Some(epoch) || header.copy().is_some();
+        let due = self.frames.all().filter(|&frame| is_due(self.frames.header(frame)));
+        let due = self.in_write_order(due);
         let mut count = 0;
-        for frame in self.in_write_order(due) {
+        for (index, &frame) in due.iter().enumerate() {
             count += u64::from(self.capture(frame, Some(epoch))?.is_some());
             self.relieve()?;
+            if (index + 1).is_multiple_of(PAGES_PER_REST) {
+                rest((index + 1) as f64 / due.len() as f64);
+            }
         }
         debug_assert!(
             self.frames.all().all(|frame| self.frames.header(frame).dirty() != Some(epoch)),

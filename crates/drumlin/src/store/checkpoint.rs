@@ -33,15 +33,20 @@ pub struct CheckpointReport {
     pub duration: Duration,
 }
 
+/// The time that a checkpoint rests after writing a few pages.
+const REST: Duration = Duration::from_millis(1);
+
 impl Store {
     /// Makes a checkpoint if there is space for it, or else returns `DiskFull`. A checkpoint that frees no segment must
     /// leave one free, because otherwise no later checkpoint could be made. `frees` says whether segments were emptied,
     /// so that this checkpoint will free them.
     pub(crate) fn checkpoint_after(&self, frees: Reclaims) -> Result<CheckpointReport> {
+        let _urgent = self.engine.space.share.urgent();
         self.checkpoint_of(&mut self.page_tables.lock(), frees)
     }
 
-    /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `page_tables`.
+    /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `page_tables`. While no thread
+    /// waits for background work, the checkpoint rests between pages.
     pub(crate) fn checkpoint_of(&self, page_tables: &mut PageTableStore, frees: Reclaims) -> Result<CheckpointReport> {
         self.prepare_checkpoint(page_tables, frees)?;
         let began = self.now();
@@ -102,7 +107,7 @@ impl Store {
         self.maintenance.announce_checkpoint();
         let number = page_tables.superblock.checkpoint.next();
         self.write_counts(counts, CountedCheckpoint { number, id, timestamp });
-        let pages_written = engine.pool.write_epoch(epoch)?;
+        let pages_written = engine.pool.write_epoch(epoch, |done| self.rest_ahead_of_log(done))?;
         page_tables.append_summaries(space, epoch, corrupted_chunks)?;
         page_tables.keep_snapshots(space, epoch, timestamp, &mut catalogue)?;
         page_tables.write_segment_table(space, epoch)?;
@@ -124,6 +129,25 @@ impl Store {
         let bytes_written = space.traffic.write_bytes.load(Ordering::Relaxed) - written_before;
         log::debug!("checkpoint at {timestamp}: {pages_written} pages, {bytes_written} bytes, {duration:?}");
         Ok(CheckpointReport { timestamp, pages_written, bytes_written, duration })
+    }
+
+    /// Rests for a moment, so that commits have the processor and the drive. Doesn't if the checkpoint, of which the
+    /// share `done` is written, would not be finished by the time that half of the log until the next one is, if a
+    /// thread waits for it, or if it should free memory.
+    fn rest_ahead_of_log(&self, done: f64) {
+        let begun = self.engine.log_bytes_checkpointed.load(Ordering::Relaxed);
+        let since_bytes = self.engine.log_bytes_written().saturating_sub(begun);
+        let is_ahead = done >= 2.0 * since_bytes as f64 / self.checkpoint_log_bytes as f64;
+        if is_ahead && !self.is_checkpoint_awaited() && !self.engine.pool.has_many_copies() {
+            crate::coverage::mark!("a checkpoint rested");
+            crate::sync::park_timeout(REST);
+        }
+    }
+
+    /// Returns `true` if a thread waits for a checkpoint to end.
+    fn is_checkpoint_awaited(&self) -> bool {
+        let state = self.maintenance.state.lock();
+        self.engine.space.share.is_urgent() || state.stop || state.is_paused
     }
 }
 
@@ -183,6 +207,40 @@ mod tests {
             checkpoint.join().unwrap();
             assert!(can_fold, "counts are captured for the whole of a checkpoint");
         });
+    }
+
+    /// Commits that change what a checkpoint has still to write copy it, and don't wait for its writes.
+    #[test]
+    fn commits_do_not_wait_for_the_writes_of_a_checkpoint() {
+        const ROWS: u32 = 6_000;
+        let backend = Arc::new(FaultyBackend::new(crate::io::in_memory()));
+        let config = || Config::new().backend(backend.clone()).memory(64 << 20).durability(Durability::Relaxed);
+        let db = config().open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        let mut random = drumlin_testing::Random(1);
+        let values: Vec<_> = (0..ROWS).map(|_| random.bytes(1000)).collect();
+        (0..ROWS).for_each(|row| k.insert(row.to_be_bytes(), &values[row as usize]).unwrap());
+        let timestamp = std::thread::scope(|scope| {
+            backend.hold_nth_at(Operation::Write, 1, |path: &Path, _| path.ends_with("data"));
+            let checkpoint = scope.spawn(|| db.checkpoint().unwrap());
+            assert!(backend.wait_for_held(Duration::from_secs(60)), "the checkpoint writes nothing");
+            let (sender, done) = std::sync::mpsc::channel();
+            let k = &k;
+            scope.spawn(move || {
+                (0..ROWS).for_each(|row| k.insert(row.to_be_bytes(), "changed").unwrap());
+                sender.send(()).unwrap();
+            });
+            let are_made = done.recv_timeout(Duration::from_secs(60));
+            backend.release();
+            assert_eq!(are_made, Ok(()), "commits waited for a checkpoint whose writes were held");
+            checkpoint.join().unwrap().timestamp
+        });
+        assert_eq!(timestamp.0, u64::from(ROWS) + 1, "the checkpoint began at another commit");
+        assert!(db.check().unwrap().corruption.is_empty());
+        db.close().unwrap();
+        let db = config().open("/db").unwrap();
+        let k = db.keyspace("k").unwrap();
+        (0..ROWS).for_each(|row| assert_eq!(k.get(row.to_be_bytes()).unwrap().as_deref(), Some(&b"changed"[..])));
     }
 
     /// A checkpoint that includes a drop, but not the freeing of the keyspace's pages, writes none of these pages, and

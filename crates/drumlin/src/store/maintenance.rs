@@ -289,8 +289,11 @@ fn run_maintenance(store: &Weak<Store>, maintenance: &Arc<Maintenance>) {
             maintenance.state.lock().is_unpacked |= may_be_worth_more;
             continue;
         }
-        let made =
-            if space_wanted { store.reclaim(&[Goal::MakeSpace]).map(drop) } else { store.checkpoint().map(drop) };
+        let made = if space_wanted {
+            store.reclaim(&[Goal::MakeSpace]).map(drop)
+        } else {
+            store.checkpoint_at_leisure().map(drop)
+        };
         if checkpoint_wanted {
             let mut state = maintenance.state.lock();
             state.checkpoints_ended += 1;

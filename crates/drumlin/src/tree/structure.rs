@@ -324,7 +324,7 @@ impl Tree {
         let Some(separator) = cause.plan(&Leaf::new(&root)) else { return Ok(Progress::Done(None)) };
         let fences = (Node::new(&root).lower_fence(), Node::new(&root).upper_fence());
         assert!(fences == (None, None), "a root bounds the keys: {fences:?}");
-        self.pool.prepare_change(epoch_guard, &root)?;
+        self.pool.prepare_removal(epoch_guard, &root)?;
 
         let [mut left, mut right, mut top] = std::array::from_fn(|_| frames.pop().expect("counted"));
         left.copy_from_slice(&root);
@@ -532,7 +532,7 @@ impl Tree {
             }
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
-            self.pool.prepare_change(&epoch_guard, &right)?;
+            self.pool.prepare_removal(&epoch_guard, &right)?;
             let change = self.begin_change([left_page, right_page]);
             self.pool.mark_dirty(&epoch_guard, &left);
             let merged = LeafMut::new(left.leaf_mut(&self.pages.table)).merge_from(&Leaf::new(&right));
@@ -553,7 +553,7 @@ impl Tree {
             let mut merged = self.free_frame()?;
             self.pool.prepare_change(&epoch_guard, &parent)?;
             self.pool.prepare_change(&epoch_guard, &left)?;
-            self.pool.prepare_change(&epoch_guard, &right)?;
+            self.pool.prepare_removal(&epoch_guard, &right)?;
             let change = self.begin_change([left_page, right_page]);
             merged.copy_from_slice(&left);
             InnerMut::new(&mut merged).merge_from(&Inner::new(&right)).expect("the sum was checked");
@@ -588,7 +588,7 @@ impl Tree {
             (None, None) => return Ok(false),
         };
         self.pool.prepare_change(epoch_guard, &root)?;
-        self.pool.prepare_change(epoch_guard, &child)?;
+        self.pool.prepare_removal(epoch_guard, &child)?;
         assert!(Node::new(&child).level() + 1 == Node::new(&root).level(), "a child is not of the level below");
         let fences = (Node::new(&child).lower_fence(), Node::new(&child).upper_fence());
         assert!(fences == (None, None), "the only child of the root bounds the keys: {fences:?}");

@@ -83,7 +83,7 @@ impl Tree {
                 }
                 PageEntry::Leaf(_) => match self.latch_leaf(page) {
                     Some(write) if Leaf::new(&write).newest() < removal && !has_large_rows(&Leaf::new(&write)) => {
-                        self.pool.prepare_change(&epoch_guard, &write)?;
+                        self.pool.prepare_removal(&epoch_guard, &write)?;
                         unlinked.push((page, upper, Unlinked::InMemory(write)));
                     }
                     _ => break,

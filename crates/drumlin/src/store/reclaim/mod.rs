@@ -151,7 +151,13 @@ pub(crate) struct Reclaimed {
 impl Store {
     /// Makes the current state of the database durable in the data file. If the disk is full, reclaims space for that.
     pub(crate) fn checkpoint(&self) -> Result<CheckpointReport> {
-        let made = match self.checkpoint_after(Reclaims::Nothing) {
+        let _urgent = self.engine.space.share.urgent();
+        self.checkpoint_at_leisure()
+    }
+
+    /// Like [`checkpoint`](Self::checkpoint), but rests between pages while no thread waits for the checkpoint.
+    pub(super) fn checkpoint_at_leisure(&self) -> Result<CheckpointReport> {
+        let made = match self.checkpoint_of(&mut self.page_tables.lock(), Reclaims::Nothing) {
             Err(Error::DiskFull { .. }) => {
                 let reclaimed = self.reclaim(&[Goal::MakeSpace]);
                 reclaimed.map(|reclaimed| reclaimed.checkpoint.expect("making space makes checkpoints"))
