@@ -5,6 +5,7 @@
 //! database accepts no more commits.
 
 use std::collections::BTreeSet;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -40,6 +41,62 @@ const SUMMARY_BYTES: usize = 48 << 10;
 /// amount to an eighth of the pages. Reading 4,096 changes during recovery takes milliseconds.
 const FOLD_CHANGE_COUNT_MIN: u64 = 4096;
 
+/// The addresses of the chunks of a table's base image. Most tables have one chunk, whose address takes no allocation.
+/// A table grows so rarely that longer lists have no spare capacity.
+#[derive(Debug)]
+pub(crate) enum ChunkAddresses {
+    One([ExtentAddress; 1]),
+    Others(Box<[ExtentAddress]>),
+}
+
+impl Default for ChunkAddresses {
+    fn default() -> Self {
+        ChunkAddresses::Others(Box::default())
+    }
+}
+
+impl From<Vec<ExtentAddress>> for ChunkAddresses {
+    fn from(addresses: Vec<ExtentAddress>) -> Self {
+        match addresses[..] {
+            [address] => ChunkAddresses::One([address]),
+            _ => ChunkAddresses::Others(addresses.into()),
+        }
+    }
+}
+
+impl Deref for ChunkAddresses {
+    type Target = [ExtentAddress];
+
+    fn deref(&self) -> &[ExtentAddress] {
+        match self {
+            ChunkAddresses::One(address) => address,
+            ChunkAddresses::Others(addresses) => addresses,
+        }
+    }
+}
+
+impl DerefMut for ChunkAddresses {
+    fn deref_mut(&mut self) -> &mut [ExtentAddress] {
+        match self {
+            ChunkAddresses::One(address) => address,
+            ChunkAddresses::Others(addresses) => addresses,
+        }
+    }
+}
+
+impl ChunkAddresses {
+    /// Makes room for `count` addresses, if there are fewer.
+    fn lengthen(&mut self, count: usize) {
+        assert!(count > 0, "a table has no chunks");
+        if self.len() < count {
+            let mut longer = self.to_vec();
+            longer.resize(count, ExtentAddress::NONE);
+            *self = longer.into();
+        }
+        debug_assert!(self.len() >= count, "{} addresses in place of {count}", self.len());
+    }
+}
+
 /// The newest durable checkpoint. Owned by the thread that makes the next checkpoint.
 #[derive(Debug)]
 pub(crate) struct PageTableStore {
@@ -47,7 +104,7 @@ pub(crate) struct PageTableStore {
     pub(crate) superblock: Superblock,
     superblocks: Arc<Superblocks>,
     /// The address of each chunk of each table's base image.
-    pub(super) chunks: HashMap<KeyspaceId, Box<[ExtentAddress]>>,
+    pub(super) chunks: HashMap<KeyspaceId, ChunkAddresses>,
     /// Changes since the base image, in order. The sequence number of a change is its index in this list.
     pub(super) table_changes: Vec<TableChange>,
     pub(super) summaries: Vec<ExtentAddress>,
@@ -213,8 +270,8 @@ impl PageTableStore {
         append_changes(&mut self.table_changes, &fresh);
         // The catalogue no longer lists the tables of these keyspaces.
         let dropped: Vec<KeyspaceId> = dropped(&self.table_changes[changes_start..]).collect();
-        for address in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)).flatten() {
-            release(space, address, epoch);
+        for addresses in dropped.into_iter().filter_map(|keyspace| self.chunks.remove(&keyspace)) {
+            addresses.iter().for_each(|address| release(space, *address, epoch));
         }
 
         let page_count = space.page_count();
@@ -255,7 +312,7 @@ impl PageTableStore {
         let mut supersedes = false;
         for &(ChunkImage { keyspace, chunk, address }, sequence) in images {
             let addresses = self.chunks.entry(keyspace).or_default();
-            lengthen(addresses, chunk + 1);
+            addresses.lengthen(chunk + 1);
             release(space, std::mem::replace(&mut addresses[chunk], address), epoch);
             let is_of =
                 |change: &TableChange| change.keyspace == keyspace && change.page.0 as usize / CHUNK_PAGES == chunk;
@@ -420,7 +477,8 @@ impl PageTableStore {
     /// Returns `true` if parts of the page tables lie in segments that are being emptied.
     pub(crate) fn must_evacuate(&self, space: &Space) -> bool {
         let inside = |address: &ExtentAddress| self.is_evacuated(space, *address);
-        !self.evacuate.is_empty() && (self.summaries.iter().any(inside) || self.chunks.values().flatten().any(inside))
+        !self.evacuate.is_empty()
+            && (self.summaries.iter().any(inside) || self.chunks.values().any(|addresses| addresses.iter().any(inside)))
     }
 
     /// Writes a new base image, made from the old one and the changes since then. Releases the extents that it
@@ -477,7 +535,7 @@ impl PageTableStore {
             "changes of chunk {chunk} of {keyspace} are applied out of order"
         );
         let addresses = self.chunks.entry(keyspace).or_default();
-        lengthen(addresses, chunk + 1);
+        addresses.lengthen(chunk + 1);
         let old = addresses[chunk];
         assert!(old.is_none() || space.segments.is_plausible(old), "chunk {chunk} of {keyspace} lies at {old:?}");
         let mut entries = match known {
@@ -514,16 +572,6 @@ fn append_entries(
     }
     let payload: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
     append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)
-}
-
-/// Makes room for `count` addresses, if there are fewer. A table grows so rarely that the addresses have no spare
-/// capacity: most keyspaces have one chunk.
-fn lengthen(addresses: &mut Box<[ExtentAddress]>, count: usize) {
-    if addresses.len() < count {
-        let mut longer = std::mem::take(addresses).into_vec();
-        longer.resize(count, ExtentAddress::NONE);
-        *addresses = longer.into_boxed_slice();
-    }
 }
 
 /// Appends changes to the list of changes since the base image, continuing the sequence numbers of the list.
@@ -576,7 +624,7 @@ impl Space {
     }
 
     fn page_count(&self) -> u64 {
-        self.page_spaces.read().values().map(|pages| pages.table.page_count()).sum()
+        self.page_spaces.read().iter().map(|pages| pages.0.table.page_count()).sum()
     }
 
     /// Closes the epoch's segment.

@@ -8,7 +8,7 @@ use super::appender::{Appender, WriteBuffers};
 use super::debt::CheckpointDebt;
 use super::epoch::EpochLatch;
 use super::kept::KeptSnapshots;
-use super::page_space::PageSpace;
+use super::page_space::PagesById;
 use super::reservation_sums::Reservations;
 use super::segments::Segments;
 use super::superblocks::Superblocks;
@@ -16,8 +16,8 @@ use super::table_log::TableLog;
 use super::write_queue::WriteJobs;
 use crate::error::Stopped;
 use crate::format::extent::Encoder;
-use crate::format::{DatabaseId, Epoch, KeyspaceId, SegmentId, SegmentUse};
-use crate::hash::HashMap;
+use crate::format::{DatabaseId, Epoch, SegmentId, SegmentUse};
+use crate::hash::HashSet;
 use crate::io::{FileRef, Share};
 use crate::memory::Budget;
 use crate::sync::{Mutex, RwLock};
@@ -70,7 +70,7 @@ pub(crate) struct Space {
     /// Set if bytes have been written to the file since the last sync began.
     pub(super) unsynced: AtomicBool,
     pub(super) syncing: Mutex<()>,
-    pub(super) page_spaces: RwLock<HashMap<KeyspaceId, Arc<PageSpace>>>,
+    pub(super) page_spaces: RwLock<HashSet<PagesById>>,
     pub(crate) kept: KeptSnapshots,
     /// The catalogue's size in bytes: its entries for keyspaces, excluding the lists of their tables' chunks, and for
     /// kept snapshots; and its list of summaries.

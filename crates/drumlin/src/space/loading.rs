@@ -88,7 +88,7 @@ impl PageTableStore {
             let address = |chunk| chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
             unread
                 .extend((0..chunk_count(keyspace)).map(|chunk| (address(chunk), keyspace, chunk, Arc::clone(&pages))));
-            self.chunks.insert(*id, chunks.as_slice().into());
+            self.chunks.insert(*id, chunks.clone().into());
             space.restore_runs(&pages, runs.iter().cloned().map(Run::from).collect());
             space.add_page_space(pages);
         }

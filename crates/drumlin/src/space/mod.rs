@@ -62,6 +62,7 @@ pub(crate) use data_file::{BACKGROUND_SHARE, Space};
 pub(crate) use debt::CheckpointDebt;
 pub(crate) use epoch::EpochGuard;
 pub(crate) use page_space::PageSpace;
+use page_space::PagesById;
 pub(crate) use policy::{Margin, Purpose, Reclaims};
 pub(crate) use reservation::SpaceReservation;
 use runs::{RemovedRange, Run};
@@ -95,7 +96,11 @@ impl Space {
 
     /// Returns the pages of a keyspace, which may be one of an opened kept snapshot.
     pub(crate) fn page_space(&self, id: KeyspaceId) -> Option<Arc<PageSpace>> {
-        if id.is_of_kept() { self.kept.pages(id) } else { self.page_spaces.read().get(&id).cloned() }
+        if id.is_of_kept() {
+            self.kept.pages(id)
+        } else {
+            self.page_spaces.read().get(&id).map(|pages| Arc::clone(&pages.0))
+        }
     }
 
     /// Counts more bytes that the next catalogue will have.
@@ -122,15 +127,16 @@ impl Space {
 
     /// Returns the pages of all keyspaces, except those of kept snapshots.
     pub(crate) fn page_spaces(&self) -> Vec<Arc<PageSpace>> {
-        self.page_spaces.read().values().cloned().collect()
+        self.page_spaces.read().iter().map(|pages| Arc::clone(&pages.0)).collect()
     }
 
     pub(crate) fn add_page_space(&self, pages: Arc<PageSpace>) {
         let (name_bytes, origin_count) = (pages.name().len(), pages.origins().len());
         assert!(name_bytes <= usize::from(u16::MAX), "the catalogue has no room for a name");
         self.keyspace_bytes.fetch_add(catalogue::keyspace_bytes(name_bytes, origin_count), Ordering::Relaxed);
-        let replaced = self.page_spaces.write().insert(pages.id, pages);
-        assert!(replaced.is_none(), "a keyspace is added twice: {replaced:?}");
+        let id = pages.id;
+        let is_new = self.page_spaces.write().insert(PagesById(pages));
+        assert!(is_new, "keyspace {id} is added twice");
     }
 
     /// Gives a keyspace another name.
@@ -163,13 +169,14 @@ impl Space {
         let is_of_load = |entry: PageEntry| matches!(entry, PageEntry::Unattached(_) | PageEntry::Reserved);
         debug_assert!(pages.table.iter().all(|(_, entry)| is_of_load(entry)), "a dropped keyspace has pages left");
         let removed = self.page_spaces.write().remove(&pages.id);
-        assert!(removed.is_some(), "keyspace {} is removed twice", pages.id);
+        assert!(removed, "keyspace {} is removed twice", pages.id);
     }
 
     /// Returns the names of the keyspaces that are clones, in order.
     fn clone_names(&self) -> Vec<String> {
         let page_spaces = self.page_spaces.read();
-        let clones = page_spaces.values().filter(|pages| !pages.origins().is_empty() && !pages.is_dropped());
+        let clones =
+            page_spaces.iter().map(|pages| &pages.0).filter(|pages| !pages.origins().is_empty() && !pages.is_dropped());
         let mut names: Vec<String> = clones.map(|pages| pages.name().to_string()).collect();
         names.sort_unstable();
         names
@@ -177,7 +184,7 @@ impl Space {
 
     /// Returns the memory that the page tables of all keyspaces use, in bytes.
     pub(crate) fn table_bytes(&self) -> u64 {
-        self.page_spaces.read().values().map(|pages| pages.table.memory_bytes()).sum()
+        self.page_spaces.read().iter().map(|pages| pages.0.table.memory_bytes()).sum()
     }
 
     /// Fails if the budget has no memory for page tables to grow by this many bytes.
@@ -194,8 +201,8 @@ impl Space {
     /// tables of opened snapshots give way when these are closed.
     pub(crate) fn check_loads(&self, bytes: u64) -> Result<()> {
         let page_spaces = self.page_spaces.read();
-        let lasting = page_spaces.iter().filter(|(id, _)| !id.is_of_kept());
-        let table_bytes = lasting.map(|(_, pages)| pages.table.memory_bytes()).sum();
+        let lasting = page_spaces.iter().map(|pages| &pages.0).filter(|pages| !pages.id.is_of_kept());
+        let table_bytes = lasting.map(|pages| pages.table.memory_bytes()).sum();
         self.check_budget(self.budget.needed_for_loads(bytes, table_bytes))
     }
 

@@ -1,5 +1,7 @@
 //! The pages of a keyspace: their table, and the state that concerns all of them.
 
+use std::borrow::Borrow;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
@@ -61,8 +63,9 @@ impl LeavesOnDisk {
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
     /// The ids other than its own that its extents may have: those of the keyspaces from which it was cloned, newest
-    /// first, or those of the keyspace of which a kept snapshot has this form.
-    origins: Box<[KeyspaceId]>,
+    /// first, or those of the keyspace of which a kept snapshot has this form. `None` if there are none, because few
+    /// keyspaces have any.
+    origins: Option<Box<Origins>>,
     /// The logarithm of the page size. A byte keeps an empty keyspace small.
     page_bytes_log2: u8,
     /// The keyspace's name, for the catalogue and for error messages. It changes under the epoch latch.
@@ -84,6 +87,34 @@ pub(crate) struct PageSpace {
     pub(crate) runs: Runs,
 }
 
+/// Pages in a set of keyspaces, which are found by their id. A map would need more memory for the ids.
+#[derive(Debug)]
+pub(super) struct PagesById(pub(super) Arc<PageSpace>);
+
+impl Borrow<KeyspaceId> for PagesById {
+    fn borrow(&self) -> &KeyspaceId {
+        &self.0.id
+    }
+}
+
+impl Hash for PagesById {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.id.hash(state);
+    }
+}
+
+impl PartialEq for PagesById {
+    fn eq(&self, other: &PagesById) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+impl Eq for PagesById {}
+
+/// The ids of a keyspace's origins.
+#[derive(Debug)]
+struct Origins(Box<[KeyspaceId]>);
+
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
         assert!(is_page_bytes(page_bytes), "keyspace {id} has pages of {page_bytes} bytes");
@@ -91,7 +122,7 @@ impl PageSpace {
         let (has_lost_pages, load_gate) = (AtomicBool::new(false), LoadGate::new());
         PageSpace {
             id,
-            origins: Box::default(),
+            origins: None,
             page_bytes_log2: page_bytes.ilog2() as u8,
             name: RwLock::new(name.into()),
             table,
@@ -108,18 +139,20 @@ impl PageSpace {
     /// Lets extents have these ids too.
     pub(crate) fn with_origins(self, origins: &[KeyspaceId]) -> PageSpace {
         debug_assert!(!origins.contains(&self.id), "keyspace {} is a clone of itself", self.id);
-        PageSpace { origins: origins.into(), ..self }
+        debug_assert!(self.origins.is_none(), "keyspace {} has origins already", self.id);
+        let origins = (!origins.is_empty()).then(|| Box::new(Origins(origins.into())));
+        PageSpace { origins, ..self }
     }
 
     /// Returns the ids other than its own that its extents may have.
     pub(crate) fn origins(&self) -> &[KeyspaceId] {
-        &self.origins
+        self.origins.as_ref().map_or(&[], |origins| &origins.0)
     }
 
     /// Returns `true` if extents of the keyspace may have this id.
     #[inline]
     pub(crate) fn is_stored_as(&self, id: KeyspaceId) -> bool {
-        id == self.id || self.origins.contains(&id)
+        id == self.id || self.origins().contains(&id)
     }
 
     /// Returns `true` if the two keyspaces may share extents: one is a clone of the other, or both have an origin in
@@ -127,7 +160,7 @@ impl PageSpace {
     pub(crate) fn is_related(&self, other: &PageSpace) -> bool {
         debug_assert!(self.id != other.id, "keyspace {} is compared with itself", self.id);
         self.is_stored_as(other.id)
-            || self.origins.iter().any(|origin| other.is_stored_as(*origin))
+            || self.origins().iter().any(|origin| other.is_stored_as(*origin))
             || other.is_stored_as(self.id)
     }
 

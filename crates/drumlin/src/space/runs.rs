@@ -186,14 +186,14 @@ impl Run {
 /// The runs of one keyspace. See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// The timestamp of the newest run in the list, or 0 if there is none.
-    newest: AtomicU64,
     /// State that only keyspaces with runs need. A keyspace that never had a run takes no memory for it.
     state: OnceLock<Box<RunState>>,
 }
 
 #[derive(Debug, Default)]
 struct RunState {
+    /// The timestamp of the newest run in the list, or 0 if there is none.
+    newest: AtomicU64,
     /// The timestamp of the newest run that was attached since the database was opened, or 0 if none was.
     attached_at: AtomicU64,
     /// The timestamp of the newest run that has left the list since the database was opened, except for the removals in
@@ -260,7 +260,7 @@ impl Runs {
     /// runs.
     #[inline]
     pub(crate) fn newest(&self) -> Timestamp {
-        Timestamp(self.newest.load(Ordering::Acquire))
+        Timestamp(self.state.get().map_or(0, |state| state.newest.load(Ordering::Acquire)))
     }
 
     #[inline]
@@ -312,12 +312,16 @@ impl Runs {
 
     /// Adds runs to the end of the list.
     pub(super) fn restore(&self, runs: Vec<Run>) {
-        let mut list = self.state().list.write();
+        if runs.is_empty() {
+            return;
+        }
+        let state = self.state();
+        let mut list = state.list.write();
         let is_sound = |run: &Run| run.root != PageId::ROOT && (run.has_rows() || !run.removed.is_empty());
         assert!(runs.iter().all(is_sound), "a run has the root of the tree, or nothing: {runs:?}");
         list.extend(runs);
         assert!(list.is_sorted_by(|left, right| left.timestamp < right.timestamp), "runs are attached out of order");
-        self.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
+        state.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
         assert!(self.is_empty() == list.is_empty(), "a run was attached by no commit: {list:?}");
     }
 
@@ -334,7 +338,8 @@ impl Runs {
     /// See [`Space::free_run_to`](super::Space::free_run_to). Returns the run if it has left the list.
     pub(super) fn free_to(&self, timestamp: Timestamp, freed_to: Option<Vec<u8>>) -> Option<Run> {
         assert!(timestamp <= self.newest(), "a run is freed that is not in the list");
-        let mut list = self.state().list.write();
+        let state = self.state();
+        let mut list = state.list.write();
         let at = list.iter().position(|run| run.timestamp == timestamp).expect("a run is freed once");
         match freed_to {
             Some(key) => {
@@ -345,9 +350,9 @@ impl Runs {
             None => {
                 assert!(at == 0, "a run is freed before an older one");
                 let run = list.remove(at);
-                self.state().folded_ranges.lock().retain(|(folded, _)| *folded != timestamp);
+                state.folded_ranges.lock().retain(|(folded, _)| *folded != timestamp);
                 self.note_folded(&run);
-                self.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
+                state.newest.store(list.last().map_or(0, |run| run.timestamp.0), Ordering::Release);
                 Some(run)
             }
         }
@@ -355,10 +360,12 @@ impl Runs {
 
     /// Removes all runs, and returns them.
     pub(super) fn clear(&self) -> Vec<Run> {
-        let mut list = self.state().list.write();
+        let Some(state) = self.state.get() else { return Vec::new() };
+        let mut list = state.list.write();
         assert!(list.is_empty() == self.is_empty(), "runs are in the list, and no reader looks for them");
-        self.newest.store(0, Ordering::Release);
-        self.state().folded_ranges.lock().clear();
+        state.newest.store(0, Ordering::Release);
+        state.folded_ranges.lock().clear();
+        debug_assert!(self.is_empty(), "readers look for runs that are gone");
         std::mem::take(&mut *list)
     }
 }

@@ -150,7 +150,7 @@ const SECOND_PAGES: usize = 64;
 
 /// The memory that an empty keyspace takes, in bytes: its table with the first entries, its name, locks and counters,
 /// and its entries in the maps of keyspaces. A test adds up their sizes.
-pub(crate) const KEYSPACE_BYTES: u64 = 512;
+pub(crate) const KEYSPACE_BYTES: u64 = 474;
 
 /// The number of chunks in the first level of the directory. Each level has twice as many chunks as the previous one.
 const FIRST_LEVEL_CHUNKS: usize = 64;
@@ -715,6 +715,17 @@ mod tests {
 
     fn table() -> PageTable {
         PageTable::new(&Budget::of_pages(1 << 30))
+    }
+
+    /// A budget of 64 MiB has memory for 50,000 keyspaces of one page, and for a transaction that lets one of them grow
+    /// to 1,000 pages.
+    #[test]
+    fn fifty_thousand_keyspaces_fit_64_mib() {
+        let budget = Arc::new(Budget::new(64 << 20, 1));
+        let tables: Vec<PageTable> = (0..50_000).map(|_| PageTable::new(&budget)).collect();
+        assert_eq!(budget.taken_bytes(Account::Tables), 50_000 * KEYSPACE_BYTES);
+        assert_eq!(budget.needed_for_growth(tables[0].growth_bytes_max(900)), None);
+        assert_eq!(budget.needed_for_opening(50_000 * KEYSPACE_BYTES), None);
     }
 
     /// An entry that is encoded and then decoded stays the same.

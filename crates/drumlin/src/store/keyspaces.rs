@@ -356,7 +356,7 @@ pub(super) fn open_kept_keyspace(engine: &Engine, pages: Arc<PageSpace>, kept: A
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::ExtentAddress;
+    use crate::space::checkpoint::ChunkAddresses;
     use crate::space::table::KEYSPACE_BYTES;
 
     /// An empty keyspace takes no more memory than its table takes from the budget: its structures, each with the
@@ -370,12 +370,11 @@ mod tests {
         let shared = [&shared[..], &[size_of::<Counts>(), NAME_BYTES]].concat();
         let maps = [
             size_of::<(Arc<str>, Arc<OpenKeyspace>)>(),
-            size_of::<(KeyspaceId, Arc<PageSpace>)>(),
-            size_of::<(KeyspaceId, Box<[ExtentAddress]>)>(),
+            size_of::<Arc<PageSpace>>(),
+            size_of::<(KeyspaceId, ChunkAddresses)>(),
         ];
         let bytes = shared.iter().map(|bytes| bytes + COUNTERS).sum::<usize>()
             + maps.iter().sum::<usize>() * 3 / 2
-            + size_of::<ExtentAddress>()
             + size_of::<u16>()
             // Tests have a limit of page numbers in the table.
             - size_of::<u64>();
