@@ -149,7 +149,7 @@ impl Opener<'_> {
 
         let pool = self.pool(&space, &budget);
         let pages_total = space.page_spaces().iter().map(|pages| pages.table.page_count()).sum();
-        let mut verifier = Verifier { pool: &pool, pages_total, report, progress };
+        let mut verifier = Verifier { pool: &pool, pages_total, is_closed: true, report, progress };
         for entry in &catalogue.keyspaces {
             if let Some(pages) = space.page_space(entry.id) {
                 verify_keyspace(&mut verifier, &pages, &entry.name, page_tables.is_table_known())?;
@@ -337,11 +337,14 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::format::node::LargeRef;
     use crate::format::superblock::SLOT_OFFSETS;
     use crate::io::{Backend, Persist};
     use crate::space::PageEntry;
     use crate::space::extents::read_extent;
+    use crate::store::check::pages::ONLY_IN_RUNS;
     use crate::store::files::LOG_NAME;
+    use crate::tree::node::{LeafMut, RowValue};
     use crate::{Config, Durability};
 
     const FOLDER: &str = "/db";
@@ -578,6 +581,25 @@ mod tests {
         assert_found(&examine(&files), &data(), "both superblocks");
         files.remove(&data());
         assert_found(&examine(&files), &data(), "the data file");
+    }
+
+    /// A leaf of a closed database is damaged if it has a row as only runs have.
+    #[test]
+    fn removals_in_leaves_of_the_tree_are_found() {
+        let backend = crate::io::in_memory();
+        let db = config(&backend).open(FOLDER).unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        keyspace.insert("a", "1").unwrap();
+        {
+            let tree = keyspace.tree();
+            let Ok(mut write) = tree.write_leaf(b"b", &|_| false) else { panic!("the leaf is in memory") };
+            let mut leaf = LeafMut::new(write.leaf_mut(&tree.pages.table));
+            leaf.insert(1, b"b", RowValue::Large(LargeRef::REMOVED)).unwrap();
+        }
+        db.close().unwrap();
+        let report = config(&backend).examine(FOLDER).unwrap();
+        assert_eq!(report.corruption.len(), 1, "{report:#?}");
+        assert!(report.corruption[0].reason.ends_with(ONLY_IN_RUNS), "{report:#?}");
     }
 
     /// An examination fails if the folder is missing or the database is open elsewhere. An examined database can be

@@ -4,17 +4,16 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::kept::verify_kept_snapshots;
-use super::pages::{KeysOfPages, Verifier};
+use super::pages::{KeysOfPages, ONLY_IN_RUNS, Verifier, has_removals};
 use super::report::{CheckProgress, CheckReport};
 use crate::counts::KeptCounts;
 use crate::counts::count_range::CountCursor;
 use crate::error::{Error, Result};
-use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::store::read_ahead::ReadAhead;
 use crate::store::{OpenKeyspace, Store};
 use crate::task::{WaitMode, ready};
-use crate::tree::node::{Leaf, RowValue};
+use crate::tree::node::Leaf;
 use crate::tree::{Direction, Target};
 
 impl Store {
@@ -52,7 +51,7 @@ impl Store {
         }
         let keyspaces: Vec<Arc<OpenKeyspace>> = self.keyspaces.all();
         let pages_total = keyspaces.iter().map(|open| open.tree.pages.table.page_count()).sum();
-        let mut verifier = Verifier { pool: &self.engine.pool, pages_total, report, progress };
+        let mut verifier = Verifier { pool: &self.engine.pool, pages_total, is_closed: false, report, progress };
         for open in &keyspaces {
             if let Err(error) = verifier.verify_pages(&open.tree.pages, &open.name(), true) {
                 let cost = format!("the rest of the pages of keyspace {:?} were not checked", open.name());
@@ -108,10 +107,9 @@ impl Store {
                 let page = open.tree.read_leaf(Target::At(&lower))?;
                 let leaf = Leaf::new(&page);
                 keys_of_pages.look_at(report, &page);
-                let removes = |index| matches!(leaf.value(index), RowValue::Large(LargeRef::REMOVED));
-                if (0..leaf.len()).any(removes) {
-                    let (what, reason) = (open.tree.pages.quoted_page(page.page()), "it has a row that only runs have");
-                    let error = Error::corrupted(self.engine.space.path(), what, reason);
+                if has_removals(&leaf) {
+                    let what = open.tree.pages.quoted_page(page.page());
+                    let error = Error::corrupted(self.engine.space.path(), what, ONLY_IN_RUNS);
                     report.report_page(error, &open.name(), open.tree.page_key(page.page()));
                 }
                 if open.tree.has_runs_above(&leaf)

@@ -8,6 +8,7 @@ use crate::format::extent::{self, Kind, PageKey};
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, KeyspaceId, PageId};
 use crate::pool::Pool;
+use crate::space::runs::Run;
 use crate::space::{PageEntry, PageSpace, Space};
 use crate::tree::child_fences;
 use crate::tree::node::{Inner, Leaf, Node, RowValue};
@@ -16,6 +17,8 @@ use crate::tree::node::{Inner, Leaf, Node, RowValue};
 pub(super) struct Verifier<'v> {
     pub(super) pool: &'v Pool,
     pub(super) pages_total: u64,
+    /// `true` if nothing changes pages or runs while they are verified.
+    pub(super) is_closed: bool,
     pub(super) report: CheckReport,
     pub(super) progress: &'v mut dyn FnMut(CheckProgress),
 }
@@ -34,8 +37,10 @@ impl Verifier<'_> {
     /// Verifies every extent that the page table of a keyspace refers to. Reports each corrupted page, or only counts
     /// it if the table is incomplete (`is_table_known` is `false`).
     pub(super) fn verify_pages(&mut self, pages: &PageSpace, name: &str, is_table_known: bool) -> Result<Verified> {
-        let Verifier { pool, pages_total, report, progress } = self;
+        let Verifier { pool, pages_total, is_closed, report, progress } = self;
         let pool = *pool;
+        // An open database walks its trees, because a page may still be there when its run has left the list.
+        let has_leaves_of_tree_only = *is_closed && !pages.runs.all().iter().any(Run::has_rows);
         let mut extents = extents_of(pool, pages);
         if pages.id.is_of_kept()
             && let Some(newest) = pages.origins().first().and_then(|id| pool.space.page_space(*id))
@@ -52,7 +57,15 @@ impl Verifier<'_> {
                 progress(CheckProgress { pages_done: report.pages, pages_total: *pages_total });
             }
             match checked {
-                Ok((Kind::Leaf, node)) => verified.leaf_rows += Leaf::new(&node).len() as u64,
+                Ok((Kind::Leaf, node)) => {
+                    let leaf = Leaf::new(&node);
+                    verified.leaf_rows += leaf.len() as u64;
+                    if has_leaves_of_tree_only && has_removals(&leaf) {
+                        let page_key = PageKey { keyspace: pages.id, page };
+                        let error = pool.space.corrupted(&pool.space.quoted_page(page_key), address, ONLY_IN_RUNS);
+                        report.report_page(error, name, page_key);
+                    }
+                }
                 Ok(_) => {}
                 // The page was moved or changed after it was listed, so the failed read proves nothing.
                 Err(_) if !is_still_at(pool, pages, page, address) => {}
@@ -79,6 +92,14 @@ impl Verifier<'_> {
             }
         })
     }
+}
+
+/// The reason why a leaf of a tree is corrupted if it has removals.
+pub(super) const ONLY_IN_RUNS: &str = "it has a row that only runs have";
+
+/// Returns `true` if a leaf has rows that remove older rows, as only leaves of runs may have.
+pub(super) fn has_removals(leaf: &Leaf<'_>) -> bool {
+    (0..leaf.len()).any(|index| matches!(leaf.value(index), RowValue::Large(LargeRef::REMOVED)))
 }
 
 /// Returns the extents of a keyspace's pages in disk order, except for pages that have changed since they were written.
