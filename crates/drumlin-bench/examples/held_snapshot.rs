@@ -29,8 +29,12 @@ use drumlin_bench::rows::{AllRows, Chooser, SEED, fill, key, version};
 
 const VALUE_BYTES: usize = 100;
 const WRITERS: u64 = 2;
-const SETTINGS: Settings =
-    Settings { memory_bytes: 64 << 20, durability: Durability::Relaxed, threads: 1 + WRITERS as usize };
+const SETTINGS: Settings = Settings {
+    memory_bytes: 64 << 20,
+    durability: Durability::Relaxed,
+    threads: 1 + WRITERS as usize,
+    two_phases: false,
+};
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -45,7 +45,7 @@ impl Audit {
 /// Commits rows one after another. Returns the number of flushes and of bytes written per commit. Runs in the worker
 /// process.
 pub(crate) fn perform(peer: &Peer, folder: &Path) -> Result<(f64, f64)> {
-    let settings = Settings { memory_bytes: 64 << 20, durability: Durability::Full, threads: 1 };
+    let settings = Settings { memory_bytes: 64 << 20, durability: Durability::Full, threads: 1, two_phases: false };
     let engine = (peer.open)(folder, &settings)?;
     let counted = commits(&*engine, folder)?;
     engine.close()?;

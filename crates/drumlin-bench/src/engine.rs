@@ -4,6 +4,7 @@
 //! engine lacks an operation, its [`Capabilities`] and the report say so. No operation is emulated silently.
 
 use std::path::Path;
+use std::time::Duration;
 
 /// An error of any engine. A worker process reports the error's text.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -34,6 +35,9 @@ pub struct Settings {
     pub durability: Durability,
     /// The number of sessions that will be open concurrently.
     pub threads: usize,
+    /// `true` if transactions will be committed in two phases, for engines that must know it when they open. Other
+    /// operations may then be missing.
+    pub two_phases: bool,
 }
 
 /// The order of the rows in a load.
@@ -222,6 +226,17 @@ pub trait Session {
     /// # Errors
     /// The engine's own errors.
     fn write_in_two_phases(&mut self, id: &[u8], rows: &[Row]) -> Result<()> {
+        let _ = (id, rows);
+        Err("this engine has no two phases".into())
+    }
+
+    /// Like [`write_in_two_phases`](Session::write_in_two_phases). Returns the processor time that this thread needs
+    /// for the last step, which fixes the commit's place in the order of commits. What the engine can do before that
+    /// step is not included.
+    ///
+    /// # Errors
+    /// The engine's own errors.
+    fn time_commit_step(&mut self, id: &[u8], rows: &[Row]) -> Result<Duration> {
         let _ = (id, rows);
         Err("this engine has no two phases".into())
     }

@@ -27,6 +27,13 @@ pub fn record(histogram: &mut Histogram<u64>, latency: Duration) {
     histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
 }
 
+/// Returns the processor time that this thread has used.
+#[must_use]
+pub fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
 /// Latencies of single operations, in microseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Latencies {

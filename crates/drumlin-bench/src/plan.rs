@@ -120,6 +120,8 @@ pub enum Job {
     Commit(usize),
     /// One transaction that is prepared and then committed, of a row that no other thread writes.
     Prepare,
+    /// One transaction that is prepared, made ready and committed. Measures the processor time of the commit alone.
+    CommitStep,
     /// One commit that inserts a row.
     Insert,
     /// A load of all rows in transactions of 1,000 rows.
@@ -226,6 +228,7 @@ impl Workload {
             Job::Open { killed } => killed,
             Job::Commit(_)
             | Job::Prepare
+            | Job::CommitStep
             | Job::Insert
             | Job::Load
             | Job::BulkLoad
@@ -264,6 +267,7 @@ impl Workload {
         ) && !matches!(
             self.job,
             Job::Drop
+                | Job::CommitStep
                 | Job::Tables
                 | Job::Large(_)
                 | Job::Backup
@@ -279,7 +283,7 @@ impl Workload {
         match self.job {
             Job::Shop { .. } => crate::shops::named(peer.name).is_some(),
             Job::Insert => true,
-            Job::Prepare => peer.capabilities.two_phases,
+            Job::Prepare | Job::CommitStep => peer.capabilities.two_phases,
             Job::Drop | Job::Tables => peer.capabilities.tables,
             Job::RemoveRange => peer.capabilities.range_deletes,
             Job::Backup | Job::CommitBesideBackups => peer.restore.is_some(),
@@ -305,7 +309,7 @@ impl Workload {
             Job::Get(_) | Job::Ycsb(_) | Job::Half | Job::Shop { .. } => "operations",
             Job::GetMany(_) | Job::Backup | Job::Feed => "rows",
             Job::KeptSnapshots => "operations",
-            Job::Commit(1) | Job::Prepare | Job::Insert | Job::CommitBesideBackups => "commits",
+            Job::Commit(1) | Job::Prepare | Job::CommitStep | Job::Insert | Job::CommitBesideBackups => "commits",
             Job::Scan(_) => "scans",
             Job::Count(_) => "counts",
             Job::Drop => "drops",
@@ -380,6 +384,9 @@ pub const WORKLOADS: &[Workload] = &{
         of("6", "prepared", "durable prepare of a row and its commit, in memory, 32 threads", SMALL, Job::Prepare)
             .durable()
             .threads(32),
+        of("6", "prepared-step", "processor time of a prepared row's commit alone, 1 thread", SMALL, Job::CommitStep)
+            .durable()
+            .cold(),
         of("7", "commit-rows", "durable transactions of 100 rows, in memory", SMALL, Job::Commit(100)).durable(),
         of("8", "load-sorted-100", "load, sorted, 100 B, transactions of 1,000", LOAD_100_SORTED, Job::Load),
         of("8", "load-random-100", "load, random, 100 B, transactions of 1,000", LOAD_100, Job::Load),

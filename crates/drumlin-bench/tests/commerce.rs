@@ -8,7 +8,7 @@ use drumlin_bench::engine::{Durability, Settings};
 use drumlin_bench::shops::{self, Open};
 
 fn settings(agents: u64) -> Settings {
-    Settings { memory_bytes: 32 << 20, durability: Durability::Relaxed, threads: agents as usize }
+    Settings { memory_bytes: 32 << 20, durability: Durability::Relaxed, threads: agents as usize, two_phases: false }
 }
 
 fn opened(open: Open, folder: &Path, agents: u64) -> Box<dyn Shop> {

@@ -15,7 +15,7 @@ const ROWS: u64 = 2000;
 const VALUE_BYTES: usize = 100;
 
 fn open(peer: &Peer, folder: &Path, durability: Durability) -> Box<dyn Engine> {
-    let settings = Settings { memory_bytes: 32 << 20, durability, threads: 2 };
+    let settings = Settings { memory_bytes: 32 << 20, durability, threads: 2, two_phases: false };
     (peer.open)(folder, &settings).unwrap_or_else(|error| panic!("{}: {error}", peer.name))
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use drumlin::{BackupOptions, Config, Database, Keyspace, KeyspaceOptions, Snapshot};
 
@@ -9,6 +10,7 @@ use crate::engine::{
     Backups, Capabilities, Changes, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings,
     Source, Tables, missing_row,
 };
+use crate::measure::processor_time;
 
 pub(super) const PEER: Peer = Peer {
     name: "drumlin",
@@ -238,6 +240,18 @@ impl Session for Access<'_> {
         transaction.prepare(id)?;
         self.db.commit_prepared_with(id, drumlin::Durability::Relaxed)?;
         Ok(())
+    }
+
+    fn time_commit_step(&mut self, id: &[u8], rows: &[Row]) -> Result<Duration> {
+        let mut transaction = self.db.begin()?;
+        for (key, value) in rows {
+            transaction.insert(&self.rows, key, value)?;
+        }
+        transaction.prepare(id)?;
+        let ready = self.db.ready_prepared(id)?;
+        let begun = processor_time();
+        ready.commit()?;
+        Ok(processor_time().saturating_sub(begun))
     }
 
     fn remove_range(&mut self, first: Key, end: Key) -> Result<()> {

@@ -1,25 +1,28 @@
 //! RocksDB.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rocksdb::backup::{BackupEngine, BackupEngineOptions, RestoreOptions};
 use rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType,
     DEFAULT_COLUMN_FAMILY_NAME, Env, IteratorMode, OptimisticTransactionDB, OptimisticTransactionOptions, Options,
-    ReadOptions, SingleThreaded, SnapshotWithThreadMode, WaitForCompactOptions, WriteBatchWithTransaction,
-    WriteOptions,
+    ReadOptions, SingleThreaded, SnapshotWithThreadMode, Transaction, TransactionDB, TransactionDBOptions,
+    TransactionOptions, WaitForCompactOptions, WriteBatchWithTransaction, WriteOptions,
 };
 
 use crate::engine::{
     Backups, Capabilities, Durability, Engine, HeldSnapshot, Key, Order, Peer, Result, Row, Session, Settings, Source,
 };
 use crate::engine::{LOAD_BATCH_ROWS, missing_row};
+use crate::measure::processor_time;
 
 pub(super) const PEER: Peer = Peer {
     name: "rocksdb",
     version: "0.25.0",
     settings: "optimistic transactions; LZ4; bloom filters of 10 bits; 3/4 of the budget are block cache, with index and \
-               filter blocks in it, by partitions, 1/4 memtables; multi-get by io_uring; bulk loads bypass the log",
+               filter blocks in it, by partitions, 1/4 memtables; multi-get by io_uring; bulk loads bypass the log; \
+               two phases by pessimistic transactions, each phase with the durability that was chosen",
     capabilities: Capabilities {
         one_writer: false,
         multi_get: true,
@@ -27,7 +30,7 @@ pub(super) const PEER: Peer = Peer {
         atomic_batches: true,
         recovers: true,
         inserts_only: false,
-        two_phases: false,
+        two_phases: true,
         tables: false,
         range_deletes: true,
         large_transactions: false,
@@ -67,16 +70,18 @@ fn open(folder: &Path, settings: &Settings) -> Result<Box<dyn Engine>> {
     options.set_max_background_jobs(2);
     // Open the column family by name, because multi-get needs its handle.
     let family = ColumnFamilyDescriptor::new(DEFAULT_COLUMN_FAMILY_NAME, options.clone());
+    if settings.two_phases {
+        let db = TransactionDB::open_cf_descriptors(&options, &TransactionDBOptions::default(), folder, [family])?;
+        return Ok(Box::new(TwoPhases { db, durability: settings.durability }));
+    }
     let db = Db::open_cf_descriptors(&options, folder, [family])?;
     Ok(Box::new(Rocks { db, durability: settings.durability }))
 }
 
-impl Rocks {
-    fn write_options(&self) -> WriteOptions {
-        let mut options = WriteOptions::new();
-        options.set_sync(self.durability == Durability::Full);
-        options
-    }
+fn write_options(durability: Durability) -> WriteOptions {
+    let mut options = WriteOptions::new();
+    options.set_sync(durability == Durability::Full);
+    options
 }
 
 fn batch_of(rows: &[Row]) -> WriteBatchWithTransaction<true> {
@@ -106,7 +111,7 @@ impl Engine for Rocks {
     fn session(&self) -> Result<Box<dyn Session + '_>> {
         let mut many = ReadOptions::default();
         many.set_async_io(true);
-        Ok(Box::new(Access { rocks: self, write: self.write_options(), many }))
+        Ok(Box::new(Access { rocks: self, write: write_options(self.durability), many }))
     }
 
     fn sync(&self) -> Result<()> {
@@ -242,5 +247,93 @@ impl Session for Access<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+/// The same files, opened for transactions that are committed in two phases. Optimistic transactions can't be prepared.
+struct TwoPhases {
+    db: TransactionDB<SingleThreaded>,
+    durability: Durability,
+}
+
+impl Engine for TwoPhases {
+    fn session(&self) -> Result<Box<dyn Session + '_>> {
+        Ok(Box::new(PreparedAccess { db: &self.db, write: write_options(self.durability) }))
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.db.flush_wal(true)?)
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        self.db.flush_wal(true)?;
+        Ok(())
+    }
+}
+
+struct PreparedAccess<'e> {
+    db: &'e TransactionDB<SingleThreaded>,
+    write: WriteOptions,
+}
+
+impl<'e> PreparedAccess<'e> {
+    /// Prepares a transaction that writes these rows. Its write options are those of its commit too: RocksDB has no
+    /// call to change them.
+    fn prepare(&self, id: &[u8], rows: &[Row]) -> Result<Transaction<'e, TransactionDB<SingleThreaded>>> {
+        let transaction = self.db.transaction_opt(&self.write, &TransactionOptions::default());
+        transaction.set_name(id)?;
+        for (key, value) in rows {
+            transaction.put(key, value)?;
+        }
+        transaction.prepare()?;
+        Ok(transaction)
+    }
+}
+
+impl Session for PreparedAccess<'_> {
+    fn get(&mut self, key: Key, see: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let found = self.db.get_pinned(key)?;
+        if let Some(value) = &found {
+            see(value);
+        }
+        Ok(found.is_some())
+    }
+
+    fn scan(&mut self, first: Key, limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Result<u64> {
+        let mut rows = self.db.raw_iterator();
+        rows.seek(first);
+        let mut count = 0;
+        while count < limit
+            && let Some((key, value)) = rows.item()
+        {
+            see(key, value);
+            count += 1;
+            rows.next();
+        }
+        rows.status()?;
+        Ok(count)
+    }
+
+    fn count(&mut self, _: Key, _: Key) -> Result<u64> {
+        Err("this database is open for two-phase commits".into())
+    }
+
+    fn write(&mut self, rows: &[Row]) -> Result<()> {
+        Ok(self.db.write_opt(batch_of(rows), &self.write)?)
+    }
+
+    fn write_in_two_phases(&mut self, id: &[u8], rows: &[Row]) -> Result<()> {
+        Ok(self.prepare(id, rows)?.commit()?)
+    }
+
+    fn time_commit_step(&mut self, id: &[u8], rows: &[Row]) -> Result<Duration> {
+        let transaction = self.prepare(id, rows)?;
+        let begun = processor_time();
+        transaction.commit()?;
+        Ok(processor_time().saturating_sub(begun))
+    }
+
+    fn update(&mut self, _: Key, _: &mut dyn FnMut(&[u8]) -> Vec<u8>) -> Result<()> {
+        Err("this database is open for two-phase commits".into())
     }
 }

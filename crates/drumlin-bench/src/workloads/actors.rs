@@ -101,7 +101,8 @@ impl Work<'_> {
             Job::Half => self.commit(session, 1),
             Job::Scan(rows) => self.scan(session, rows),
             Job::Count(rows) => self.count(session, rows),
-            Job::Load
+            Job::CommitStep
+            | Job::Load
             | Job::BulkLoad
             | Job::FullScan
             | Job::RemoveRange

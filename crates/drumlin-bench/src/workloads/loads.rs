@@ -22,7 +22,7 @@ pub(crate) fn prepare(peer: &Peer, folder: &std::path::Path, data: &Data) -> Res
     // recover restores its cache from a snapshot, so it needs the same budget for the load and the measurement.
     let memory_bytes =
         if peer.capabilities.recovers { PREPARE_BUDGET_BYTES.max(data.budget_bytes) } else { data.budget_bytes };
-    let settings = Settings { memory_bytes, durability: Durability::Relaxed, threads: 1 };
+    let settings = Settings { memory_bytes, durability: Durability::Relaxed, threads: 1, two_phases: false };
     let engine = (peer.open)(folder, &settings)?;
     let mut rows = AllRows::new(data.rows, data.value_bytes, data.order);
     load_in_batches(&mut *engine.session()?, &mut rows, LOAD_BATCH_ROWS)?;

@@ -6,6 +6,7 @@ mod kept;
 mod large;
 mod loads;
 mod open;
+mod prepared;
 mod shop;
 mod tables;
 
@@ -53,6 +54,7 @@ impl Turn<'_> {
             memory_bytes: self.workload.data.budget_bytes,
             durability: self.workload.durability,
             threads: self.workload.threads,
+            two_phases: matches!(self.workload.job, Job::Prepare | Job::CommitStep),
         }
     }
 
@@ -125,6 +127,8 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
     let mut figures = match turn.workload.job {
         Job::Load | Job::BulkLoad => loads::measure(turn)?,
         Job::Open { .. } => open::measure(turn)?,
+        Job::Prepare => prepared::measure(turn)?,
+        Job::CommitStep => prepared::measure_step(turn)?,
         Job::Drop => tables::measure_drop(turn)?,
         Job::Tables => tables::measure_opening(turn)?,
         Job::FullScan => full_scan(turn)?,
