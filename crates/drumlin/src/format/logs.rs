@@ -226,6 +226,14 @@ pub(crate) const PART_BYTES: usize = 20;
 pub(crate) const CHANGE_BYTES_MAX: usize = 24;
 /// The bytes before an entry that was moved: its index (8), its old position (8).
 pub(crate) const MOVED_BYTES: usize = 16;
+/// Bytes of the place of an entry: position of its header (8), bytes (4).
+pub(crate) const PLACE_BYTES: usize = 12;
+/// The places in one record at most.
+pub(crate) const PLACE_COUNT_MAX: usize = 128;
+/// The bytes of a list of places before its checksum: kind (1), log (8), first index (8), number of places (4).
+pub(crate) const LIST_OFFSET: usize = 21;
+/// Bytes of the checksum of a list of places.
+pub(crate) const LIST_HEADER_BYTES: usize = 8;
 
 const APPEND: u8 = 1;
 const MOVE: u8 = 2;
@@ -235,6 +243,7 @@ const SET: u8 = 5;
 const REMOVE: u8 = 6;
 const PART: u8 = 7;
 const UNSET: u8 = 8;
+const PLACES: u8 = 9;
 
 /// The content of an entry in a record.
 const INLINE: u32 = 0;
@@ -342,7 +351,16 @@ pub(crate) enum LogChange<'b> {
     Remove {
         log: u64,
     },
-    /// A part of an entry. It changes no log.
+    /// Where entries are, whose indexes follow on from `first`. They stay there, but memory need not hold their places.
+    Places {
+        log: u64,
+        first: u64,
+        /// The offset of the list's checksum in the body of the record.
+        offset: usize,
+        /// The places, [`PLACE_BYTES`] each.
+        places: &'b [u8],
+    },
+    /// A part of an entry, or entries that were moved before the list of their places. It changes no log.
     Part(&'b [u8]),
 }
 
@@ -356,6 +374,7 @@ impl LogChange<'_> {
             | LogChange::Purge { log, .. }
             | LogChange::Set { log, .. }
             | LogChange::Unset { log, .. }
+            | LogChange::Places { log, .. }
             | LogChange::Remove { log } => Some(*log),
             LogChange::Part(_) => None,
         }
@@ -399,6 +418,30 @@ pub(crate) fn encode_set(body: &mut Vec<u8>, log: u64, name: &str, value: Option
         body.extend((value.len() as u32).to_le_bytes());
         body.extend(value);
     }
+}
+
+/// Makes the body of a record that lists places.
+pub(crate) fn encode_places(folder: DatabaseId, log: u64, first: u64, places: &[u8]) -> Vec<u8> {
+    let count = places.len() / PLACE_BYTES;
+    assert!((1..=PLACE_COUNT_MAX).contains(&count), "a list of {count} places");
+    let mut body = Vec::with_capacity(LIST_OFFSET + LIST_HEADER_BYTES + places.len());
+    encode_change(&mut body, PLACES, log);
+    body.extend(first.to_le_bytes());
+    body.extend((count as u32).to_le_bytes());
+    body.extend(checksum(places, list_seed(folder, log, first)).to_le_bytes());
+    body.extend(places);
+    body
+}
+
+/// Returns the places of a list that was read at its position, and whether they verify.
+pub(crate) fn places_of_list(bytes: &[u8], folder: DatabaseId, log: u64, first: u64) -> (&[u8], bool) {
+    let places = &bytes[LIST_HEADER_BYTES..];
+    (places, checksum(places, list_seed(folder, log, first)) == get_u64(bytes, 0))
+}
+
+/// Differs from the seeds of the entry with this index, and of its parts.
+fn list_seed(folder: DatabaseId, log: u64, first: u64) -> u64 {
+    !entry_seed(folder, log, first)
 }
 
 pub(crate) fn encode_remove(body: &mut Vec<u8>, log: u64) {
@@ -495,6 +538,16 @@ impl<'b> LogChanges<'b> {
             }
             UNSET => LogChange::Unset { log, name: self.name()? },
             REMOVE => LogChange::Remove { log },
+            PLACES => {
+                let (first, count) = (self.u64()?, self.u32()? as usize);
+                first.checked_add(count as u64).ok_or(NoLogChange)?;
+                if !(1..=PLACE_COUNT_MAX).contains(&count) {
+                    return Err(NoLogChange);
+                }
+                let offset = self.offset;
+                self.take(LIST_HEADER_BYTES)?;
+                LogChange::Places { log, first, offset, places: self.take(count * PLACE_BYTES)? }
+            }
             _ => return Err(NoLogChange),
         })
     }
@@ -586,6 +639,14 @@ mod tests {
             let is_sound = LogChanges::new(&body[..end]).all(|change| change.is_ok());
             assert_eq!(is_sound, ends.contains(&end), "cut at {end}");
         }
+        let list = encode_places(DatabaseId(1), 7, 5, &[3; 2 * PLACE_BYTES]);
+        let place = LogChange::Places { log: 7, first: 5, offset: LIST_OFFSET, places: &[3; 2 * PLACE_BYTES] };
+        assert_eq!(LogChanges::new(&list).collect::<Vec<_>>(), [Ok(place)]);
+        for end in 1..list.len() {
+            assert_eq!(LogChanges::new(&list[..end]).next(), Some(Err(NoLogChange)), "cut at {end}");
+        }
+        assert_eq!(places_of_list(&list[LIST_OFFSET..], DatabaseId(1), 7, 5), (&[3; 2 * PLACE_BYTES][..], true));
+        assert!(!places_of_list(&list[LIST_OFFSET..], DatabaseId(1), 7, 6).1);
         let part = encode_part(b"abc");
         assert_eq!(LogChanges::new(&part).next(), Some(Ok(LogChange::Part(b"abc"))));
     }

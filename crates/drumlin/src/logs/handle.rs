@@ -10,6 +10,7 @@ use super::options::LogsOptions;
 use super::range::{Entry, Range};
 use super::receipt::Receipt;
 use super::shared::{LogCell, Wait};
+use super::state::Found;
 use super::stats::LogsStats;
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
@@ -357,8 +358,11 @@ impl Log {
     fn cached(&self, index: u64) -> Result<Option<Entry>> {
         let shared = &self.opening.shared;
         shared.check_open()?;
-        let found = shared.find(self.number, &self.cell, index)?;
-        Ok(shared.cached(&found).map(|bytes| Entry::new(index, bytes)))
+        let cached = match shared.find(self.number, &self.cell, index)? {
+            Found::Entry(found) => shared.cached(&found),
+            Found::Listed(_) => None,
+        };
+        Ok(cached.map(|bytes| Entry::new(index, bytes)))
     }
 
     /// Returns an iterator over the entries in a range of indexes, as far as there are entries now. It reads ahead, up

@@ -4,10 +4,14 @@
 //! 1. Each log is written as of a timestamp of its own, which is taken under the log's lock. Replay skips the log's
 //!    changes up to it. So no append waits while the index is written.
 //! 2. The head names an index only when the index is on the medium, and everything that it has seen is durable.
+//! 3. Once both heads name an index, it is copied over its predecessor in the other file. So damage to one file is
+//!    harmless, and the copy is what the next index overwrites.
 
 use std::path::PathBuf;
 
-use super::state::{Bounds, EntryPlace, LogState};
+use super::place::EntryPlace;
+use super::state::{Bounds, LogState};
+use super::stretch::Stretch;
 use crate::error::{Error, Result};
 use crate::format::logs::{CHUNK_BYTES, CHUNK_CONTENT_OFFSET, EntryPart, PART_BYTES, chunk_content, seal_chunk};
 use crate::format::{DatabaseId, Timestamp};
@@ -18,6 +22,7 @@ pub(super) const INDEX_NAMES: [&str; 2] = ["index-0", "index-1"];
 /// The least space that an index file is given, so that an index can also be written when the disk is full.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
+/// Opens the file of the index with this number.
 fn open(folder: &FolderRef, number: u64, write: bool) -> Result<FileRef> {
     let name = INDEX_NAMES[(number % 2) as usize];
     let options = OpenOptions { write, create: write, direct: true, ..OpenOptions::default() };
@@ -33,6 +38,40 @@ pub(super) fn create_files(folder: &FolderRef) -> Result<()> {
         made.map_err(|error| Error::io("allocating", file.path(), error))?;
     }
     Ok(())
+}
+
+/// A file that holds an index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum IndexFile {
+    /// The one that it was written to.
+    Own,
+    /// The one that it was copied to.
+    Other,
+}
+
+impl IndexFile {
+    fn open(self, folder: &FolderRef, number: u64, write: bool) -> Result<FileRef> {
+        open(folder, if self == IndexFile::Own { number } else { number + 1 }, write)
+    }
+}
+
+/// Durably copies an index of `index_bytes` bytes to the other file. Verifies what it reads.
+pub(super) fn copy(
+    folder: &FolderRef,
+    identity: DatabaseId,
+    number: u64,
+    index_bytes: u64,
+    (from, to): (IndexFile, IndexFile),
+) -> Result<()> {
+    assert!(from != to && number > 0, "index {number} is copied onto itself");
+    let mut reader = IndexReader::new(folder, identity, number, index_bytes, from)?;
+    let target = to.open(folder, number, true)?;
+    let failed = |error| Error::io("writing", target.path(), error);
+    while let Some(chunk) = reader.load_chunk()? {
+        target.write_at(&chunk, (reader.chunk_next - 1) * CHUNK_BYTES as u64, Persist::Later).map_err(failed)?;
+    }
+    target.sync_all().map_err(failed)?;
+    folder.sync().map_err(|error| Error::io("syncing", folder.path(), error))
 }
 
 /// Writes an index.
@@ -89,9 +128,11 @@ impl IndexWriter {
         let target = &mut self.state;
         let Bounds { first, next, purged, .. } = state.bounds;
         target.clear();
-        for number in [log, timestamp.0, first, next, purged, state.values.len() as u64, state.large.len() as u64] {
+        let counts = [state.stretches.len(), state.values.len(), state.large.len()].map(|count| count as u64);
+        for number in [log, timestamp.0, first, next, purged].into_iter().chain(counts) {
             target.extend(number.to_le_bytes());
         }
+        state.stretches.iter().for_each(|stretch| stretch.encode(target));
         state.places.iter().for_each(|place| target.extend(place.encode()));
         for (name, value) in &state.values {
             target.push(name.len() as u8);
@@ -179,8 +220,14 @@ pub(super) struct IndexReader {
 }
 
 impl IndexReader {
-    pub(super) fn new(folder: &FolderRef, identity: DatabaseId, number: u64, file_bytes: u64) -> Result<IndexReader> {
-        let file = open(folder, number, false)?;
+    pub(super) fn new(
+        folder: &FolderRef,
+        identity: DatabaseId,
+        number: u64,
+        file_bytes: u64,
+        file: IndexFile,
+    ) -> Result<IndexReader> {
+        let file = file.open(folder, number, false)?;
         Ok(IndexReader { file, identity, number, file_bytes, chunk_next: 0, content: Vec::new(), offset: 0 })
     }
 
@@ -191,17 +238,26 @@ impl IndexReader {
         Error::corrupted(&path, format!("the index of the logs at offset {offset}"), reason)
     }
 
-    /// Loads the next chunk. Returns `false` at the end of the index.
-    fn load(&mut self) -> Result<bool> {
+    /// Reads and verifies the next chunk. Returns `None` at the end of the index.
+    fn load_chunk(&mut self) -> Result<Option<AlignedBuffer>> {
         let offset = self.chunk_next * CHUNK_BYTES as u64;
         if offset >= self.file_bytes {
-            return Ok(false);
+            return Ok(None);
         }
         let mut chunk = AlignedBuffer::zeroed(CHUNK_BYTES);
         self.file.read_at(&mut chunk, offset).map_err(|error| Error::io("reading", self.file.path(), error))?;
         self.chunk_next += 1;
+        match chunk_content(&chunk, self.identity, self.number, self.chunk_next - 1) {
+            Some(_) => Ok(Some(chunk)),
+            None => Err(self.corrupted("its checksum does not match")),
+        }
+    }
+
+    /// Loads the next chunk. Returns `false` at the end of the index.
+    fn load(&mut self) -> Result<bool> {
+        let Some(chunk) = self.load_chunk()? else { return Ok(false) };
         let content = chunk_content(&chunk, self.identity, self.number, self.chunk_next - 1);
-        let content = content.ok_or_else(|| self.corrupted("its checksum does not match"))?;
+        let content = content.expect("it was verified a moment ago");
         self.content.clear();
         self.content.extend(content);
         self.offset = 0;
@@ -234,6 +290,9 @@ impl IndexReader {
     }
 
     fn bytes(&mut self, count: usize) -> Result<Vec<u8>> {
+        if count as u64 > self.file_bytes {
+            return Err(self.corrupted("a value is longer than the index"));
+        }
         let mut bytes = vec![0; count];
         self.fill(&mut bytes)?;
         Ok(bytes)
@@ -246,13 +305,26 @@ impl IndexReader {
         }
         let (log, timestamp) = (self.u64()?, Timestamp(self.u64()?));
         let (first, next, purged) = (self.u64()?, self.u64()?, self.u64()?);
-        let (value_count, large_count) = (self.u64()?, self.u64()?);
-        if next < first || next - first > self.file_bytes {
+        let (stretch_count, value_count, large_count) = (self.u64()?, self.u64()?, self.u64()?);
+        if next < first {
             return Err(self.corrupted("a log ends before it begins"));
         }
         let mut state = LogState::default();
         state.bounds = Bounds { exists: true, first, next, purged };
-        for _ in first..next {
+        let mut begin = first;
+        for _ in 0..stretch_count {
+            let mut bytes = [0; Stretch::BYTES];
+            self.fill(&mut bytes)?;
+            let stretch = Stretch::decode(&bytes).filter(|stretch| stretch.begin() == begin && stretch.end() <= next);
+            let stretch = stretch.ok_or_else(|| self.corrupted("entries of a log are listed elsewhere"))?;
+            begin = stretch.end();
+            state.stretches.push_back(stretch);
+        }
+        if next - begin > self.file_bytes {
+            return Err(self.corrupted("a log has more entries than the index"));
+        }
+        state.places.reserve_exact((next - begin) as usize);
+        for _ in begin..next {
             let mut bytes = [0; EntryPlace::BYTES];
             self.fill(&mut bytes)?;
             state.places.push_back(EntryPlace::decode(&bytes));
@@ -268,8 +340,16 @@ impl IndexReader {
         for _ in 0..large_count {
             let (index, count) = (self.u64()?, self.u32()?);
             let parts = (0..count).map(|_| self.bytes(PART_BYTES).map(|bytes| EntryPart::decode(&bytes)));
-            let parts = parts.collect::<Result<_>>()?;
+            let parts = parts.collect::<Result<Box<_>>>()?;
+            if parts.is_empty() || !(first..next).contains(&index) {
+                return Err(self.corrupted("an entry has no parts"));
+            }
             state.large.insert(index, parts);
+        }
+        let has_parts =
+            |(index, place): (u64, &EntryPlace)| place.payload_bytes().is_some() || state.large.contains_key(&index);
+        if !(begin..).zip(&state.places).all(has_parts) {
+            return Err(self.corrupted("an entry has no parts"));
         }
         Ok(Some((log, timestamp, state)))
     }

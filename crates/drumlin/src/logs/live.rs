@@ -4,19 +4,19 @@ use std::collections::VecDeque;
 
 use crate::format::StreamPosition;
 
-/// The largest part of the stream whose live bytes are summed up. Four bytes for each such part are little memory.
+/// The largest part of the stream whose live bytes are summed up. Eight bytes for each such part are little memory.
 const GRANULE_BYTES_MAX: u64 = 64 << 10;
 
 /// The parts of a segment whose live bytes are summed up, at least, so that one that is nearly dead is noticed.
 const SEGMENT_GRANULE_COUNT: u64 = 16;
 
-/// The live bytes in each granule of the stream. An entry counts where it begins.
+/// The live bytes in each granule of the stream. An entry counts where it begins, and a stretch in several places.
 #[derive(Debug)]
 pub(super) struct LiveBytes {
     granule_bytes: u64,
     /// The number of the first granule in `sums`.
     first: u64,
-    sums: VecDeque<u32>,
+    sums: VecDeque<u64>,
     total: u64,
 }
 
@@ -43,14 +43,14 @@ impl LiveBytes {
             self.sums.push_back(0);
         }
         let sum = &mut self.sums[(granule - self.first) as usize];
-        *sum = sum.checked_add(bytes as u32).expect("a granule has as many bytes as entries that begin in it");
+        *sum += bytes;
         self.total += bytes;
     }
 
     pub(super) fn remove(&mut self, position: StreamPosition, bytes: u64) {
         let granule = position.0 / self.granule_bytes;
         let sum = &mut self.sums[(granule - self.first) as usize];
-        *sum = sum.checked_sub(bytes as u32).expect("more bytes die than were live");
+        *sum = sum.checked_sub(bytes).expect("more bytes die than were live");
         self.total -= bytes;
         while self.sums.front() == Some(&0) {
             self.sums.pop_front();
@@ -61,7 +61,7 @@ impl LiveBytes {
     /// Returns the live bytes of the entries that begin below a position, roughly.
     pub(super) fn below(&self, position: StreamPosition) -> u64 {
         let granules = (position.0 / self.granule_bytes).saturating_sub(self.first) as usize;
-        self.sums.iter().take(granules).map(|&sum| u64::from(sum)).sum()
+        self.sums.iter().take(granules).sum()
     }
 
     /// Returns a position below which nothing is live, or `None` if nothing is live at all.

@@ -40,14 +40,17 @@ struct Wanted {
 #[derive(Debug)]
 pub(super) struct WrittenIndex {
     pub(super) number: u64,
+    pub(super) index_bytes: u64,
+    /// Set once the other file has the same index.
+    pub(super) is_copied: bool,
     /// The position at or after which the records begin that it does not cover.
     pub(super) position: StreamPosition,
 }
 
 impl Maintenance {
-    pub(super) fn new(number: u64, position: StreamPosition, segment_bytes: u64) -> Maintenance {
+    pub(super) fn new(index: WrittenIndex, segment_bytes: u64) -> Maintenance {
         Maintenance {
-            index: Mutex::new(WrittenIndex { number, position }),
+            index: Mutex::new(index),
             due_bytes: AtomicU64::new(0),
             round_bytes: segment_bytes / 8,
             has_thread: AtomicBool::new(false),

@@ -40,7 +40,7 @@
 //! [`Error::DiskFull`](crate::Error::DiskFull), while purging, cutting and values go on in a reserve.
 //!
 //! [`LogsOptions::memory`] is the budget for the index, the newest entries and all buffers. An entry that is not in
-//! memory takes one read, and each is verified when it is read.
+//! memory takes one read, or two if it is an older one of very many, and each is verified when it is read.
 
 mod batch;
 mod cache;
@@ -48,16 +48,19 @@ mod callbacks;
 mod handle;
 mod head;
 mod index;
+mod lists;
 mod live;
 mod maintenance;
 mod opening;
 mod options;
+mod place;
 mod range;
 mod receipt;
 mod shared;
 mod space;
 mod state;
 mod stats;
+mod stretch;
 #[cfg(test)]
 mod tests;
 

@@ -17,9 +17,9 @@ use std::time::Duration;
 use super::cache::Cache;
 use super::callbacks::{self, Callbacks};
 use super::head::{HEAD_NAME, HeadFile, NEW_HEAD_NAME};
-use super::index::{self, INDEX_NAMES, IndexReader};
+use super::index::{self, INDEX_NAMES, IndexFile, IndexReader};
 use super::live::LiveBytes;
-use super::maintenance::Maintenance;
+use super::maintenance::{Maintenance, WrittenIndex};
 use super::options::{LogsOptions, Sizes};
 use super::shared::{LogCell, Shared};
 use super::space;
@@ -277,12 +277,30 @@ struct Recovered {
 }
 
 impl Recovered {
-    /// Reads the index.
+    /// Reads the index. If its file is damaged, reads the copy, and mends the file.
     fn read(folder: &FolderRef, head: &LogsHead, sizes: &Sizes) -> Result<Recovered> {
+        let error = match Recovered::read_file(folder, head, sizes, IndexFile::Own) {
+            Err(error @ (Error::Corrupted { .. } | Error::Io { .. })) => error,
+            read => return read,
+        };
+        // The copy is only there if nothing has interrupted the making of it.
+        let Ok(recovered) = Recovered::read_file(folder, head, sizes, IndexFile::Other) else {
+            let advice = "it has no copy, and what the index before it covers has been given up: recover the folder \
+                          from a replica or a backup";
+            let Error::Corrupted { path, what, reason } = error else { return Err(error) };
+            return Err(Error::corrupted(&path, what, format!("{reason}; {advice}")));
+        };
+        log::warn!("{error}: read the copy of the index, and mending the file");
+        // The next index overwrites the copy, and must not overwrite the only one.
+        index::copy(folder, head.folder, head.index, head.index_bytes, (IndexFile::Other, IndexFile::Own))?;
+        Ok(recovered)
+    }
+
+    fn read_file(folder: &FolderRef, head: &LogsHead, sizes: &Sizes, file: IndexFile) -> Result<Recovered> {
         let mut recovered = Recovered { logs: BTreeMap::new(), live: LiveBytes::new(sizes.segment_bytes) };
         if head.index > 0 {
             let mut memory_bytes = 0;
-            let mut reader = IndexReader::new(folder, head.folder, head.index, head.index_bytes)?;
+            let mut reader = IndexReader::new(folder, head.folder, head.index, head.index_bytes, file)?;
             while let Some((log, timestamp, mut state)) = reader.next()? {
                 state.count_live(&mut recovered.live);
                 memory_bytes += state.memory_bytes();
@@ -400,6 +418,8 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         (log, Arc::new(LogCell { state: Mutex::new(state) }))
     });
     let logs = logs.collect::<BTreeMap<_, _>>();
+    let index =
+        WrittenIndex { number: head.index, index_bytes: head.index_bytes, is_copied: false, position: head.position };
     Ok(Shared {
         backend: Arc::clone(backend),
         folder: Arc::clone(folder),
@@ -414,7 +434,7 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         cache: Mutex::new(Cache::new(sizes.cache_bytes)),
         pins: Mutex::default(),
         index_memory_bytes: AtomicU64::new(index_memory_bytes),
-        maintenance: Maintenance::new(head.index, head.position, sizes.segment_bytes),
+        maintenance: Maintenance::new(index, sizes.segment_bytes),
         workers: new_workers(backend),
         is_closed: AtomicBool::new(false),
     })

@@ -17,6 +17,8 @@ const SEGMENT_BYTES_DEFAULT: u64 = 16 << 20;
 const SEGMENT_BYTES_MIN: u64 = 64 << 10;
 /// The number of bytes of a log that an opening is taken to read and verify in a second. An estimate.
 const SECOND_REPLAY_BYTES: u64 = 400 << 20;
+/// The sixteenths of the memory that the index may take before places are listed in the stream.
+const UNLISTED_SIXTEENTH_COUNT: u64 = if cfg!(any(test, feature = "sim")) { 0 } else { 3 };
 /// The longest entry that is kept in one record with others.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 /// The longest part of a larger entry.
@@ -69,9 +71,11 @@ impl LogsOptions {
         LogsOptions::default()
     }
 
-    /// Sets the memory budget in bytes: 64 MiB by default, at least 2 MiB. Three eighths of it hold the index, which
-    /// takes 12 to 24 bytes for each entry of all logs; an append that would exceed it fails with
-    /// [`Error::MemoryInUse`]. A quarter holds the newest entries.
+    /// Sets the memory budget in bytes: 64 MiB by default, at least 2 MiB. A quarter holds the newest
+    /// entries. Three eighths hold the index, which takes about 400 bytes for each log, and 12 to 15 bytes for each
+    /// entry. When half of that is in use, the places of the older entries are written to the segment files, and an
+    /// entry takes less than one byte: 40 bytes for 128 entries of a log. Reading an older entry then takes two reads.
+    /// An append that would still exceed the index's part fails with [`Error::MemoryInUse`].
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> LogsOptions {
         self.memory_bytes = bytes;
@@ -137,6 +141,7 @@ impl LogsOptions {
             reader_bytes: (memory_bytes / 32) as usize,
             cache_bytes: memory_bytes / 4,
             index_limit_bytes: memory_bytes / 8 * 3,
+            index_listed_bytes: memory_bytes / 16 * UNLISTED_SIXTEENTH_COUNT,
             index_buffer_bytes: (memory_bytes / 32) as usize / CHUNK_BYTES * CHUNK_BYTES,
             inline_bytes_max: INLINE_BYTES_MAX.min(buffer_bytes as usize / 16),
             part_bytes_max: PART_BYTES_MAX.min(buffer_bytes as usize / 8),
@@ -153,6 +158,8 @@ pub(super) struct Sizes {
     pub(super) reader_bytes: usize,
     pub(super) cache_bytes: u64,
     pub(super) index_limit_bytes: u64,
+    /// Places of entries are listed in the stream when the index takes more memory.
+    pub(super) index_listed_bytes: u64,
     pub(super) index_buffer_bytes: usize,
     /// Longer entries are stored in parts.
     pub(super) inline_bytes_max: usize,

@@ -23,7 +23,8 @@ use super::head::HeadFile;
 use super::live::LiveBytes;
 use super::maintenance::Maintenance;
 use super::options::{ENTRY_BYTES_MAX, Sizes, VALUE_BYTES_MAX};
-use super::state::{Bounds, FoundEntry, LogState};
+use super::state::{Bounds, Found, FoundEntry, LogState};
+use super::stretch::Stretch;
 use crate::error::{Error, Result};
 use crate::format::logs::{
     CHANGE_BYTES_MAX, ENTRY_HEADER_BYTES, EntryFrame, EntryPart, LogChange, LogChanges, NAME_BYTES_MAX, PART_BYTES,
@@ -72,6 +73,24 @@ pub(super) struct Shared {
     pub(super) maintenance: Maintenance,
     pub(super) workers: Workers,
     pub(super) is_closed: AtomicBool,
+}
+
+/// What memory knows about the entries that are to be read.
+enum Located {
+    Entries(Vec<FoundEntry>),
+    /// Their places are in the list of a stretch, except those of the entries in parts.
+    Listed(Stretch, BTreeMap<u64, Box<[EntryPart]>>),
+}
+
+/// Leaves as many entries as one read fetches.
+fn cut_to_read(found: &mut Vec<FoundEntry>) {
+    let mut bytes = 0;
+    let is_near = |entry: &&FoundEntry| {
+        bytes += entry.bytes() + ENTRY_HEADER_BYTES as u64;
+        bytes <= READ_BYTES_MAX
+    };
+    let count = found.iter().take_while(is_near).count();
+    found.truncate(count.max(1));
 }
 
 /// The way in which a call waits for space in the stream.
@@ -214,6 +233,18 @@ impl Shared {
     /// Appends a record and applies its changes. If one of them is not allowed, changes nothing.
     pub(super) async fn commit(self: &Arc<Self>, body: Body, claim: Claim, wait: Wait) -> Result<Timestamp> {
         let reservation = self.reserve(body.bytes().len(), claim, wait).await?;
+        match self.commit_in(reservation, &body) {
+            Err(Error::MemoryInUse { .. }) => {}
+            committed => return committed,
+        }
+        match wait {
+            Wait::Thread => self.make_memory(),
+            Wait::Task => {
+                let shared = Arc::clone(self);
+                self.workers.run(move || shared.make_memory()).await;
+            }
+        }
+        let reservation = self.reserve(body.bytes().len(), claim, wait).await?;
         self.commit_in(reservation, &body)
     }
 
@@ -248,8 +279,7 @@ impl Shared {
             }
             before.saturating_sub(live.total())
         };
-        // Both are sums of what the states report, so the total never falls below zero.
-        self.index_memory_bytes.fetch_add(memory(&states).wrapping_sub(memory_before), Ordering::Relaxed);
+        self.note_memory(memory_before, memory(&states));
         let appended_entries = changes.iter().filter_map(|change| match change {
             LogChange::Append { entries, .. } => Some(entries),
             _ => None,
@@ -259,6 +289,12 @@ impl Shared {
         drop(states);
         self.maintenance.note(body.len() as u64 + dead_bytes);
         Ok(appended.timestamp)
+    }
+
+    /// Counts the memory of states that had `before_bytes` and have `after_bytes`.
+    pub(super) fn note_memory(&self, before_bytes: u64, after_bytes: u64) {
+        // Both are sums of what the states report, so the total never falls below zero.
+        self.index_memory_bytes.fetch_add(after_bytes.wrapping_sub(before_bytes), Ordering::Relaxed);
     }
 
     /// Returns an error if the index would exceed its part of the memory. Values may exceed it somewhat, so that a vote
@@ -273,7 +309,8 @@ impl Shared {
             }
         }
         let limit_bytes = self.sizes.index_limit_bytes;
-        let allowed = if entry_bytes > 0 { limit_bytes } else { limit_bytes + limit_bytes / 8 };
+        // The lists of what is appended now are made later, and need a little memory for a moment.
+        let allowed = if entry_bytes > 0 { limit_bytes - limit_bytes / 32 } else { limit_bytes + limit_bytes / 8 };
         let needed = entry_bytes + value_bytes;
         if needed > 0 && self.index_memory_bytes.load(Ordering::Relaxed) + needed > allowed {
             return Err(Error::MemoryInUse { what: "the indexes and values of logs", limit_bytes });
@@ -281,11 +318,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the place of an entry.
-    pub(super) fn find(&self, log: u64, cell: &LogCell, index: u64) -> Result<FoundEntry> {
+    /// Returns what memory knows about an entry.
+    pub(super) fn find(&self, log: u64, cell: &LogCell, index: u64) -> Result<Found> {
         let state = cell.state.lock();
         state.bounds.check_index(log, index)?;
         Ok(state.entry(index))
+    }
+
+    /// Waits until everything below `end` is on the medium.
+    pub(super) fn wait_written(&self, end: StreamPosition) -> Result<()> {
+        if end > self.stream.durable_position() { self.stream.wait_durable_up_to(self.stream.last()) } else { Ok(()) }
     }
 
     pub(super) fn cached(&self, found: &FoundEntry) -> Option<Arc<[u8]>> {
@@ -296,20 +338,22 @@ impl Shared {
     /// `end`. Blocks.
     pub(super) fn read(&self, log: u64, cell: &LogCell, indexes: Range<u64>) -> Result<Vec<Arc<[u8]>>> {
         self.check_open()?;
-        let mut gone = None;
+        let (mut gone, mut gone_list) = (None, None);
         loop {
-            let found: Vec<FoundEntry> = {
-                let state = cell.state.lock();
-                state.bounds.check_index(log, indexes.start)?;
-                let end = indexes.end.min(state.bounds.next);
-                let mut bytes = 0;
-                let is_near = |entry: &FoundEntry| {
-                    bytes += entry.bytes() + ENTRY_HEADER_BYTES as u64;
-                    bytes <= READ_BYTES_MAX
-                };
-                let first = state.entry(indexes.start);
-                let later = (indexes.start + 1..end).map(|index| state.entry(index));
-                std::iter::once(first).chain(later.take_while(is_near)).collect()
+            let located = self.locate(log, cell, indexes.clone())?;
+            let (found, damaged_list) = match located {
+                Located::Entries(found) => (found, None),
+                Located::Listed(stretch, large) => match self.read_listed(log, &stretch, &large, indexes.clone())? {
+                    Some(mut listed) => {
+                        cut_to_read(&mut listed.entries);
+                        (listed.entries, listed.damaged_list)
+                    }
+                    None if gone_list == Some(stretch.list) => return Err(self.segment_gone(log, indexes.start)),
+                    None => {
+                        gone_list = Some(stretch.list);
+                        continue;
+                    }
+                },
             };
             let ends = found.iter().map(FoundEntry::end).max().expect("there is one entry at least");
             if ends > self.stream.durable_position() {
@@ -318,16 +362,48 @@ impl Shared {
                     self.stream.wait_durable_up_to(self.stream.last())?;
                 }
             }
-            match self.read_found(log, indexes.start, &found)? {
+            let read = self.read_found(log, indexes.start, &found).map_err(|error| match (error, damaged_list) {
+                (Error::Corrupted { .. }, Some(list)) => self.damaged(log, indexes.start, list),
+                (other, _) => other,
+            });
+            match read? {
                 Some(entries) => return Ok(entries),
                 // The entries were moved since they were looked up, or purged.
                 None if gone.as_ref() != Some(&found) => gone = Some(found),
-                None => {
-                    let what = format!("entry {} of log {log}", indexes.start);
-                    return Err(Error::corrupted(self.path(), what, "its segment is gone"));
-                }
+                None => return Err(self.segment_gone(log, indexes.start)),
             }
         }
+    }
+
+    /// Returns where entries are, or the list that says so: from the first index on, and as many as one read fetches.
+    fn locate(&self, log: u64, cell: &LogCell, indexes: Range<u64>) -> Result<Located> {
+        let state = cell.state.lock();
+        state.bounds.check_index(log, indexes.start)?;
+        let end = indexes.end.min(state.bounds.next);
+        let mut found = Vec::new();
+        let mut bytes = 0;
+        for index in indexes.start..end {
+            match state.entry(index) {
+                Found::Entry(entry) => {
+                    bytes += entry.bytes() + ENTRY_HEADER_BYTES as u64;
+                    found.push(entry);
+                    if bytes > READ_BYTES_MAX {
+                        break;
+                    }
+                }
+                Found::Listed(stretch) if found.is_empty() => {
+                    let large = state.large.range(index..stretch.end());
+                    return Ok(Located::Listed(stretch, large.map(|(&index, parts)| (index, parts.clone())).collect()));
+                }
+                Found::Listed(_) => break,
+            }
+        }
+        cut_to_read(&mut found);
+        Ok(Located::Entries(found))
+    }
+
+    fn segment_gone(&self, log: u64, index: u64) -> Error {
+        Error::corrupted(self.path(), format!("entry {index} of log {log}"), "its segment is gone")
     }
 
     /// Reads entries at their places. Returns `None` if the first of them is gone from there.

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use super::index::IndexWriter;
+use super::index::{self, IndexFile, IndexWriter};
 use super::maintenance::{Due, WrittenIndex};
 use super::shared::{Pin, Shared, Wait};
 use super::state::FoundEntry;
@@ -50,22 +50,49 @@ impl Shared {
     /// Makes a round of maintenance. A failure is not the caller's: it is met again, or has failed the stream.
     pub(super) fn maintain(&self, is_disk_full: bool) {
         let mut index = self.maintenance.begin_round();
-        match self.reclaim(&mut index, is_disk_full) {
-            Ok(()) => {}
-            Err(Error::DiskFull { .. }) => log::debug!("reclaiming the space of {}: no space", self.path().display()),
-            Err(error) => log::warn!("reclaiming the space of {}: {error}", self.path().display()),
-        }
+        self.told(self.reclaim(&mut index, is_disk_full), "reclaiming the space");
+        self.told(self.list_places(), "listing the entries");
         let appended_bytes = self.stream.tail().1 - index.position.min(self.stream.tail().1);
-        if appended_bytes > self.sizes.replay_bytes_max
-            && let Err(error) = self.write_index(&mut index, false)
-        {
-            log::warn!("writing the index of {}: {error}", self.path().display());
+        if appended_bytes > self.sizes.replay_bytes_max {
+            self.told(self.write_index(&mut index, false), "writing the index");
+        }
+        self.told(self.copy_index(&mut index), "copying the index");
+    }
+
+    /// Makes room in the memory of the index.
+    pub(super) fn make_memory(&self) {
+        let _round = self.maintenance.index.lock();
+        self.told(self.list_places(), "listing the entries");
+    }
+
+    /// Logs a failure.
+    fn told(&self, done: Result<()>, action: &str) {
+        match done {
+            Ok(()) => {}
+            Err(Error::DiskFull { .. }) => log::debug!("{action} of {}: no space", self.path().display()),
+            Err(error) => log::warn!("{action} of {}: {error}", self.path().display()),
         }
     }
 
     /// Writes the index now, so that the next opening has nothing to replay.
     pub(super) fn write_index_now(&self, is_closing: bool) -> Result<()> {
-        self.write_index(&mut self.maintenance.index.lock(), is_closing)
+        let mut index = self.maintenance.index.lock();
+        self.write_index(&mut index, is_closing)?;
+        self.told(self.copy_index(&mut index), "copying the index");
+        Ok(())
+    }
+
+    /// Copies the index to the other file, unless it is there already.
+    fn copy_index(&self, index: &mut WrittenIndex) -> Result<()> {
+        if index.is_copied || index.number == 0 {
+            return Ok(());
+        }
+        // Both heads must name this index, because the one before is overwritten.
+        self.head.write(|_| {}).map_err(|error| Error::io("writing the head of", self.path(), error))?;
+        let files = (IndexFile::Own, IndexFile::Other);
+        index::copy(&self.folder, self.identity, index.number, index.index_bytes, files)?;
+        index.is_copied = true;
+        Ok(())
     }
 
     fn write_index(&self, index: &mut WrittenIndex, is_closing: bool) -> Result<()> {
@@ -93,7 +120,7 @@ impl Shared {
             head.incarnations = vec![self.incarnation];
         });
         written.map_err(|error| Error::io("writing the head of", self.path(), error))?;
-        *index = WrittenIndex { number, position };
+        *index = WrittenIndex { number, index_bytes, is_copied: false, position };
         self.drop_unused_cells();
         Ok(())
     }
@@ -168,17 +195,35 @@ impl Shared {
         Some(windows[..count].iter().map(|(_, end)| *end).collect())
     }
 
+    /// Returns the longest body of a record that moves entries.
+    pub(super) fn move_bytes_max(&self) -> usize {
+        MOVE_BYTES_MAX.min(self.body_bytes_max())
+    }
+
     /// Moves the live entries that begin below `end` to the tail.
     fn move_below(&self, end: StreamPosition) -> Result<()> {
-        let bytes_max = MOVE_BYTES_MAX.min(self.body_bytes_max()) - CHANGE_BYTES_MAX;
+        let bytes_max = self.move_bytes_max() - CHANGE_BYTES_MAX;
         for (log, cell) in self.cells() {
+            if cell.state.lock().floor >= end {
+                continue;
+            }
             let mut from = 0;
+            loop {
+                let found = cell.state.lock().stretch_below(end, from);
+                let Some(stretch) = found else { break };
+                from = stretch.end();
+                self.move_stretch(log, &cell, &stretch, end)?;
+            }
+            from = 0;
             loop {
                 let found = cell.state.lock().entries_below(end, from, bytes_max as u64 / 2);
                 let Some((last, _)) = found.last() else { break };
                 from = last + 1;
                 self.move_entries(log, &found)?;
             }
+            // The next windows have nothing of this log below this position. What is appended lies above the tail.
+            let mut state = cell.state.lock();
+            state.floor = state.lowest().unwrap_or(self.stream.tail().1);
         }
         Ok(())
     }

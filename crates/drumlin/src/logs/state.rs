@@ -6,54 +6,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::live::LiveBytes;
+use super::place::{EntryPlace, live_bytes_of};
+use super::stretch::Stretch;
 use crate::error::{Error, Result};
 use crate::format::logs::{ENTRY_HEADER_BYTES, EntryFrame, EntryPart, LogChange, MOVED_BYTES};
 use crate::format::{StreamPosition, Timestamp};
-
-/// The place of an entry in the stream. Twelve bytes, because a log has one for each entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct EntryPlace {
-    position: [u32; 2],
-    /// The bytes of the entry, or [`IN_PARTS_BYTES`].
-    payload_bytes: u32,
-}
-
-/// Stands for the length of an entry whose parts are listed in [`LogState::large`].
-const IN_PARTS_BYTES: u32 = u32::MAX;
-
-impl EntryPlace {
-    /// The length of an encoded place. Fixed by the format.
-    pub(super) const BYTES: usize = 12;
-
-    pub(super) fn new(position: StreamPosition, payload_bytes: Option<u32>) -> EntryPlace {
-        assert!(payload_bytes != Some(IN_PARTS_BYTES), "an entry of 4 GiB is in one record");
-        let position = [position.0 as u32, (position.0 >> 32) as u32];
-        EntryPlace { position, payload_bytes: payload_bytes.unwrap_or(IN_PARTS_BYTES) }
-    }
-
-    /// Returns the position of the entry's header.
-    pub(super) fn position(self) -> StreamPosition {
-        StreamPosition(u64::from(self.position[0]) | u64::from(self.position[1]) << 32)
-    }
-
-    /// Returns the bytes of the entry, or `None` if it is in parts.
-    pub(super) fn payload_bytes(self) -> Option<u32> {
-        (self.payload_bytes != IN_PARTS_BYTES).then_some(self.payload_bytes)
-    }
-
-    pub(super) fn encode(self) -> [u8; EntryPlace::BYTES] {
-        let mut bytes = [0; EntryPlace::BYTES];
-        bytes[..4].copy_from_slice(&self.position[0].to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.position[1].to_le_bytes());
-        bytes[8..].copy_from_slice(&self.payload_bytes.to_le_bytes());
-        bytes
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> EntryPlace {
-        let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        EntryPlace { position: [number(0), number(4)], payload_bytes: number(8) }
-    }
-}
 
 /// The place of an entry, with its parts if it has any.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -63,6 +20,15 @@ pub(super) struct FoundEntry {
 }
 
 impl FoundEntry {
+    pub(super) fn inline(place: EntryPlace) -> FoundEntry {
+        FoundEntry { place, parts: Box::default() }
+    }
+
+    /// Makes an entry of its parts. Its place says nothing else.
+    pub(super) fn in_parts(parts: Box<[EntryPart]>) -> FoundEntry {
+        FoundEntry { place: EntryPlace::new(parts[0].position, None), parts }
+    }
+
     /// Returns the position that identifies this copy of the entry.
     pub(super) fn position(&self) -> StreamPosition {
         self.parts.first().map_or(self.place.position(), |part| part.position)
@@ -176,42 +142,67 @@ impl Bounds {
             }
             LogChange::Set { .. } => self.exists = true,
             LogChange::Remove { .. } => *self = Bounds::default(),
-            LogChange::Move { .. } | LogChange::Unset { .. } | LogChange::Part(_) => {}
+            LogChange::Move { .. } | LogChange::Places { .. } | LogChange::Unset { .. } | LogChange::Part(_) => {}
         }
     }
+}
+
+/// What memory knows about an entry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    Entry(FoundEntry),
+    /// The place of the entry is in a list.
+    Listed(Stretch),
 }
 
 /// The state of a log.
 #[derive(Debug, Default)]
 pub(super) struct LogState {
     pub(super) bounds: Bounds,
-    /// The places of the entries from `bounds.first` on.
+    /// The older entries, in ascending order. Together with the newer ones, they are all.
+    pub(super) stretches: VecDeque<Stretch>,
+    /// The places of the newer entries.
     pub(super) places: VecDeque<EntryPlace>,
     /// The parts of large entries, by index.
     pub(super) large: BTreeMap<u64, Box<[EntryPart]>>,
     pub(super) values: BTreeMap<Box<str>, Box<[u8]>>,
     /// Bytes of the entries, with what they take in a record.
     pub(super) live_bytes: u64,
+    /// No entry begins below this position.
+    pub(super) floor: StreamPosition,
     /// The index after the entries that are known to be durable.
     durable_next: u64,
     /// Appends that may not be durable yet: the timestamp of each and the index after its entries.
     pending: VecDeque<(Timestamp, u64)>,
 }
 
-/// The bytes that an entry counts in the sum of live bytes: as many as a record of moved entries takes for it.
-fn live_bytes_of(payload_bytes: u32) -> u64 {
-    u64::from(payload_bytes) + (ENTRY_HEADER_BYTES + MOVED_BYTES) as u64
-}
+/// The steps in which a list of places gets longer.
+const GROWN_COUNT: usize = 8;
 
 /// The smallest capacity of a list of places that is given back when the list gets shorter.
 const SHRUNK_COUNT_MIN: usize = 64;
 
 impl LogState {
+    /// Returns the index of the first entry whose place is in memory, or that of the next entry.
+    pub(super) fn first_placed(&self) -> u64 {
+        self.bounds.next - self.places.len() as u64
+    }
+
+    /// Returns the place of an entry, if it is in memory.
+    fn place_mut(&mut self, index: u64) -> Option<&mut EntryPlace> {
+        let at = index.checked_sub(self.first_placed())?;
+        self.places.get_mut(at as usize)
+    }
+
     /// Returns the entry at an index that the log has.
-    pub(super) fn entry(&self, index: u64) -> FoundEntry {
-        let place = self.places[(index - self.bounds.first) as usize];
-        let parts = if place.payload_bytes().is_some() { Box::default() } else { self.large[&index].clone() };
-        FoundEntry { place, parts }
+    pub(super) fn entry(&self, index: u64) -> Found {
+        if let Some(parts) = self.large.get(&index) {
+            return Found::Entry(FoundEntry::in_parts(parts.clone()));
+        }
+        match index.checked_sub(self.first_placed()) {
+            Some(at) => Found::Entry(FoundEntry::inline(self.places[at as usize])),
+            None => Found::Listed(self.stretches[self.stretches.partition_point(|stretch| stretch.end() <= index)]),
+        }
     }
 
     /// Returns the memory that the state takes, in bytes.
@@ -219,14 +210,20 @@ impl LogState {
         let parts: usize = self.large.values().map(|parts| 64 + parts.len() * size_of::<EntryPart>()).sum();
         let values: usize = self.values.iter().map(|(name, value)| 96 + name.len() + value.len()).sum();
         let pending = self.pending.capacity() * size_of::<(Timestamp, u64)>();
-        (self.places.capacity() * size_of::<EntryPlace>() + parts + values + pending) as u64
+        let stretches = self.stretches.capacity() * size_of::<Stretch>();
+        (self.places.capacity() * size_of::<EntryPlace>() + stretches + parts + values + pending) as u64
+    }
+
+    /// Returns the capacity that the list of places has after it got longer by `count`.
+    fn grown_capacity(&self, count: usize) -> usize {
+        let (needed, capacity) = (self.places.len() + count, self.places.capacity());
+        // By a quarter each time, because the lists of thousands of logs are most of the memory.
+        if needed <= capacity { capacity } else { needed.max(capacity + capacity / 4).next_multiple_of(GROWN_COUNT) }
     }
 
     /// Returns the memory that the list of places needs in addition, to get longer by `count`.
     pub(super) fn growth_bytes(&self, count: usize) -> u64 {
-        let (needed, capacity) = (self.places.len() + count, self.places.capacity());
-        let grown = if needed <= capacity { capacity } else { needed.max(2 * capacity) };
-        ((grown - capacity) * size_of::<EntryPlace>()) as u64
+        ((self.grown_capacity(count) - self.places.capacity()) * size_of::<EntryPlace>()) as u64
     }
 
     /// Returns the index after the durable entries. All records up to `horizon` are durable.
@@ -250,34 +247,66 @@ impl LogState {
             live.add(part.position, live_bytes_of(part.bytes));
             self.live_bytes += live_bytes_of(part.bytes);
         }
+        for stretch in &self.stretches {
+            stretch.shares().for_each(|(position, bytes)| live.add(position, bytes));
+            self.live_bytes += stretch.live_bytes();
+        }
     }
 
     /// Returns the lowest position of an entry.
     pub(super) fn lowest(&self) -> Option<StreamPosition> {
         let inline = self.places.iter().filter(|place| place.payload_bytes().is_some()).map(|place| place.position());
-        inline.chain(self.large.values().flatten().map(|part| part.position)).min()
+        let parts = self.large.values().flatten().map(|part| part.position);
+        inline.chain(parts).chain(self.stretches.iter().map(|stretch| stretch.lowest)).min()
     }
 
     /// Returns entries from `from` on that begin below `end`, up to about `bytes_max` bytes.
     pub(super) fn entries_below(&self, end: StreamPosition, from: u64, bytes_max: u64) -> Vec<(u64, FoundEntry)> {
         let mut found = Vec::new();
         let mut bytes = 0;
-        for index in from.max(self.bounds.first)..self.bounds.next {
-            let place = self.places[(index - self.bounds.first) as usize];
-            let is_below = match place.payload_bytes() {
-                Some(_) => place.position() < end,
-                None => self.large[&index].iter().any(|part| part.position < end),
+        let first = self.first_placed();
+        let inline = (from.max(first)..self.bounds.next).filter(|index| {
+            let place = self.places[(index - first) as usize];
+            place.payload_bytes().is_some() && place.position() < end
+        });
+        let is_below = |parts: &[EntryPart]| parts.iter().any(|part| part.position < end);
+        let large = self.large.range(from..).filter(|(_, parts)| is_below(parts)).map(|(&index, _)| index);
+        let (mut inline, mut large) = (inline.peekable(), large.peekable());
+        // Both in ascending order, so that the caller can continue after the last one.
+        while let Some(index) = match (inline.peek(), large.peek()) {
+            (Some(first), Some(second)) if first < second => inline.next(),
+            (_, Some(_)) => large.next(),
+            (_, None) => inline.next(),
+        } {
+            let Found::Entry(entry) = self.entry(index) else {
+                unreachable!("the place of entry {index} is in memory")
             };
-            if is_below {
-                let entry = self.entry(index);
-                bytes += entry.bytes() + (ENTRY_HEADER_BYTES + MOVED_BYTES) as u64;
-                found.push((index, entry));
-                if bytes > bytes_max {
-                    break;
-                }
+            bytes += entry.bytes() + (ENTRY_HEADER_BYTES + MOVED_BYTES) as u64;
+            found.push((index, entry));
+            if bytes > bytes_max {
+                break;
             }
         }
         found
+    }
+
+    /// Returns the first stretch after the index `from` that has entries below `end`, as far as memory knows.
+    pub(super) fn stretch_below(&self, end: StreamPosition, from: u64) -> Option<Stretch> {
+        let at = self.stretches.partition_point(|stretch| stretch.end() <= from);
+        self.stretches.range(at..).find(|stretch| stretch.lowest < end).copied()
+    }
+
+    /// Returns the encoded places of up to `count` of the oldest entries whose places are in memory, with the index of
+    /// the first.
+    pub(super) fn oldest_places(&self, count: usize) -> (u64, Vec<u8>) {
+        let places = self.places.iter().take(count).flat_map(|place| place.encode());
+        (self.first_placed(), places.collect())
+    }
+
+    /// Returns the stretch whose list is at this position, if the log still has it.
+    pub(super) fn stretch_of(&self, stretch: &Stretch) -> Option<Stretch> {
+        let at = self.stretches.partition_point(|other| other.end() <= stretch.first);
+        self.stretches.get(at).filter(|found| found.list == stretch.list).copied()
     }
 
     /// Takes the whole log as durable, because it was recovered.
@@ -304,14 +333,20 @@ impl LogState {
                 if *first > self.bounds.next {
                     self.forget_below(u64::MAX, live);
                 }
+                let capacity = self.grown_capacity(entries.len());
+                self.places.reserve_exact(capacity - self.places.len());
                 for (index, entry) in (*first..).zip(entries) {
-                    self.add(index, entry, body, live);
+                    let place = self.add(index, entry, body, live);
+                    self.places.push_back(place);
                 }
             }
             LogChange::Move { entries, .. } => {
                 for (index, old, entry) in entries {
                     self.relocate(*index, *old, entry, body, live);
                 }
+            }
+            LogChange::Places { first, offset, places, .. } => {
+                self.take_over(Stretch::new(*first, body + *offset as u64, places), live);
             }
             LogChange::Truncate { from, .. } => self.cut(*from, live),
             LogChange::Purge { to, .. } => self.forget_below(to.saturating_add(1), live),
@@ -337,43 +372,53 @@ impl LogState {
             }
             _ => {}
         }
-        assert_eq!(
-            self.places.len() as u64,
-            self.bounds.next - self.bounds.first,
-            "a log's places don't fit its bounds: {:?}",
-            self.bounds
-        );
+        let oldest = self.stretches.front().map_or(self.first_placed(), Stretch::begin);
+        assert_eq!(oldest, self.bounds.first, "a log's places don't fit its bounds: {:?}", self.bounds);
+        let listed = self.stretches.back().map_or(self.bounds.first, Stretch::end);
+        assert_eq!(listed, self.first_placed(), "a log has entries without places: {:?}", self.bounds);
     }
 
-    fn add(&mut self, index: u64, entry: &EntryFrame<'_>, body: StreamPosition, live: &mut LiveBytes) {
+    /// Adds what an entry contributes to the live bytes. Returns its place.
+    fn add(&mut self, index: u64, entry: &EntryFrame<'_>, body: StreamPosition, live: &mut LiveBytes) -> EntryPlace {
         let position = body + entry.offset as u64;
         if entry.is_in_parts {
             let parts = entry.parts();
             self.live_bytes += parts.iter().map(|part| live_bytes_of(part.bytes)).sum::<u64>();
             parts.iter().for_each(|part| live.add(part.position, live_bytes_of(part.bytes)));
             self.large.insert(index, parts);
-            self.places.push_back(EntryPlace::new(position, None));
+            EntryPlace::new(position, None)
         } else {
             let bytes = live_bytes_of(entry.payload.len() as u32);
             self.live_bytes += bytes;
             live.add(position, bytes);
-            self.places.push_back(EntryPlace::new(position, Some(entry.payload.len() as u32)));
+            EntryPlace::new(position, Some(entry.payload.len() as u32))
         }
     }
 
-    /// Removes what an entry contributes to the live bytes.
-    fn forget(&mut self, index: u64, place: EntryPlace, live: &mut LiveBytes) {
-        let mut release = |position, bytes| {
-            live.remove(position, bytes);
-            self.live_bytes -= bytes;
-        };
-        match place.payload_bytes() {
-            Some(bytes) => release(place.position(), live_bytes_of(bytes)),
-            None => {
-                let parts = self.large.remove(&index).expect("an entry in parts has them");
-                parts.iter().for_each(|part| release(part.position, live_bytes_of(part.bytes)));
-            }
+    /// Removes what an entry at this place contributes to the live bytes, unless it is in parts.
+    fn forget_place(&mut self, place: EntryPlace, live: &mut LiveBytes) {
+        if let Some(bytes) = place.payload_bytes() {
+            live.remove(place.position(), live_bytes_of(bytes));
+            self.live_bytes -= live_bytes_of(bytes);
         }
+    }
+
+    fn forget_parts(&mut self, parts: &[EntryPart], live: &mut LiveBytes) {
+        for part in parts {
+            live.remove(part.position, live_bytes_of(part.bytes));
+            self.live_bytes -= live_bytes_of(part.bytes);
+        }
+    }
+
+    fn forget_stretch(&mut self, stretch: &Stretch, live: &mut LiveBytes) {
+        stretch.shares().for_each(|(position, bytes)| live.remove(position, bytes));
+        self.live_bytes -= stretch.live_bytes();
+    }
+
+    fn add_stretch(&mut self, at: usize, stretch: Stretch, live: &mut LiveBytes) {
+        stretch.shares().for_each(|(position, bytes)| live.add(position, bytes));
+        self.live_bytes += stretch.live_bytes();
+        self.stretches.insert(at, stretch);
     }
 
     /// Cuts off the entries from `from` on.
@@ -383,20 +428,37 @@ impl LogState {
             && let Some(place) = self.places.pop_back()
         {
             next -= 1;
-            self.forget(next, place, live);
+            self.forget_place(place, live);
         }
+        while let Some(mut last) = self.stretches.pop_back_if(|last| last.end() > from) {
+            self.forget_stretch(&last, live);
+            if last.begin() < from {
+                last.shorten(last.begin(), from);
+                self.add_stretch(self.stretches.len(), last, live);
+            }
+        }
+        self.large.split_off(&from).values().for_each(|parts| self.forget_parts(parts, live));
         self.shrink();
     }
 
     /// Forgets the entries below `first`.
     fn forget_below(&mut self, first: u64, live: &mut LiveBytes) {
-        let mut index = self.bounds.first;
+        let mut index = self.first_placed();
         while index < first
             && let Some(place) = self.places.pop_front()
         {
-            self.forget(index, place, live);
+            self.forget_place(place, live);
             index += 1;
         }
+        while let Some(mut oldest) = self.stretches.pop_front_if(|oldest| oldest.begin() < first) {
+            self.forget_stretch(&oldest, live);
+            if first < oldest.end() {
+                oldest.shorten(first, oldest.end());
+                self.add_stretch(0, oldest, live);
+            }
+        }
+        let later = self.large.split_off(&first);
+        std::mem::replace(&mut self.large, later).values().for_each(|parts| self.forget_parts(parts, live));
         self.shrink();
     }
 
@@ -405,9 +467,13 @@ impl LogState {
         if self.places.capacity() > 4 * count {
             self.places.shrink_to(2 * count);
         }
+        if self.stretches.capacity() > 4 * self.stretches.len() {
+            self.stretches.shrink_to(2 * self.stretches.len());
+        }
     }
 
-    /// Takes over the new place of a moved entry, if the log still has the copy from which it was moved.
+    /// Takes over the new place of a moved entry, if the log still has the copy from which it was moved. An entry whose
+    /// place is in a list is moved with its stretch.
     fn relocate(
         &mut self,
         index: u64,
@@ -416,13 +482,46 @@ impl LogState {
         body: StreamPosition,
         live: &mut LiveBytes,
     ) {
-        if !(self.bounds.first..self.bounds.next).contains(&index) || self.entry(index).position() != old {
+        if entry.is_in_parts {
+            let Some(parts) = self.large.get(&index).filter(|parts| parts[0].position == old).cloned() else { return };
+            self.forget_parts(&parts, live);
+            let place = self.add(index, entry, body, live);
+            if let Some(before) = self.place_mut(index) {
+                *before = place;
+            }
             return;
         }
-        let at = (index - self.bounds.first) as usize;
-        self.forget(index, self.places[at], live);
-        // The new copy joins the end of the list, and takes the old one's place there.
-        self.add(index, entry, body, live);
-        self.places[at] = self.places.pop_back().expect("just pushed");
+        let Some(&mut before) = self.place_mut(index) else { return };
+        if before.payload_bytes().is_some() && before.position() == old {
+            self.forget_place(before, live);
+            let place = self.add(index, entry, body, live);
+            *self.place_mut(index).expect("it was there") = place;
+        }
+    }
+
+    /// Replaces what memory knows about the entries of a stretch by the stretch.
+    fn take_over(&mut self, stretch: Stretch, live: &mut LiveBytes) {
+        assert!(
+            self.bounds.first <= stretch.begin() && stretch.end() <= self.bounds.next,
+            "{stretch:?} is not in a log"
+        );
+        while self.first_placed() < stretch.end()
+            && let Some(place) = self.places.pop_front()
+        {
+            self.forget_place(place, live);
+        }
+        let at = self.stretches.partition_point(|other| other.end() <= stretch.begin());
+        while let Some(other) = self.stretches.get(at).filter(|other| other.begin() < stretch.end()).copied() {
+            self.forget_stretch(&other, live);
+            self.stretches.remove(at);
+        }
+        if self.stretches.len() == self.stretches.capacity() {
+            self.stretches.reserve_exact(1 + self.stretches.len() / 16);
+        }
+        self.add_stretch(at, stretch, live);
+        // The list is shorter now, and only a moment ago it was as long as it may get.
+        if self.places.capacity() > 2 * self.places.len() {
+            self.places.shrink_to(self.places.len());
+        }
     }
 }

@@ -28,7 +28,7 @@ pub struct LogsStats {
     pub log_count: u64,
     /// The number of entries in all logs.
     pub entry_count: u64,
-    /// Bytes of all entries, and 32 more for each.
+    /// Bytes of all entries, and 32 more for each. An estimate for entries whose places are not in memory.
     pub live_bytes: u64,
     /// Bytes of all segment files.
     pub file_bytes: u64,
@@ -75,7 +75,11 @@ impl LogsStats {
         for (number, cell) in shared.cells() {
             let state = cell.state.lock();
             if state.bounds.exists {
-                sizes.push(LogSize { number, entry_count: state.places.len() as u64, live_bytes: state.live_bytes });
+                sizes.push(LogSize {
+                    number,
+                    entry_count: state.bounds.next - state.bounds.first,
+                    live_bytes: state.live_bytes,
+                });
             }
         }
         let (log_count, entry_count) = (sizes.len() as u64, sizes.iter().map(|size| size.entry_count).sum());

@@ -8,39 +8,9 @@ use super::*;
 fn random_histories_survive_kills_and_power_cuts() {
     let (mut cuts, mut changes) = (0, 0);
     for seed in 0..60 {
-        let mut random = Random(seed);
-        let mut disk = Disk::new(false);
-        let mut history = History::new();
-        for generation in 0..6 {
-            let context = format!("seed {seed}, generation {generation}");
-            let logs = history.reopen(&disk, &context);
-            let end = random.below(4);
-            if end > 1 {
-                disk.disk.turn_off_in_write(1 + random.below(150));
-            }
-            let before = history.models.len();
-            let count = 60 + random.below(120) as usize;
-            let ran = history.run(&logs, &mut random, count);
-            changes += history.models.len() - before;
-            assert!(end > 1 || ran.is_ok(), "{context}: {ran:?}");
-            if end == 0 {
-                logs.close().unwrap();
-                history.acknowledged = history.models.len() - 1;
-                disk = disk.kill();
-                continue;
-            }
-            disk.disk.turn_off();
-            drop(logs);
-            disk = if end == 1 { disk.kill() } else { disk.cut(&mut random) };
-            cuts += 1;
-            // Sometimes the power is cut while the logs are opened.
-            while random.below(3) == 0 {
-                disk.disk.turn_off_in_write(1 + random.below(6));
-                drop(disk.open());
-                disk = disk.cut(&mut random);
-                cuts += 1;
-            }
-        }
+        let survived = history::survive(seed);
+        cuts += survived.crashes;
+        changes += survived.changes;
     }
     assert!(cuts > 250 && changes > 15_000, "{cuts} cuts, {changes} changes");
 }

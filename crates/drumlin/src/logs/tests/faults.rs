@@ -1,5 +1,6 @@
 //! Failed writes, full disks, flipped bits and lost files.
 
+use super::index::INDEX_NAMES;
 use super::*;
 use crate::io::fault::{EIO, Operation};
 use std::sync::Mutex;
@@ -137,6 +138,8 @@ fn no_write_is_a_bad_moment_for_a_full_disk() {
 #[test]
 fn flipped_bits_are_found() {
     let mut outcomes = [0; 3];
+    let mut mended = 0;
+    let is_index = |path: &Path| INDEX_NAMES.iter().any(|name| path.ends_with(name));
     for seed in 0..400 {
         let mut random = Random(seed);
         let disk = Disk::new(false);
@@ -166,7 +169,11 @@ fn flipped_bits_are_found() {
             });
         });
         let logs = match disk.open() {
-            Ok(logs) => logs,
+            Ok(logs) => {
+                mended += u32::from(is_index(path));
+                logs
+            }
+            Err(error) if is_index(path) => panic!("seed {seed}: {} has a copy: {error}", path.display()),
             Err(Error::Corrupted { path: named, .. }) => {
                 // A record or its neighbour may be suspected.
                 let is_segment = |path: &Path| path.extension().is_some_and(|extension| extension == "seg");
@@ -199,7 +206,7 @@ fn flipped_bits_are_found() {
         assert!(damaged <= 1, "seed {seed}: one bit damaged {damaged} entries");
         outcomes[1 + damaged] += 1;
     }
-    assert!(outcomes.iter().all(|count| *count > 5), "{outcomes:?}");
+    assert!(outcomes.iter().all(|count| *count > 5) && mended > 20, "{outcomes:?}, {mended} mended");
 }
 
 /// A segment that is lost is noticed when the folder is opened, closed or not, and is named by its position.
@@ -234,4 +241,48 @@ fn a_lost_segment_is_noticed() {
         }
         assert!(noticed + 2 >= segments.len(), "{noticed} of {}", segments.len());
     }
+}
+
+/// An index file that is damaged or lost is read from its copy, and mended, so that the other one may be damaged next.
+/// If both are damaged, opening fails and says where.
+#[test]
+fn a_damaged_index_has_a_copy() {
+    let disk = Disk::new(false);
+    let mut history = History::new();
+    let mut random = Random(3);
+    let logs = disk.open().unwrap();
+    history.run(&logs, &mut random, 300).unwrap();
+    logs.log(9).set("end", "x").unwrap().wait().unwrap();
+    let found = Model::read(&logs).unwrap();
+    let disk = disk.kill();
+    drop(logs);
+    let damage = |disk: &Disk, name: &str, kind: u32| {
+        let change = |bytes: &mut Vec<u8>| match kind {
+            0 => bytes[5000] ^= 4,
+            1 => bytes[4096..8192].fill(0x5a),
+            _ => bytes.clear(),
+        };
+        disk.disk.with_medium(|medium| medium.tamper(&Path::new(DIR).join(name), change));
+    };
+    for kind in 0..3 {
+        let mut mended = 0;
+        for (name, other) in [(INDEX_NAMES[0], INDEX_NAMES[1]), (INDEX_NAMES[1], INDEX_NAMES[0])] {
+            let disk = Disk::with(disk.disk.medium(), false);
+            damage(&disk, name, kind);
+            let logs = disk.open().unwrap_or_else(|error| panic!("{kind}, {name}: {error}"));
+            assert_eq!(Model::read(&logs).unwrap(), found, "{kind}, {name}");
+            let disk = disk.kill();
+            drop(logs);
+            damage(&disk, other, kind);
+            // Damage to the copy is not noticed, because nothing reads it.
+            let reopened = disk.open();
+            mended += u32::from(reopened.is_ok_and(|logs| Model::read(&logs).unwrap() == found));
+        }
+        assert_eq!(mended, 1, "{kind}");
+    }
+    INDEX_NAMES.iter().for_each(|name| damage(&disk, name, 0));
+    let error = disk.open().unwrap_err();
+    let Error::Corrupted { path, what, .. } = &error else { panic!("{error:?}") };
+    assert!(INDEX_NAMES.iter().any(|name| path.ends_with(name)) && what.contains("at offset 0"), "{error}");
+    assert!(error.to_string().contains("replica or a backup"), "{error}");
 }

@@ -104,6 +104,10 @@ fn memory_is_bounded() {
     assert!(matches!(error, Error::MemoryInUse { .. }), "{error:?}");
     let stats = logs.stats();
     assert!(stats.index_memory_bytes <= 6 << 20 && stats.cache_bytes <= 4 << 20, "{stats:?}");
+    // The places of all but the newest are in the stream.
+    for index in (2..log.last().unwrap()).step_by(997) {
+        assert_eq!(log.get(index).unwrap()[..], [0; 8], "entry {index}");
+    }
     log.set("vote", "x").unwrap().wait().unwrap();
     log.purge_to(log.last().unwrap() - 10).unwrap().wait().unwrap();
     assert!(logs.stats().index_memory_bytes < stats.index_memory_bytes / 2 + (4 << 20));
