@@ -9,6 +9,7 @@ pub mod crash_points;
 pub mod crowd;
 pub mod explore;
 pub mod follower;
+pub mod logs;
 pub mod model;
 pub mod plan;
 pub mod planted;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::{Parser, Subcommand};
 use drumlin_sim::crash_points::{self, Bounds, Round, ScriptKind};
 use drumlin_sim::explore::{self, Limits};
+use drumlin_sim::logs;
 use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::planted;
 use drumlin_sim::progress::{self, CrashPoints, STORE_EVERY, Worlds};
@@ -64,6 +65,8 @@ enum Command {
         #[arg(default_value = "")]
         only: String,
     },
+    /// Run histories of logs by index, one for each seed, with kills and power cuts; --from, --seeds and --finds apply
+    Logs,
     /// Cut the power after every write and sync of a script, and of each recovery
     CrashPoints {
         /// Run the script that keeps its changes, and check the feed
@@ -119,6 +122,10 @@ fn main() -> ExitCode {
                 None => crash_points(round),
                 Some(states) => exit_code(crash_points_until(states, round, arguments.update_docs)),
             }
+        }
+        (Some(Command::Logs), seed) => {
+            let (from, seeds) = seed.map_or((arguments.from.unwrap_or(0), arguments.seeds), |seed| (seed, 1));
+            histories_of_logs(from, seeds, duration_max(1.0), finds_max)
         }
         (Some(Command::Planted { only }), _) => exit_code(planted::run(&only, arguments.update_docs)),
         (None, Some(seed)) => replay(seed, fault, arguments.plain),
@@ -254,6 +261,25 @@ fn crash_points(round: Round) -> ExitCode {
     }
     for find in &report.finds {
         println!("FOUND: {find}");
+    }
+    if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn histories_of_logs(from: u64, seeds_max: u64, duration_max: Duration, finds_max: usize) -> ExitCode {
+    explore::stay_on_one_processor(0);
+    let began = Instant::now();
+    let report = logs::run(from, seeds_max, duration_max, finds_max);
+    println!(
+        "{} histories of logs in {:.0} s: {} changes, {} crashes",
+        report.seeds,
+        began.elapsed().as_secs_f64(),
+        report.changes,
+        report.crashes
+    );
+    println!("{}", planted::processor_time());
+    for (seed, find) in &report.finds {
+        println!("FOUND by seed {seed}: {find}");
+        println!("  again: cargo run --release -p drumlin-sim -- --seed {seed} logs");
     }
     if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -23,12 +23,14 @@ pub enum Finder {
     Worlds,
     /// Runs simulated worlds whose disks flip bits.
     RottenWorlds,
+    /// Runs histories of logs by index, one for each seed.
+    Logs,
     /// Explores every interleaving of the lock-free parts, like `scripts/models`.
     Models,
 }
 
 impl Finder {
-    const ALL: [Self; 4] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds, Self::Models];
+    const ALL: [Self; 5] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds, Self::Logs, Self::Models];
 
     /// Returns the name used in patches.
     fn name(self) -> &'static str {
@@ -36,6 +38,7 @@ impl Finder {
             Self::CrashPoints => "crash-points",
             Self::Worlds => "worlds",
             Self::RottenWorlds => "worlds --fault rot",
+            Self::Logs => "logs",
             Self::Models => "models",
         }
     }
@@ -46,6 +49,7 @@ impl Finder {
             Self::CrashPoints => "crash points",
             Self::Worlds => "worlds",
             Self::RottenWorlds => "worlds with `--fault rot`",
+            Self::Logs => "histories of logs",
             Self::Models => "models",
         }
     }
@@ -61,6 +65,7 @@ impl Finder {
             Self::RottenWorlds => {
                 &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120", "--fault", "rot"]
             }
+            Self::Logs => &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "60", "logs"],
             // On one thread, the time of the run is its processor time.
             Self::Models => &["loom_", "--", "--test-threads", "1"],
         }
