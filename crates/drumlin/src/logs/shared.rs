@@ -75,7 +75,7 @@ pub(super) struct Shared {
     pub(super) is_closed: AtomicBool,
 }
 
-/// What memory knows about the entries that are to be read.
+/// The places of entries that are to be read, as far as they are in memory.
 enum Located {
     Entries(Vec<FoundEntry>),
     /// Their places are in the list of a stretch, except those of the entries in parts.
@@ -318,7 +318,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns what memory knows about an entry.
+    /// Returns the place of an entry, or the stretch that has it.
     pub(super) fn find(&self, log: u64, cell: &LogCell, index: u64) -> Result<Found> {
         let state = cell.state.lock();
         state.bounds.check_index(log, index)?;

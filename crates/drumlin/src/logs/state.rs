@@ -147,7 +147,7 @@ impl Bounds {
     }
 }
 
-/// What memory knows about an entry.
+/// The knowledge of memory about an entry: its place, or the stretch that has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Found {
     Entry(FoundEntry),

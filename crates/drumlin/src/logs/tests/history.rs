@@ -210,7 +210,7 @@ fn add(batch: &mut Batch, step: &Step) {
 pub(super) struct History {
     pub(super) models: Vec<Model>,
     pub(super) acknowledged: usize,
-    /// How often each callback was called.
+    /// The number of calls of each callback.
     answers: Vec<Arc<AtomicUsize>>,
 }
 
@@ -299,13 +299,13 @@ impl History {
         self.models.truncate(self.acknowledged + at + 1);
         // A change that was read must not vanish.
         self.acknowledged = self.models.len() - 1;
-        // What the crash took was not answered, or with an error.
+        // Receipts of changes that the crash took were not answered, or with an error.
         self.answers.clear();
         logs
     }
 }
 
-/// What a random history came to.
+/// The result of a random history.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Survived {
     pub(super) changes: usize,
