@@ -202,11 +202,11 @@ pub use archive::point::RestorePoint;
 pub use archive::reading::ArchivedChain;
 pub use db::{
     Alteration, AsyncValueReader, Attempt, BackupInfo, BackupOptions, BackupReport, Batch, BulkLoad, Change,
-    ChangeStream, Changes, Commit, Config, Database, Field, FolderChanges, Gap, Interrupter, Isolation, KeptSnapshot,
-    KeptSnapshotInfo, KeyRange, Keys, Keyspace, KeyspaceInfo, KeyspaceOptions, LargeChange, Limits, LoadReport,
-    LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number, PreparedTransaction, Range, Reader,
-    Readers, ReadyTransaction, ReduceError, Reducer, RestoreReport, RowStream, Salvage, Salvaged, Savepoint, Snapshot,
-    Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
+    ChangeStream, Changes, CloneInfo, Commit, Config, Database, Field, FolderChanges, Gap, Interrupter, Isolation,
+    KeptSnapshot, KeptSnapshotInfo, KeyRange, Keys, Keyspace, KeyspaceInfo, KeyspaceOptions, LargeChange, Limits,
+    LoadReport, LockMode, LockWait, LockWaiter, LockedRow, Max, MemoryPart, Min, Number, PreparedTransaction, Range,
+    Reader, Readers, ReadyTransaction, ReduceError, Reducer, RestoreReport, RowStream, Salvage, Salvaged, Savepoint,
+    Snapshot, Stats, Sum, Transaction, TxOptions, Value, ValueReader, Values,
 };
 pub use drumlin_io::IoBackend;
 pub use error::{Error, LockHolder, Recourse, Result};

@@ -1,13 +1,15 @@
 //! `drumlin stats`: shows the engine's statistics.
 
 use clap::Args;
-use drumlin::{MemoryPart, Stats as Figures};
+use drumlin::{Database, MemoryPart, Stats as Figures};
+use serde::Serialize;
 use serde_json::json;
 
 use super::compact;
 use crate::database::DatabaseArgs;
 use crate::failure::Result;
 use crate::terminal::{Output, figures, style};
+use crate::text::harmless;
 
 /// Show the engine's statistics: memory, device, log, space
 ///
@@ -23,6 +25,7 @@ impl Stats {
         let database = self.database.open_to_read()?;
         let stats = database.stats();
         let opening = database.opening();
+        let copies = copies(&database);
         let figures = json!({
             "path": stats.path.display().to_string(),
             "opening_seconds": opening.duration.as_secs_f64(),
@@ -58,6 +61,8 @@ impl Stats {
             "live_bytes": stats.live_bytes,
             "kept_snapshots": stats.kept_snapshots,
             "kept_snapshot_bytes": stats.kept_snapshot_bytes,
+            "clones": stats.clones,
+            "copies": copies,
             "segments": stats.segments,
             "free_segments": stats.free_segments,
             "segment_bytes": stats.segment_bytes,
@@ -75,16 +80,33 @@ impl Stats {
                 figures::plural(opening.recovered_records, "record"),
                 figures::bytes(opening.recovered_bytes)
             );
-            table(&stats, &opened)
+            table(&stats, &copies, &opened)
         })
     }
+}
+
+/// A copy in time that shares space with the rows of today.
+#[derive(Serialize)]
+struct Copy {
+    kind: &'static str,
+    name: String,
+    /// The bytes that dropping it frees.
+    exclusive_bytes: u64,
+}
+
+fn copies(database: &Database) -> Vec<Copy> {
+    let kept = database.kept_snapshots().into_iter();
+    let kept = kept.map(|kept| Copy { kind: "snapshot", name: kept.name, exclusive_bytes: kept.exclusive_bytes });
+    let clones = database.clones().into_iter();
+    kept.chain(clones.map(|clone| Copy { kind: "clone", name: clone.name, exclusive_bytes: clone.exclusive_bytes }))
+        .collect()
 }
 
 fn part(part: &MemoryPart) -> serde_json::Value {
     json!({ "name": part.name, "used_bytes": part.used_bytes, "limit_bytes": part.limit_bytes })
 }
 
-fn table(stats: &Figures, opened: &str) -> String {
+fn table(stats: &Figures, copies: &[Copy], opened: &str) -> String {
     let bytes = figures::bytes;
     let count = figures::count;
     let mut lines = Vec::new();
@@ -134,6 +156,10 @@ fn table(stats: &Figures, opened: &str) -> String {
     let unused_bytes = stats.data_file_bytes.saturating_sub(stats.live_bytes);
     if let Some(advice) = compact::advice(stats.data_file_bytes, unused_bytes, &stats.path) {
         line("", advice);
+    }
+    for Copy { kind, name, exclusive_bytes } in copies {
+        let freed = bytes(*exclusive_bytes);
+        line("", format!("dropping the {kind} {} frees {freed}", harmless(&format!("{name:?}"))));
     }
     line("log", format!("{}, {} syncs", bytes(stats.log_bytes), count(stats.log_syncs)));
     line(

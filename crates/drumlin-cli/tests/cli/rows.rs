@@ -103,6 +103,10 @@ fn keyspaces_are_cloned() {
         assert!(line["exclusive_bytes"] == 0 && line["disk_bytes"].as_u64().unwrap() > 0, "{lines}");
     }
     assert!(bench.ok(&["keyspaces", "db", "--exclusive"]).contains("exclusive"));
+    let stats: serde_json::Value = serde_json::from_str(&bench.ok(&["stats", "db", "--json"])).unwrap();
+    let copies = serde_json::json!([{ "kind": "clone", "name": "copy", "exclusive_bytes": 0 }]);
+    assert_eq!((&stats["clones"], &stats["copies"]), (&1.into(), &copies));
+    assert!(bench.ok(&["stats", "db"]).contains("dropping the clone \"copy\" frees 0"));
     bench.ok_with(&["put", "db", "a", "-k", "copy"], b"changed");
     assert_eq!(bench.ok(&["get", "db", "a", "-k", "copy"]), "changed");
     assert_eq!((bench.ok(&["get", "db", "a"]), bench.ok(&["count", "db"])), (value, count));

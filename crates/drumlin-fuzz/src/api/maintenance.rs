@@ -103,6 +103,8 @@ impl Peer {
         assert_eq!(must(clone.len()), must(self.keyspaces[which].len()));
         let exclusive = must(call!("Keyspace::exclusive_bytes", clone.exclusive_bytes()));
         assert!(exclusive <= must(clone.disk_bytes()));
+        let clones = call!("Database::clones", db.clones());
+        assert!(matches!(&clones[..], [info] if info.name == "clone" && info.disk_bytes >= info.exclusive_bytes));
         must(clone.clear());
         must(clone.insert("of the clone", "v"));
         assert_eq!(must(clone.len()), 1);

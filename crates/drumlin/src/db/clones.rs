@@ -1,10 +1,51 @@
 //! Cloning keyspaces.
 
+use std::sync::Arc;
+
 use super::{Database, Keyspace};
 use crate::error::Result;
 use crate::format::Timestamp;
+use crate::txn::keyspace::OpenKeyspace;
+
+/// A description of a clone.
+///
+/// ```
+/// # let db = drumlin::Config::in_memory().open("")?;
+/// db.keyspace("prices")?.insert("pear", "30")?;
+/// db.clone_keyspace("prices", "what if")?;
+/// for clone in db.clones() {
+///     println!("{}: dropping it frees {} of {} bytes", clone.name, clone.exclusive_bytes, clone.disk_bytes);
+/// }
+/// # Ok::<(), drumlin::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct CloneInfo {
+    /// The name of the keyspace.
+    pub name: String,
+    /// [`Keyspace::disk_bytes`]: the bytes of its pages, shared ones included.
+    pub disk_bytes: u64,
+    /// [`Keyspace::exclusive_bytes`]: the bytes that dropping it frees.
+    pub exclusive_bytes: u64,
+}
 
 impl Database {
+    /// Returns all keyspaces that were [cloned](Database::clone_keyspace) from others, sorted by name, with the space
+    /// that dropping each would free. O(pages).
+    #[must_use]
+    pub fn clones(&self) -> Vec<CloneInfo> {
+        let Ok(store) = self.store() else { return Vec::new() };
+        let mut keyspaces = store.keyspaces.all();
+        keyspaces.retain(|open| store.has_created(open) && !open.tree.pages.origins().is_empty());
+        let describe = |open: &Arc<OpenKeyspace>| CloneInfo {
+            name: open.name().to_string(),
+            disk_bytes: store.disk_bytes(open),
+            exclusive_bytes: store.exclusive_bytes(open),
+        };
+        keyspaces.iter().map(describe).collect()
+    }
+
     /// Creates the keyspace `to` with the rows of `from`. From then on, each is written independently of the other.
     /// Durable when it returns. Returns the newest commit whose changes the clone has: all commits that have returned
     /// before the call are included, and those made during the call may not be.

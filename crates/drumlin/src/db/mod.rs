@@ -52,6 +52,7 @@ pub use batch::Batch;
 pub use bounds::KeyRange;
 pub use bulk_load::{BulkLoad, LoadReport};
 pub use changes::{Change, ChangeStream, Changes, Commit, FolderChanges, LargeChange};
+pub use clones::CloneInfo;
 pub use config::Config;
 pub use database::Database;
 pub use kept::{KeptSnapshot, KeptSnapshotInfo};

@@ -173,7 +173,7 @@ impl Space {
     }
 
     /// Returns the names of the keyspaces that are clones, in order.
-    fn clone_names(&self) -> Vec<String> {
+    pub(crate) fn clone_names(&self) -> Vec<String> {
         let page_spaces = self.page_spaces.read();
         let clones =
             page_spaces.iter().map(|pages| &pages.0).filter(|pages| !pages.origins().is_empty() && !pages.is_dropped());

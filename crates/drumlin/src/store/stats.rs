@@ -128,6 +128,9 @@ pub struct Stats {
     pub kept_snapshots: u64,
     /// The bytes of the data file that no live page needs, and that can't be reused because of kept snapshots.
     pub kept_snapshot_bytes: u64,
+    /// Keyspaces that were cloned from others. [`Database::clones`](crate::Database::clones) says what dropping each
+    /// would free.
+    pub clones: u64,
     /// The reason why the database accepts no more commits, if it has failed.
     pub failed: Option<String>,
 }
@@ -300,6 +303,7 @@ impl Store {
             snapshots_ended: engine.snapshots.ended_count(),
             kept_snapshots: space.kept.all().len() as u64,
             kept_snapshot_bytes: usage.pinned_bytes,
+            clones: space.clone_names().len() as u64,
             failed: match space.failure() {
                 Some(stopped) => Some(stopped.reason().to_owned()),
                 None => engine.log().failure().map(|reason| reason.to_string()),

@@ -266,6 +266,11 @@ fn pages_that_are_shared_take_space_once() {
         for name in order {
             db.compact().unwrap();
             let (before_bytes, exclusive_bytes) = (used_bytes(&db), keyspace(name).exclusive_bytes().unwrap());
+            let clones = db.clones();
+            assert!(clones.iter().all(|clone| clone.disk_bytes >= clone.exclusive_bytes), "{clones:?}");
+            let listed = clones.iter().find(|clone| clone.name == name).map(|clone| clone.exclusive_bytes);
+            assert_eq!(listed, (name != "k").then_some(exclusive_bytes), "{clones:?}");
+            assert_eq!(db.stats().clones, clones.len() as u64);
             db.drop_keyspace(name).unwrap();
             db.compact().unwrap();
             let freed_bytes = before_bytes.saturating_sub(used_bytes(&db));

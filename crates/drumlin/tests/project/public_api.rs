@@ -171,6 +171,7 @@ fn every_call_that_waits_has_both_forms() {
     const ALONE: &[&str] = &[
         "Database::backup_into",
         "Database::check_with",
+        "Database::clones",
         "Database::kept_snapshots",
         "Database::locks",
         "Database::prepared",
