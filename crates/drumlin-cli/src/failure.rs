@@ -239,7 +239,7 @@ impl From<Error> for Failure {
                 Failure::new(Exit::Corrupted, format!("damaged: {what} in {}: {reason}", path.display()))
                     .hint("`drumlin check DATABASE` lists all damage and what is lost")
             }
-            Error::DiskFull { path, needed_bytes, kept_snapshots, clones } => {
+            Error::DiskFull { path, needed_bytes, kept_snapshots, clones, archive_bytes } => {
                 let failure = Failure::new(
                     Exit::DiskFull,
                     format!("the disk is full: {needed_bytes} more bytes are needed in {}", path.display()),
@@ -250,6 +250,10 @@ impl From<Error> for Failure {
                     false => {
                         failure.hint("drop a kept snapshot: `drumlin snapshots DATABASE` says what each one holds")
                     }
+                };
+                let failure = match archive_bytes {
+                    0 => failure,
+                    bytes => failure.hint(format!("repair the archive's destination: {bytes} bytes wait for it")),
                 };
                 match clones.is_empty() {
                     true => failure,

@@ -136,6 +136,9 @@ pub enum Error {
         /// The names of the [clones](crate::Database::clone_keyspace) in that file. They may hold pages that the
         /// keyspaces from which they were cloned have replaced.
         clones: Vec<String>,
+        /// The bytes in the database's folder that wait for their delivery to the [archive](crate::Config::archive),
+        /// which has failed. [`Stats::archive_failure`](crate::Stats::archive_failure) says why.
+        archive_bytes: u64,
     },
     /// Another transaction changed the same row first, or two transactions waited for each other's rows (a deadlock).
     /// Retry the transaction, as [`Database::transact`](crate::Database::transact) does.
@@ -447,11 +450,11 @@ impl std::fmt::Display for Error {
                 "corrupted: {what} in {}: {reason}. Everything else stays readable; Database::check lists what is lost",
                 path.display()
             ),
-            Error::DiskFull { path, needed_bytes, kept_snapshots, clones } => write!(
+            Error::DiskFull { path, needed_bytes, kept_snapshots, clones, archive_bytes } => write!(
                 f,
                 "the disk is full: {needed_bytes} more bytes are needed in {}. Free space there, or {}",
                 path.display(),
-                room(kept_snapshots, clones)
+                room(kept_snapshots, clones, *archive_bytes)
             ),
             Error::Conflict { reason } => write!(f, "conflict: {reason}. Run the transaction again"),
             Error::LockTimeout { keyspace, key, waited, holder } => {
@@ -727,8 +730,11 @@ fn lock_timeout(keyspace: &str, key: &[u8], waited: Duration, holder: LockHolder
 }
 
 /// Describes how to make room in a database.
-fn room(kept_snapshots: &[String], clones: &[String]) -> String {
+fn room(kept_snapshots: &[String], clones: &[String], archive_bytes: u64) -> String {
     let mut ways = Vec::new();
+    if archive_bytes > 0 {
+        ways.push(format!("repair the archive's destination, for which {archive_bytes} bytes wait, or "));
+    }
     for (what, names) in [("kept snapshot", kept_snapshots), ("clone", clones)] {
         let names: Vec<String> = names.iter().map(|name| quoted(name)).collect();
         match &names[..] {
@@ -846,6 +852,11 @@ impl Error {
     /// Returns the error for a commit that waited too long for a snapshot to end.
     pub(crate) fn versions_in_memory(limit_bytes: u64) -> Error {
         Error::MemoryInUse { what: "old versions of rows that open snapshots need", limit_bytes }
+    }
+
+    /// Returns the error for a full disk on which nothing is known that could be dropped.
+    pub(crate) fn disk_full(path: PathBuf, needed_bytes: u64) -> Error {
+        Error::DiskFull { path, needed_bytes, kept_snapshots: Vec::new(), clones: Vec::new(), archive_bytes: 0 }
     }
 
     /// Returns the error for bulk loads that together use up their part of the budget.

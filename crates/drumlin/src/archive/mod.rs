@@ -65,6 +65,8 @@ pub(crate) struct ArchiveSource<'s> {
     pub(crate) covered: Timestamp,
     /// The newest commit in the log.
     pub(crate) recovered: Timestamp,
+    /// Set to the bytes that wait after a delivery has failed.
+    pub(crate) held_bytes: &'s Arc<AtomicU64>,
 }
 
 /// The archive of an open database.
@@ -113,7 +115,7 @@ impl Archiver {
             destination,
         });
         Some(Archiver {
-            shared: Shared::new(source.covered),
+            shared: Shared::new(source.covered, Arc::clone(source.held_bytes)),
             copier: Mutex::new(Copier::new(settings, source.budget)),
             deliverer,
             durable: AtomicU64::new(source.recovered.0),

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::spool::ArchiveFile;
@@ -45,14 +46,23 @@ struct State {
     is_stopped: bool,
 }
 
+impl State {
+    /// Returns the bytes of the files that wait for their delivery.
+    fn waiting_bytes(&self) -> u64 {
+        self.waiting.iter().map(|waiting| waiting.file.bytes).sum()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// The bytes that wait after a delivery has failed.
+    held_bytes: Arc<AtomicU64>,
 }
 
 impl Shared {
-    pub(super) fn new(covered: Timestamp) -> Shared {
+    pub(super) fn new(covered: Timestamp, held_bytes: Arc<AtomicU64>) -> Shared {
         let state = State {
             waiting: VecDeque::new(),
             newest_bytes: 0,
@@ -63,7 +73,7 @@ impl Shared {
             ended: None,
             is_stopped: false,
         };
-        Shared { state: Mutex::new(state), changed: Condvar::new() }
+        Shared { state: Mutex::new(state), changed: Condvar::new(), held_bytes }
     }
 
     /// Enters what an opening has found: the files that wait, the beginning of the chain, and its last commit.
@@ -85,7 +95,10 @@ impl Shared {
 
     /// Adds a file that has its end.
     pub(super) fn add(&self, file: WaitingFile) {
-        self.state.lock().waiting.push_back(file);
+        let mut state = self.state.lock();
+        state.waiting.push_back(file);
+        self.tell_held(&state);
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -131,11 +144,20 @@ impl Shared {
         let delivered = state.waiting.pop_front().expect("the file that was delivered is the oldest");
         state.delivered = delivered.last;
         state.undelivered = None;
+        self.tell_held(&state);
     }
 
     /// Notes why a delivery failed. Returns `true` if the one before it did not fail.
     pub(super) fn note_failure(&self, reason: &str) -> bool {
-        self.state.lock().undelivered.replace(reason.into()).is_none()
+        let mut state = self.state.lock();
+        let is_first = state.undelivered.replace(reason.into()).is_none();
+        self.tell_held(&state);
+        is_first
+    }
+
+    fn tell_held(&self, state: &State) {
+        let is_held = state.undelivered.is_some();
+        self.held_bytes.store(if is_held { state.waiting_bytes() } else { 0 }, Ordering::Relaxed);
     }
 
     /// Waits for `pause`, or until something happens, unless the archive is stopped.
@@ -161,7 +183,7 @@ impl Shared {
 
     pub(super) fn figures(&self) -> ArchiveFigures {
         let state = self.state.lock();
-        let waiting_bytes: u64 = state.waiting.iter().map(|waiting| waiting.file.bytes).sum();
+        let waiting_bytes = state.waiting_bytes();
         ArchiveFigures {
             from: state.from,
             delivered: state.delivered,

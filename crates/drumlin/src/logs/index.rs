@@ -113,12 +113,7 @@ impl IndexWriter {
 
     fn failed(&self, action: &'static str, error: std::io::Error) -> Error {
         if error.kind() == std::io::ErrorKind::StorageFull {
-            return Error::DiskFull {
-                path: self.folder.path().to_path_buf(),
-                needed_bytes: CHUNK_BYTES as u64,
-                kept_snapshots: Vec::new(),
-                clones: Vec::new(),
-            };
+            return Error::disk_full(self.folder.path().to_path_buf(), CHUNK_BYTES as u64);
         }
         Error::io(action, self.file.path(), error)
     }

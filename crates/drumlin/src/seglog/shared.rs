@@ -67,12 +67,7 @@ impl SharedLog {
     }
 
     pub(super) fn disk_full(&self) -> Error {
-        Error::DiskFull {
-            path: self.folder.path().to_path_buf(),
-            needed_bytes: self.options.segment_bytes,
-            kept_snapshots: Vec::new(),
-            clones: Vec::new(),
-        }
+        Error::disk_full(self.folder.path().to_path_buf(), self.options.segment_bytes)
     }
 
     /// Returns the log ranges that must exist when the log is reopened.

@@ -72,6 +72,8 @@ pub(crate) struct Space {
     pub(super) syncing: Mutex<()>,
     pub(super) page_spaces: RwLock<HashSet<PagesById>>,
     pub(crate) kept: KeptSnapshots,
+    /// The bytes of files that could not be delivered to the archive, for the errors of a full disk.
+    pub(crate) archive_bytes: Arc<AtomicU64>,
     /// The catalogue's size in bytes: its entries for keyspaces, excluding the lists of their tables' chunks, and for
     /// kept snapshots; and its list of summaries.
     pub(super) keyspace_bytes: AtomicU64,
@@ -120,6 +122,7 @@ impl Space {
             syncing: Mutex::default(),
             page_spaces: RwLock::default(),
             kept: KeptSnapshots::default(),
+            archive_bytes: Arc::default(),
             keyspace_bytes: AtomicU64::new(0),
             summary_list_bytes: AtomicU64::new(0),
             failure: Failure::default(),

@@ -291,6 +291,7 @@ impl Space {
                 needed_bytes: self.segments.segment_bytes(),
                 kept_snapshots: self.kept.all().iter().map(|kept| kept.name.to_string()).collect(),
                 clones: self.clone_names(),
+                archive_bytes: self.archive_bytes.load(Ordering::Relaxed),
             }
         } else {
             self.fail(&format!("growing {} failed: {error}", self.path.display()))

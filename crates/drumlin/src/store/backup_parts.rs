@@ -142,9 +142,7 @@ impl PartFolder {
     fn write_error(&self, number: u32, bytes: u64, error: std::io::Error) -> Error {
         let path = self.path_of(number);
         match error.kind() {
-            ErrorKind::StorageFull => {
-                Error::DiskFull { path, needed_bytes: bytes, kept_snapshots: Vec::new(), clones: Vec::new() }
-            }
+            ErrorKind::StorageFull => Error::disk_full(path, bytes),
             _ => Error::io("writing", &path, error),
         }
     }

@@ -462,12 +462,7 @@ impl Opener<'_> {
     fn write_first(&self, file: &FileRef, name: &str, segment_bytes: u64, sync: SyncMethod) -> Result<Superblock> {
         file.set_len(0).and_then(|()| file.allocate(0, segment_bytes)).map_err(|error| {
             if error.kind() == std::io::ErrorKind::StorageFull {
-                Error::DiskFull {
-                    path: self.path().to_path_buf(),
-                    needed_bytes: segment_bytes,
-                    kept_snapshots: Vec::new(),
-                    clones: Vec::new(),
-                }
+                Error::disk_full(self.path().to_path_buf(), segment_bytes)
             } else {
                 self.io("allocating", name, error)
             }

@@ -482,6 +482,7 @@ impl Replayed<'_> {
                     budget: &engine.budget,
                     covered: page_tables.superblock.timestamp,
                     recovered: last,
+                    held_bytes: &engine.space.archive_bytes,
                 },
             ),
         };

@@ -55,7 +55,7 @@ fn commit(timestamp: u64) -> RestorePoint {
     RestorePoint::Commit(Timestamp(timestamp))
 }
 
-fn wait_until(is_it: impl Fn() -> bool) {
+fn wait_until(mut is_it: impl FnMut() -> bool) {
     while !is_it() {
         std::thread::yield_now();
     }
@@ -573,6 +573,40 @@ fn an_archive_that_cannot_be_written_ends() {
     let newest =
         small().restore_to([path("later backup")], path("archive"), RestorePoint::Newest, path("newest")).unwrap();
     assert_eq!(newest.timestamp, last);
+}
+
+/// On a full disk, the error names the bytes that wait for an archive that takes none. Once it does, there is room.
+#[test]
+fn a_full_disk_names_files_that_wait_for_the_archive() {
+    let folder = Folder::new();
+    let path = |name: &str| folder.path().join(name);
+    let faulty = FaultyBackend::new(drumlin_io::backend(IoBackend::Portable).unwrap());
+    let copy = format!("cp \"$1\" '{}/'", path("archive").display());
+    let archive = Archive::command("/bin/sh", ["-c", &copy, "sh"]).every(Duration::from_millis(20));
+    let config = small().backend(Arc::new(faulty.clone())).durability(Durability::Relaxed);
+    let db = config.archive(archive).open(path("db")).unwrap();
+    let k = db.keyspace("k").unwrap();
+    let mut rows = 0u64;
+    let mut fill = || {
+        loop {
+            match k.insert(rows.to_be_bytes(), Random(rows).bytes(900)) {
+                Ok(()) => rows += 1,
+                Err(error) => break error,
+            }
+        }
+    };
+    k.insert("a", "row").unwrap();
+    // The destination does not exist, so the first delivery fails.
+    wait_until(|| db.stats().archive_failure.is_some());
+    faulty.set_space_limit(Some(faulty.space_used() + (4 << 20)));
+    let refused = fill();
+    let Error::DiskFull { archive_bytes: bytes @ 1.., .. } = refused else { panic!("{refused:?}") };
+    assert!(bytes <= db.stats().archive_waiting_bytes, "{bytes} bytes of {:#?}", db.stats());
+    let text = refused.to_string();
+    assert!(text.contains(&format!("archive's destination, for which {bytes} bytes wait")), "{text}");
+    std::fs::create_dir_all(path("archive")).unwrap();
+    wait_until(|| k.insert("after", "the delivery").is_ok());
+    wait_until(|| matches!(fill(), Error::DiskFull { archive_bytes: 0, .. }));
 }
 
 /// If the database's disk fills up, the archive ends, and its error says why. No commit is lost, the archive has all

@@ -161,8 +161,7 @@ impl Drop for Run {
 fn write_error(file: &SpillFile, error: std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            let (path, needed_bytes) = (file.folder_path(), file.block_bytes as u64);
-            Error::DiskFull { path, needed_bytes, kept_snapshots: Vec::new(), clones: Vec::new() }
+            Error::disk_full(file.folder_path(), file.block_bytes as u64)
         }
         _ => Error::io("writing", &file.path(), error),
     }
