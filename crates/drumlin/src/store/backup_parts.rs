@@ -1,5 +1,6 @@
 //! The places of a backup's parts: a folder with a file for each, or a stream with one after the other.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,11 +8,23 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::format::BLOCK_BYTES;
 use crate::format::backup::{BackupId, PART_HEADER_BYTES, PartHeader};
-use crate::io::{self, AlignedBuffer, Backend, FileRef, FolderRef, OpenOptions, Persist, Queue};
+use crate::io::{self, AlignedBuffer, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Queue};
 
 /// The number of parts that are synced together. A sync of one file usually makes the others cheap, because they share
 /// the file system's journal.
 const SYNC_PART_COUNT: usize = 32;
+
+/// The number of parts that are read while an earlier one is used. The drive has a request then, also while the engine
+/// hands it the next one.
+const READ_AHEAD_COUNT: usize = 2;
+
+/// The length of the longest part that is read ahead, in bytes. Only the first part of a backup is longer, if there are
+/// many keyspaces.
+const READ_AHEAD_BYTES_MAX: u64 = 1 << 20;
+
+/// The longest body that a part may have, in bytes. It limits the memory that a damaged length can claim. The first
+/// part has the names of all keyspaces.
+pub(super) const BODY_BYTES_MAX: u64 = 1 << 30;
 
 /// The place where a backup's parts are written.
 pub(crate) trait PartSink {
@@ -48,11 +61,36 @@ pub(crate) trait PartSource {
 /// A folder with a file for each part.
 pub(crate) struct PartFolder {
     folder: FolderRef,
-    /// The part that is being read, and the position in it.
-    open: Option<(FileRef, u64)>,
+    reads: PartReads,
     write_ahead: Option<WriteAhead>,
     unsynced: Vec<Written>,
+    /// The first part. The writer of a backup locks it, so that no two backups mix.
+    lock: Option<FileRef>,
     backend: Arc<dyn Backend>,
+}
+
+/// The part that is used, and those after it that are being read.
+#[derive(Default)]
+struct PartReads {
+    /// Created with the first read.
+    queue: Option<Box<dyn Queue>>,
+    /// The number of parts that are read ahead.
+    ahead_count: usize,
+    used: Option<PartRead>,
+    ahead: VecDeque<PartRead>,
+    /// Buffers of parts that were used.
+    buffers: Vec<AlignedBuffer>,
+}
+
+/// A part that is being read, or has been read.
+struct PartRead {
+    number: u32,
+    /// The length of the file.
+    file_bytes: u64,
+    /// The bytes of the file up to the longest possible part, once they have been read, or the error.
+    read: Option<(AlignedBuffer, std::io::Result<()>)>,
+    /// The end of the bytes that were returned.
+    position: usize,
 }
 
 /// The part that is written while the next one is read.
@@ -90,6 +128,99 @@ impl WriteAhead {
     }
 }
 
+impl PartReads {
+    /// Begins to read the next part ahead. Returns `false` if it does not exist, or is too long to be read ahead.
+    fn begin(&mut self, backend: &dyn Backend, folder: &FolderRef, number: u32) -> std::io::Result<bool> {
+        let name = file_name(number);
+        if !folder.exists(&name)? {
+            return Ok(false);
+        }
+        let file = folder.open(&name, OpenOptions { direct: true, ..OpenOptions::default() })?;
+        let file_bytes = file.len()?;
+        if file_bytes > READ_AHEAD_BYTES_MAX && !self.ahead.is_empty() {
+            return Ok(false);
+        }
+        let bytes = file_bytes.min(PART_HEADER_BYTES as u64 + BODY_BYTES_MAX) as usize;
+        let padded_bytes = bytes.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
+        let buffer = self.buffers.pop().filter(|buffer| buffer.capacity() >= padded_bytes);
+        let mut buffer = buffer.unwrap_or_else(|| AlignedBuffer::zeroed(padded_bytes));
+        buffer.set_len(padded_bytes);
+        let queue = match &mut self.queue {
+            Some(queue) => queue,
+            None => self.queue.insert(backend.queue(1 + self.ahead_count)?),
+        };
+        queue.push_read(&file, 0, buffer, u64::from(number));
+        self.ahead.push_back(PartRead { number, file_bytes, read: None, position: 0 });
+        queue.submit()?;
+        Ok(true)
+    }
+
+    /// Waits for a read to end.
+    fn wait(&mut self) -> std::io::Result<()> {
+        let mut finished = Vec::new();
+        self.queue.as_ref().expect("a read is in flight").wait(1, &mut finished)?;
+        for completion in finished {
+            let part = self.ahead.iter_mut().find(|part| u64::from(part.number) == completion.token);
+            let part = part.expect("a read that is in flight has a part");
+            let mut buffer = completion.buffer;
+            let result = match completion.result {
+                // The read was padded to whole blocks.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    buffer.set_len(completion.transferred);
+                    Ok(())
+                }
+                result => result,
+            };
+            part.read = Some((buffer, result));
+        }
+        Ok(())
+    }
+
+    /// Makes the part with this number the one that is used, and reads those after it ahead. Returns `false` if it does
+    /// not exist.
+    fn advance(&mut self, backend: &dyn Backend, folder: &FolderRef, number: u32) -> std::io::Result<bool> {
+        if let Some((buffer, _)) = self.used.take().and_then(|used| used.read) {
+            self.buffers.push(buffer);
+        }
+        if self.ahead.front().is_some_and(|part| part.number != number) {
+            // Dropping the queue waits for the reads in flight.
+            self.queue = None;
+            self.ahead.clear();
+        }
+        if self.ahead.is_empty() && !self.begin(backend, folder, number)? {
+            return Ok(false);
+        }
+        while let Some(last) = self.ahead.back()
+            && self.ahead.len() <= self.ahead_count
+        {
+            // An error is returned once the part is used.
+            let next = last.number + 1;
+            if !self.begin(backend, folder, next).unwrap_or(false) {
+                break;
+            }
+        }
+        while self.ahead.front().is_some_and(|part| part.read.is_none()) {
+            self.wait()?;
+        }
+        self.used = self.ahead.pop_front();
+        Ok(true)
+    }
+}
+
+impl PartRead {
+    /// Returns the next bytes of the part: as many, or as far as it goes.
+    fn take(&mut self, bytes: u64) -> std::io::Result<&[u8]> {
+        let (buffer, result) = self.read.as_ref().expect("a part that is used was read");
+        if let Err(error) = result {
+            return Err(std::io::Error::new(error.kind(), error.to_string()));
+        }
+        let end = buffer.len().min(usize::try_from(self.file_bytes).unwrap_or(usize::MAX));
+        let start = self.position.min(end);
+        self.position = start + ((end - start) as u64).min(bytes) as usize;
+        Ok(&buffer[start..self.position])
+    }
+}
+
 fn file_name(number: u32) -> String {
     format!("part-{number:06}")
 }
@@ -97,13 +228,25 @@ fn file_name(number: u32) -> String {
 impl PartFolder {
     /// Opens a folder to read a backup.
     pub(crate) fn open(backend: &Arc<dyn Backend>, path: &Path) -> Result<PartFolder> {
+        PartFolder::open_with(backend, path, READ_AHEAD_COUNT)
+    }
+
+    fn open_with(backend: &Arc<dyn Backend>, path: &Path, ahead_count: usize) -> Result<PartFolder> {
         let exists = backend.exists(path).map_err(|error| Error::io("looking for", path, error))?;
         if !exists {
             let reason = "nothing is at this path".to_owned();
             return Err(Error::UnusableBackup { backup: path.display().to_string(), reason });
         }
         let folder = io::open_folder(backend, path).map_err(|error| Error::io("opening", path, error))?;
-        Ok(PartFolder { folder, open: None, write_ahead: None, unsynced: Vec::new(), backend: Arc::clone(backend) })
+        let reads = PartReads { ahead_count, ..PartReads::default() };
+        Ok(PartFolder {
+            folder,
+            reads,
+            write_ahead: None,
+            unsynced: Vec::new(),
+            lock: None,
+            backend: Arc::clone(backend),
+        })
     }
 
     /// Opens or creates a folder to write a backup. It must be empty, or have parts of the same backup.
@@ -112,15 +255,35 @@ impl PartFolder {
         if let Some(parent) = path.parent() {
             backend.sync_dir(parent).map_err(|error| Error::io("syncing", parent, error))?;
         }
-        let folder = PartFolder::open(backend, path)?;
+        // Parts that will be written are not read ahead.
+        let mut folder = PartFolder::open_with(backend, path, 0)?;
         let names = folder.folder.list().map_err(|error| Error::io("listing", path, error))?;
         match names.iter().find(|name| !name.starts_with("part-")) {
             Some(name) => Err(Error::Invalid(format!(
                 "{} is not empty: it holds {name:?}. Back up into an empty or new folder",
                 path.display()
             ))),
-            None => Ok(folder),
+            None => {
+                folder.lock()?;
+                Ok(folder)
+            }
         }
+    }
+
+    /// Locks the folder for writing.
+    fn lock(&mut self) -> Result<()> {
+        let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
+        let file = self.folder.open(&file_name(0), options).map_err(|error| self.write_error(0, 0, error))?;
+        match file.try_lock(Lock::Exclusive) {
+            Ok(false) => {
+                let path = self.folder.path().display();
+                return Err(Error::Invalid(format!("another backup is being written into {path}")));
+            }
+            Ok(true) => self.lock = Some(file),
+            // Some network file systems have no locks.
+            Err(error) => log::debug!("locking {}: {error}", file.path().display()),
+        }
+        Ok(())
     }
 
     /// Waits for the part that is being written.
@@ -151,21 +314,12 @@ impl PartFolder {
         self.folder.path().join(file_name(number))
     }
 
-    fn read(&mut self, number: u32, bytes: usize) -> Result<Vec<u8>> {
-        let path = self.path_of(number);
-        let Some((file, position)) = &mut self.open else { return Ok(Vec::new()) };
-        let mut read = vec![0; bytes];
-        let mut length = 0;
-        while length < bytes {
-            let more = file.read_up_to(&mut read[length..], *position + length as u64);
-            match more.map_err(|error| Error::io("reading", &path, error))? {
-                0 => break,
-                more => length += more,
-            }
-        }
-        read.truncate(length);
-        *position += length as u64;
-        Ok(read)
+    /// Returns the next bytes of the part that is used.
+    fn take(&mut self, bytes: u64) -> Result<Vec<u8>> {
+        let Some(used) = &mut self.reads.used else { return Ok(Vec::new()) };
+        let number = used.number;
+        let taken = used.take(bytes).map(<[u8]>::to_vec);
+        taken.map_err(|error| Error::io("reading", &self.path_of(number), error))
     }
 
     /// Returns the checksum and the body of a part, or `None` if it is not there or is damaged.
@@ -178,8 +332,7 @@ impl PartFolder {
                 self.folder.path().display()
             )));
         }
-        let length = self.open.as_ref().map(|(file, _)| file.len()).transpose();
-        let length = length.map_err(|error| Error::io("measuring", &self.path_of(number), error))?.unwrap_or(0);
+        let length = self.reads.used.as_ref().map_or(0, |used| used.file_bytes);
         if header.number != number || length != header.body_bytes + PART_HEADER_BYTES as u64 {
             return Ok(None);
         }
@@ -244,26 +397,19 @@ impl PartSource for PartFolder {
     }
 
     fn next_header(&mut self, number: u32) -> Result<Option<[u8; PART_HEADER_BYTES]>> {
-        let name = file_name(number);
-        let exists = self.folder.exists(&name);
-        if !exists.map_err(|error| Error::io("looking for", &self.path_of(number), error))? {
+        let has_part = self.reads.advance(&*self.backend, &self.folder, number);
+        if !has_part.map_err(|error| Error::io("reading", &self.path_of(number), error))? {
             return Ok(None);
         }
-        let file = self.folder.open(&name, OpenOptions::default());
-        self.open = Some((file.map_err(|error| Error::io("opening", &self.path_of(number), error))?, 0));
         // A header that is cut short is no header.
         let mut header = [0; PART_HEADER_BYTES];
-        let read = self.read(number, PART_HEADER_BYTES)?;
+        let read = self.take(PART_HEADER_BYTES as u64)?;
         header[..read.len()].copy_from_slice(&read);
         Ok(Some(header))
     }
 
     fn body(&mut self, bytes: u64) -> Result<Vec<u8>> {
-        let Some((file, position)) = &self.open else { return Ok(Vec::new()) };
-        let length = file.len().map_err(|error| Error::io("measuring", self.folder.path(), error))?;
-        // The length in the header may be damaged.
-        let bytes = bytes.min(length.saturating_sub(*position));
-        self.read(0, bytes as usize)
+        self.take(bytes)
     }
 }
 

@@ -491,7 +491,8 @@ impl Opener<'_> {
     pub(super) fn begin_restoring(&self, segment_bytes: u64) -> Result<(FileRef, SyncMethod, Superblock)> {
         let options = OpenOptions { write: true, create: true, direct: true, ..OpenOptions::default() };
         let file = self.lock_data(RESTORED_DATA_NAME, options, Lock::Exclusive)?;
-        let sync = self.sync_method_of_new()?;
+        // Restoring syncs a few times, so measuring would not pay. The first opening does it.
+        let sync = if self.needs_no_probe() { SyncMethod::DurableWrite } else { SyncMethod::DataSync };
         let superblock = self.write_first(&file, RESTORED_DATA_NAME, segment_bytes, sync)?;
         Ok((file, sync, superblock))
     }

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::backup_parts::PartSource;
+use super::backup_parts::{BODY_BYTES_MAX, PartSource};
 use super::files::Opener;
 use super::settings::Settings;
 use crate::error::{Error, Result};
@@ -23,10 +23,6 @@ use crate::memory::Budget;
 use crate::space::checkpoint::PageTableStore;
 use crate::space::superblocks::Superblocks;
 use crate::space::{PageTable, Space};
-
-/// The longest body that a part may have, in bytes. It limits the memory that a damaged length can claim. The first
-/// part has the names of all keyspaces.
-const BODY_BYTES_MAX: u64 = 1 << 30;
 
 /// The contents of a backup that has been read to its end.
 #[derive(Clone, Debug)]

@@ -468,3 +468,57 @@ fn closing_ends_a_backup() {
         assert_eq!(small().open(&target).unwrap().keyspace("k").unwrap().len().unwrap(), 10_000);
     }
 }
+
+/// If page tables leave too little of the budget for a backup, the error says which budget suffices. In that one, or
+/// once a keyspace has been dropped, the same call makes a backup that can be restored.
+#[test]
+fn a_backup_needs_memory_beside_page_tables() {
+    let config = small().memory(8 << 20).backend(drumlin_io::in_memory());
+    let (db, k) = filled(&config, "/db", 60_000);
+    let mut count = 0;
+    while db.clone_keyspace("k", &count.to_string()).is_ok() {
+        count += 1;
+        assert!(count < 500, "the page tables of {count} clones fit into 8 MiB");
+    }
+    let options = BackupOptions::new();
+    let refused = db.backup_into(std::io::sink(), &options).unwrap_err();
+    let Error::BudgetTooSmall { given_bytes, minimum_bytes } = refused else { panic!("{refused:?}") };
+    assert!(given_bytes == 8 << 20 && minimum_bytes > given_bytes, "{minimum_bytes} bytes instead of {given_bytes}");
+    assert!(db.kept_snapshots().is_empty(), "a backup that was refused has left its snapshot");
+    assert!(matches!(db.backup_to("/backup", &options), Err(Error::BudgetTooSmall { .. })));
+    drop(k);
+    db.close().unwrap();
+    let db = config.clone().memory(minimum_bytes).open("/db").unwrap();
+    db.backup_to("/backup", &options).unwrap();
+    db.close().unwrap();
+    let info = config.clone().memory(minimum_bytes).restore(["/backup"], "/restored").unwrap();
+    assert_eq!(info.keyspaces.len(), count + 1);
+    let db = config.open("/db").unwrap();
+    for clone in 0..count / 2 {
+        db.drop_keyspace(&clone.to_string()).unwrap();
+    }
+    db.checkpoint().unwrap();
+    db.backup_into(std::io::sink(), &options).unwrap();
+}
+
+/// While a backup is written into a folder, another one is refused, so that their parts never mix.
+#[test]
+fn two_backups_into_one_folder_do_not_mix() {
+    let config = small().backend(drumlin_io::in_memory());
+    let databases = [1, 2].map(|number| filled(&config, format!("/db {number}"), 20_000).0);
+    for round in 0..8 {
+        let target = format!("/backup {round}");
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let back_up = |db: &Database| {
+                let (db, target) = (db.clone(), target.clone());
+                scope.spawn(move || db.backup_to(target, &new()))
+            };
+            let threads = databases.each_ref().map(back_up);
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1, "{made:?}");
+        let refused = made.iter().find_map(|made| made.as_ref().err());
+        assert!(matches!(refused, Some(Error::Invalid(reason)) if reason.contains("another backup")), "{made:?}");
+        config.verify_backup(&target).unwrap();
+    }
+}
