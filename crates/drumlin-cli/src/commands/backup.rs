@@ -26,7 +26,8 @@ pub(crate) struct Backup {
     /// stdout
     #[arg(value_name = "BACKUP")]
     target: PathBuf,
-    /// Keep the snapshot that is backed up under this name, as the base of the next incremental backup
+    /// Keep the snapshot that is backed up under this name, as the base of the next incremental backup. If a snapshot
+    /// has this name already, back that one up
     #[arg(long, value_name = "NAME")]
     keep: Option<String>,
     /// Back up only what has changed since the kept snapshot with this name
@@ -41,6 +42,7 @@ pub(crate) struct Backup {
 struct Line {
     timestamp: u64,
     since: Option<u64>,
+    snapshot_age_seconds: Option<f64>,
     pages: u64,
     bytes: u64,
     parts: u32,
@@ -78,10 +80,11 @@ impl Backup {
             output.remark(&self.described(&report));
             return Ok(());
         }
-        let BackupReport { timestamp, since, pages, bytes, parts, parts_found, duration, .. } = report;
+        let BackupReport { timestamp, since, snapshot_age, pages, bytes, parts, parts_found, duration, .. } = report;
         let line = Line {
             timestamp: timestamp.0,
             since: since.map(|since| since.0),
+            snapshot_age_seconds: snapshot_age.map(|age| age.as_secs_f64()),
             pages,
             bytes,
             parts,
@@ -102,7 +105,11 @@ impl Backup {
             0 => String::new(),
             found => format!("; {found} of {} parts were there already", report.parts),
         };
+        let kept = match (&self.keep, report.snapshot_age) {
+            (Some(name), Some(age)) => format!(", when the snapshot {name:?} was kept {} ago", figures::duration(age)),
+            _ => String::new(),
+        };
         let verified = if self.check { "; read back and verified" } else { "" };
-        format!("backed up {bytes} in {duration}, as of timestamp {}{since}{found}{verified}", report.timestamp)
+        format!("backed up {bytes} in {duration}, as of timestamp {}{kept}{since}{found}{verified}", report.timestamp)
     }
 }

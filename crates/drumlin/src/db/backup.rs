@@ -42,6 +42,8 @@ impl BackupOptions {
     /// Keeps the [snapshot](Database::keep_snapshot) that is backed up under this name, as the base of later
     /// incremental backups. If a snapshot with this name exists already, it is backed up as it is. So a backup that was
     /// interrupted can be continued: of a folder, the parts that are there are not written again.
+    /// [`BackupReport::snapshot_age`] says so. Give the snapshots of scheduled backups different names, such as the
+    /// date.
     #[must_use]
     pub fn keep(mut self, name: &str) -> BackupOptions {
         self.keep = Some(name.to_owned());
@@ -72,6 +74,8 @@ pub struct BackupReport {
     pub timestamp: Timestamp,
     /// The commit since which the backup has the changes, or `None` for a full backup.
     pub since: Option<Timestamp>,
+    /// If the snapshot was kept before the call, the time since it was taken. The backup has the state of that time.
+    pub snapshot_age: Option<Duration>,
     /// The number of pages in the backup, including those of large values.
     pub pages: u64,
     /// The length of the backup in bytes.
@@ -140,11 +144,12 @@ impl Database {
     /// [`Config::restore`] makes a database of it.
     ///
     /// # Errors
-    /// [`Error::NoSuchSnapshot`] for an unknown base; [`Error::Invalid`] for a folder that holds something else, and
-    /// for a base that is not older than the backup; [`Error::Corrupted`] for a damaged page; [`Error::DiskFull`];
-    /// [`Error::MemoryInUse`] while others use the memory, [`Error::BudgetTooSmall`] if page tables leave too little;
-    /// [`Error::Io`]; the errors of [`keep_snapshot`](Database::keep_snapshot). After an error, the folder has the
-    /// parts that were written, and is not a valid backup.
+    /// [`Error::NoSuchSnapshot`] for an unknown base; [`Error::Invalid`] for a folder that holds something else or that
+    /// another backup is being written into, and for a base that is not older than the backup; [`Error::Corrupted`] for
+    /// a damaged page; [`Error::DiskFull`]; [`Error::MemoryInUse`] while others use the memory,
+    /// [`Error::BudgetTooSmall`] if page tables leave too little; [`Error::Io`]; the errors of
+    /// [`keep_snapshot`](Database::keep_snapshot). After an error, the folder has the parts that were written, and is
+    /// not a valid backup.
     pub fn backup_to(&self, folder: impl AsRef<Path>, options: &BackupOptions) -> Result<BackupReport> {
         let backend = &self.store()?.engine.backend;
         let path = folder.as_ref();
@@ -167,8 +172,11 @@ impl Database {
         let began = store.now();
         let kept = &store.engine.space.kept;
         let base = options.since.as_ref().map(|name| kept.get(name)).transpose()?;
+        let found = options.keep.as_ref().and_then(|name| kept.get(name).ok());
+        let taken_at = found.as_ref().map(|found| Duration::from_millis(found.taken_at_ms));
+        let snapshot_age = taken_at.map(|taken_at| store.engine.backend.wall_clock().saturating_sub(taken_at));
         let temporary = match &options.keep {
-            Some(name) if kept.get(name).is_ok() => None,
+            Some(_) if found.is_some() => None,
             Some(name) => {
                 store.keep_snapshot(name, false)?;
                 None
@@ -180,8 +188,12 @@ impl Database {
         if let Some(base) = &base
             && (base.timestamp > snapshot.timestamp || base.id == snapshot.id)
         {
+            let why = match found {
+                Some(found) => format!(", because the snapshot {:?} was kept before", found.name),
+                None => String::new(),
+            };
             return Err(Error::Invalid(format!(
-                "the snapshot {:?} is not older than the backup, which has the state of commit {}",
+                "the snapshot {:?} is not older than the backup, which has the state of commit {}{why}",
                 base.name, snapshot.timestamp
             )));
         }
@@ -190,6 +202,7 @@ impl Database {
         Ok(BackupReport {
             timestamp: snapshot.timestamp,
             since: base.map(|base| base.timestamp),
+            snapshot_age,
             pages: page_count,
             bytes,
             parts: part_count,

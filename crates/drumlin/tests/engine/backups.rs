@@ -227,6 +227,7 @@ fn a_broken_chain_is_refused() {
     assert!(matches!(db.backup_into(Vec::new(), &new().since("none")), Err(Error::NoSuchSnapshot { .. })));
     let same = db.backup_into(Vec::new(), &new().keep("a").since("a"));
     assert!(matches!(&same, Err(Error::Invalid(why)) if why.contains("not older")), "{same:?}");
+    assert!(same.unwrap_err().to_string().contains("was kept before"));
     let older = db.backup_into(Vec::new(), &new().keep("a").since("b"));
     assert!(matches!(&older, Err(Error::Invalid(why)) if why.contains("not older")), "{older:?}");
     small().restore_from([&full[..], &first, &second], &target).unwrap();
@@ -299,6 +300,7 @@ fn an_interrupted_backup_is_continued() {
     write(&keyspace, 0..20_000, 2);
     let again = db.backup_to(&path, &options).unwrap();
     assert_eq!((again.parts_found, again.parts, again.bytes), (2, report.parts, report.bytes));
+    assert!(report.snapshot_age.is_none() && again.snapshot_age.is_some(), "{report:?}, {again:?}");
     for (number, bytes) in (0..).zip(&bytes) {
         assert!(std::fs::read(part(number)).unwrap() == *bytes, "part {number} differs");
     }
