@@ -342,7 +342,8 @@ pub enum Error {
     },
     /// An argument is not allowed.
     Invalid(String),
-    /// The database is open for [reading only](crate::Config::read_only).
+    /// The database is open for [reading only](crate::Config::read_only), or the folder of logs
+    /// ([`LogsOptions::read_only`](crate::logs::LogsOptions::read_only)).
     ReadOnly {
         /// The path of the database.
         path: PathBuf,
@@ -549,7 +550,7 @@ impl std::fmt::Display for Error {
             ),
             Error::Invalid(value) => write!(f, "{value}"),
             Error::ReadOnly { path } => {
-                write!(f, "{} is open for reading only. Open it without Config::read_only to write", path.display())
+                write!(f, "{} is open for reading only. Open it without read_only to write", path.display())
             }
             Error::NotClosed { path, commits } => write!(
                 f,

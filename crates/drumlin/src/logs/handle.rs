@@ -11,7 +11,7 @@ use super::range::{Entry, Range};
 use super::receipt::Receipt;
 use super::shared::{LogCell, Wait};
 use super::state::Found;
-use super::stats::LogsStats;
+use super::stats::{LogSize, LogsStats};
 use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::task::{ready, turn};
@@ -312,6 +312,12 @@ impl Log {
     #[must_use]
     pub fn last(&self) -> Option<u64> {
         self.cell.state.lock().bounds.last()
+    }
+
+    /// Returns the number of entries and their bytes, or `None` if the log does not exist.
+    #[must_use]
+    pub fn size(&self) -> Option<LogSize> {
+        LogSize::of(self.number, &self.cell)
     }
 
     /// Returns the index up to which the entries were purged.

@@ -52,13 +52,13 @@ impl HeadFile {
         folder.rename(NEW_HEAD_NAME, HEAD_NAME).map_err(|error| failed("renaming", error))?;
         folder.sync().map_err(|error| Error::io("syncing", folder.path(), error))?;
         // Open it again, so that the handle has the new name.
-        HeadFile::open(folder, sync)
+        HeadFile::open(folder, true, sync)
     }
 
     /// Reads the newest head.
-    pub(super) fn open(folder: &FolderRef, sync: SyncMethod) -> Result<HeadFile> {
+    pub(super) fn open(folder: &FolderRef, write: bool, sync: SyncMethod) -> Result<HeadFile> {
         let path = folder.path().join(HEAD_NAME);
-        let options = OpenOptions { write: true, direct: true, ..OpenOptions::default() };
+        let options = OpenOptions { write, direct: true, ..OpenOptions::default() };
         let file = folder.open(HEAD_NAME, options).map_err(|error| Error::io("opening", &path, error))?;
         let mut newest: Option<LogsHead> = None;
         let mut reason = LogsHeadError::Magic;

@@ -37,6 +37,7 @@ use crate::task::new_workers;
 
 const LOCK_NAME: &str = "lock";
 const PROBE_NAME: &str = "probe";
+const NO_LOGS: &str = "the folder has no logs";
 
 /// The time spent measuring sync methods when a folder is created.
 const PROBE_DURATION: Duration = Duration::from_millis(300);
@@ -61,15 +62,15 @@ impl Opening {
             None => io::backend(options.io_backend).map_err(|error| Error::io("starting I/O for", path, error))?,
         };
         let path = &backend.absolute(path).map_err(|error| Error::io("looking for", path, error))?;
-        make_folder(&backend, path, options.create)?;
+        make_folder(&backend, path, options.create && !options.read_only)?;
         let folder = io::open_folder(&backend, path).map_err(|error| Error::io("opening", path, error))?;
-        let lock = lock(&backend, &folder)?;
+        let lock = if options.read_only { lock_to_read(&backend, &folder)? } else { lock(&backend, &folder)? };
         let opened = open_locked(&backend, &folder, options, sizes);
         if opened.is_err() {
             unlock(&folder, &lock);
         }
         let shared = Arc::new(opened?);
-        let thread = Mutex::new(space::start(&shared)?);
+        let thread = Mutex::new(if options.read_only { None } else { space::start(&shared)? });
         Ok(Opening { shared, thread, lock })
     }
 
@@ -96,6 +97,7 @@ fn close(shared: &Shared, thread: &Mutex<Option<JoinHandle<()>>>, lock: &FileRef
     shared.workers.stop();
     let ended = shared.stream.end().and_then(|()| match shared.stream.failure() {
         Some(reason) => Err(Error::Failed { reason }),
+        None if shared.is_read_only => Ok(()),
         None => shared.write_index_now(true),
     });
     unlock(&shared.folder, lock);
@@ -171,15 +173,9 @@ fn lock(backend: &Arc<dyn Backend>, folder: &FolderRef) -> Result<FileRef> {
         true
     });
     if !is_folder_locked || !file.try_lock(Lock::Exclusive).map_err(|error| failed("locking", error))? {
-        let mut text = vec![0; file.len().unwrap_or(0).min(20) as usize];
-        let is_read = file.read_at(&mut text, 0).is_ok();
-        let pid =
-            String::from_utf8(text).ok().filter(|_| is_read).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        return Err(Error::Locked {
-            path: folder.path().to_path_buf(),
-            pid,
-            by_this_process: pid == backend.process_id(),
-        });
+        // Processes that read do not write their ids.
+        let is_only_read = folder.try_lock(Lock::Shared).unwrap_or(false);
+        return Err(locked(backend, folder, (!is_only_read).then_some(&file)));
     }
     // For people to read. A full disk must not keep the logs from opening.
     let text = format!("{}\n", backend.process_id());
@@ -187,6 +183,40 @@ fn lock(backend: &Arc<dyn Backend>, folder: &FolderRef) -> Result<FileRef> {
         log::debug!("writing {}: {error}", file.path().display());
     }
     Ok(file)
+}
+
+/// Like [`lock`], to read only: others may read too. Writes nothing.
+fn lock_to_read(backend: &Arc<dyn Backend>, folder: &FolderRef) -> Result<FileRef> {
+    let is_missing = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+    let open = |name| folder.open(name, OpenOptions::default());
+    // A copy may lack the file.
+    let opened = open(LOCK_NAME).or_else(|error| if is_missing(&error) { open(HEAD_NAME) } else { Err(error) });
+    let file = opened.map_err(|error| match is_missing(&error) {
+        true => Error::NotADatabase { path: folder.path().to_path_buf(), why: NO_LOGS.to_owned() },
+        false => Error::io("opening", &folder.path().join(LOCK_NAME), error),
+    })?;
+    // A medium that can't be written may not support locks, and does not need them.
+    let is_locked = |locked: std::io::Result<bool>| {
+        locked.unwrap_or_else(|error| {
+            log::debug!("locking {}: {error}", folder.path().display());
+            true
+        })
+    };
+    if is_locked(folder.try_lock(Lock::Shared)) && is_locked(file.try_lock(Lock::Shared)) {
+        return Ok(file);
+    }
+    Err(locked(backend, folder, Some(&file)))
+}
+
+/// Returns the error for a folder that another opening has locked, whose process may have written its id into the file.
+fn locked(backend: &Arc<dyn Backend>, folder: &FolderRef, file: Option<&FileRef>) -> Error {
+    let read = |file: &FileRef| {
+        let mut text = vec![0; file.len().ok()?.min(20) as usize];
+        file.read_at(&mut text, 0).ok()?;
+        String::from_utf8(text).ok()?.trim().parse().ok()
+    };
+    let pid = file.and_then(read).unwrap_or(0);
+    Error::Locked { path: folder.path().to_path_buf(), pid, by_this_process: pid == backend.process_id() }
 }
 
 fn unlock(folder: &FolderRef, file: &FileRef) {
@@ -198,7 +228,7 @@ fn unlock(folder: &FolderRef, file: &FileRef) {
 /// Returns the sync method that a measurement chose. It is made when the folder is created, and again when the device,
 /// the file system or its mount options have changed.
 fn sync_method(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOptions) -> SyncMethod {
-    if options.backend.is_some() {
+    if options.backend.is_some() || options.read_only {
         return SyncMethod::DurableWrite;
     }
     let found = || {
@@ -233,7 +263,10 @@ fn open_head(
 ) -> Result<HeadFile> {
     let names = folder.list().map_err(|error| Error::io("listing", folder.path(), error))?;
     if names.iter().any(|name| name == HEAD_NAME) {
-        let head = HeadFile::open(folder, sync)?;
+        let head = HeadFile::open(folder, !options.read_only, sync)?;
+        if options.read_only {
+            return Ok(head);
+        }
         // A creation may have been killed before it made the name durable.
         folder.sync().map_err(|error| Error::io("syncing", folder.path(), error))?;
         head.harden()?;
@@ -249,9 +282,8 @@ fn open_head(
         let why = format!("the folder holds other things ({other:?}) and no head of logs");
         return Err(Error::NotADatabase { path: folder.path().to_path_buf(), why });
     }
-    if !options.create {
-        let why = "the folder has no logs".to_owned();
-        return Err(Error::NotADatabase { path: folder.path().to_path_buf(), why });
+    if !options.create || options.read_only {
+        return Err(Error::NotADatabase { path: folder.path().to_path_buf(), why: NO_LOGS.to_owned() });
     }
     let first = LogsHead {
         sequence: SuperblockNumber::FIRST,
@@ -366,34 +398,28 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
     };
     let (from, to) = head.range;
     let ranges = if from < to { vec![LogRange { stream: StreamId(0), from, to }] } else { Vec::new() };
-    let scan = Scan::open(
-        backend,
-        folder,
-        &stream_options,
-        &SuperblockLogState {
-            incarnations: &head.incarnations,
-            checkpoint: CheckpointNumber(head.index),
-            covered: head.covered,
-            ranges: &ranges,
-            is_closed: head.is_closed,
-            covered_position: Some(head.position.max(from)),
-        },
-    )?;
+    let known = SuperblockLogState {
+        incarnations: &head.incarnations,
+        checkpoint: CheckpointNumber(head.index),
+        covered: head.covered,
+        ranges: &ranges,
+        is_closed: head.is_closed,
+        covered_position: Some(head.position.max(from)),
+    };
+    let scan = match options.read_only {
+        true => {
+            let access = OpenOptions { direct: true, ..OpenOptions::default() };
+            Scan::read(backend, folder, &stream_options, access, &known, &mut Err)?
+        }
+        false => Scan::open(backend, folder, &stream_options, &known)?,
+    };
     recovered.replay(&scan, head.covered, folder.path())?;
     recovered.check_places(from, folder.path())?;
     let newest = head.incarnations.last().map_or(0, |(incarnation, _)| incarnation.0);
     let incarnation = (Incarnation(newest + 1), scan.last().next());
-    let mut incarnations = head.incarnations.clone();
-    if incarnations.len() == INCARNATION_COUNT_MAX {
-        scan.erase_void()?;
-        incarnations.clear();
+    if !options.read_only {
+        begin_opening(&head_file, &scan, incarnation, folder.path())?;
     }
-    incarnations.push(incarnation);
-    let written = head_file.write(|next| {
-        next.incarnations = incarnations;
-        next.is_closed = false;
-    });
-    written.map_err(|error| Error::io("writing the head of", folder.path(), error))?;
 
     let callbacks = Arc::new(Callbacks::default());
     let hooks = {
@@ -409,7 +435,10 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
             ..Hooks::none()
         }
     };
-    let stream = scan.start(incarnation.0, CheckpointNumber(head.index), hooks)?;
+    let stream = match options.read_only {
+        true => scan.start_read_only(incarnation.0),
+        false => scan.start(incarnation.0, CheckpointNumber(head.index), hooks)?,
+    };
     let mut index_memory_bytes = 0;
     let logs = recovered.logs.into_iter().filter(|(_, (_, state))| state.bounds.exists);
     let logs = logs.map(|(log, (_, mut state))| {
@@ -426,6 +455,7 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         identity: head.folder,
         incarnation,
         sizes,
+        sync,
         stream,
         head: head_file,
         callbacks,
@@ -436,6 +466,22 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         index_memory_bytes: AtomicU64::new(index_memory_bytes),
         maintenance: Maintenance::new(index, sizes.segment_bytes),
         workers: new_workers(backend),
+        is_read_only: options.read_only,
         is_closed: AtomicBool::new(false),
     })
+}
+
+/// Durably lists an opening, and that the folder is not closed.
+fn begin_opening(head_file: &HeadFile, scan: &Scan, incarnation: (Incarnation, Timestamp), path: &Path) -> Result<()> {
+    let mut incarnations = head_file.found().incarnations;
+    if incarnations.len() == INCARNATION_COUNT_MAX {
+        scan.erase_void()?;
+        incarnations.clear();
+    }
+    incarnations.push(incarnation);
+    let written = head_file.write(|next| {
+        next.incarnations = incarnations;
+        next.is_closed = false;
+    });
+    written.map_err(|error| Error::io("writing the head of", path, error))
 }

@@ -47,6 +47,7 @@ pub struct LogsOptions {
     segment_bytes: u64,
     recovery_target: Duration,
     pub(super) create: bool,
+    pub(super) read_only: bool,
     pub(super) io_backend: IoBackend,
     pub(super) backend: Option<Arc<dyn Backend>>,
 }
@@ -58,6 +59,7 @@ impl Default for LogsOptions {
             segment_bytes: SEGMENT_BYTES_DEFAULT,
             recovery_target: Duration::from_secs(1),
             create: true,
+            read_only: false,
             io_backend: IoBackend::default(),
             backend: None,
         }
@@ -103,6 +105,33 @@ impl LogsOptions {
     #[must_use]
     pub fn create(mut self, create: bool) -> LogsOptions {
         self.create = create;
+        self
+    }
+
+    /// Opens the folder for reading only: nothing in it is written, and changes fail with [`Error::ReadOnly`]. Several
+    /// processes can read a folder at the same time, but not while one has it open for writing. A folder that was not
+    /// closed is read as its next opening would find it. Default no.
+    ///
+    /// ```
+    /// use drumlin::Error;
+    /// use drumlin::logs::{Logs, LogsOptions};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-logs-read-only-{}", std::process::id()));
+    /// let logs = Logs::open(&folder, &LogsOptions::new())?;
+    /// logs.log(7).append(1, &["one"])?.wait()?;
+    /// logs.close()?;
+    ///
+    /// let options = LogsOptions::new().read_only(true);
+    /// let (logs, others) = (Logs::open(&folder, &options)?, Logs::open(&folder, &options)?);
+    /// assert_eq!(logs.log(7).get(1)?, "one");
+    /// assert!(matches!(logs.log(7).append(2, &["two"]), Err(Error::ReadOnly { .. })));
+    /// # drop((logs, others));
+    /// # std::fs::remove_dir_all(folder).unwrap();
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> LogsOptions {
+        self.read_only = read_only;
         self
     }
 

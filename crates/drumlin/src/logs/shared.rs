@@ -31,7 +31,7 @@ use crate::format::logs::{
     PART_CONTENT_OFFSET, encode_part, entry_seed, verified_entry,
 };
 use crate::format::{DatabaseId, Incarnation, StreamPosition, Timestamp, checksum};
-use crate::io::{Backend, FolderRef};
+use crate::io::{Backend, FolderRef, SyncMethod};
 use crate::seglog::{Body, Claim, Log as Stream, Reservation};
 use crate::sync::{Mutex, MutexGuard, RwLock};
 use crate::task::Workers;
@@ -60,6 +60,7 @@ pub(super) struct Shared {
     /// This opening, with its first timestamp.
     pub(super) incarnation: (Incarnation, Timestamp),
     pub(super) sizes: Sizes,
+    pub(super) sync: SyncMethod,
     pub(super) stream: Stream,
     pub(super) head: Arc<HeadFile>,
     pub(super) callbacks: Arc<Callbacks>,
@@ -72,6 +73,7 @@ pub(super) struct Shared {
     pub(super) index_memory_bytes: AtomicU64,
     pub(super) maintenance: Maintenance,
     pub(super) workers: Workers,
+    pub(super) is_read_only: bool,
     pub(super) is_closed: AtomicBool,
 }
 
@@ -197,6 +199,9 @@ impl Shared {
         wait: Wait,
     ) -> Result<Reservation<'_>> {
         self.check_open()?;
+        if self.is_read_only {
+            return Err(Error::ReadOnly { path: self.path().to_path_buf() });
+        }
         let reserve = async || match wait {
             Wait::Thread => self.stream.reserve_with(body_bytes, claim),
             Wait::Task => self.stream.reserve_as_task_with(body_bytes, claim).await,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::shared::Shared;
+use super::shared::{LogCell, Shared};
 
 /// The number of logs that [`LogsStats::largest`] names.
 const LARGEST_COUNT: usize = 10;
@@ -40,6 +40,10 @@ pub struct LogsStats {
     pub sync_count: u64,
     /// Bytes written to the segment files since the folder was opened.
     pub written_bytes: u64,
+    /// The I/O backend in use.
+    pub io_backend: &'static str,
+    /// The method that makes records durable.
+    pub sync_method: &'static str,
     /// The logs that hold most bytes, largest first, ten at most.
     pub largest: Vec<LogSize>,
 }
@@ -69,19 +73,19 @@ pub struct LogSize {
     pub live_bytes: u64,
 }
 
+impl LogSize {
+    /// Returns the size of a log, or `None` if it does not exist.
+    pub(super) fn of(number: u64, cell: &LogCell) -> Option<LogSize> {
+        let state = cell.state.lock();
+        let entry_count = state.bounds.next - state.bounds.first;
+        state.bounds.exists.then_some(LogSize { number, entry_count, live_bytes: state.live_bytes })
+    }
+}
+
 impl LogsStats {
     pub(super) fn of(shared: &Shared) -> LogsStats {
-        let mut sizes = Vec::new();
-        for (number, cell) in shared.cells() {
-            let state = cell.state.lock();
-            if state.bounds.exists {
-                sizes.push(LogSize {
-                    number,
-                    entry_count: state.bounds.next - state.bounds.first,
-                    live_bytes: state.live_bytes,
-                });
-            }
-        }
+        let cells = shared.cells();
+        let mut sizes: Vec<LogSize> = cells.iter().filter_map(|(number, cell)| LogSize::of(*number, cell)).collect();
         let (log_count, entry_count) = (sizes.len() as u64, sizes.iter().map(|size| size.entry_count).sum());
         sizes.sort_by_key(|size| std::cmp::Reverse(size.live_bytes));
         sizes.truncate(LARGEST_COUNT);
@@ -94,6 +98,8 @@ impl LogsStats {
             cache_bytes: shared.cache.lock().bytes(),
             sync_count: shared.stream.sync_count(),
             written_bytes: shared.stream.write_bytes(),
+            io_backend: shared.backend.name(),
+            sync_method: shared.sync.name(),
             largest: sizes,
         }
     }

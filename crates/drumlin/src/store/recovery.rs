@@ -493,7 +493,10 @@ impl Replayed<'_> {
         let (recovered_records, recovered_bytes) =
             scan.as_ref().map_or((0, 0), |scan| (scan.record_count(), scan.record_bytes()));
         let log = match scan {
-            Some(scan) if opener.settings.read_only => scan.start_read_only(recovering.incarnation),
+            Some(scan) if opener.settings.read_only => {
+                assert!(scan.record_count() == 0, "a log with records to apply is only read");
+                scan.start_read_only(recovering.incarnation)
+            }
             Some(scan) => scan.start(recovering.incarnation, page_tables.superblock.checkpoint, hooks)?,
             None => {
                 let (folder, options) = (&recovering.log_folder, &recovering.log_options);

@@ -4,6 +4,7 @@ mod crash;
 mod faults;
 // The simulator has the same file, so it names nothing by its path.
 mod history;
+mod read_only;
 mod rules;
 mod space;
 
