@@ -10,8 +10,8 @@ use clap::{Parser, Subcommand};
 use crate::call::Call;
 use crate::commands::{
     archive, backup, bench, changes, check, checkpoint, clone, compact, completions, count, doctor, du, dump, extract,
-    get, index, keyspaces, lab, load, man, prepared, put, rename, repair, restore, rm, scan, snapshots, stats, tour,
-    verify,
+    get, index, keyspaces, lab, load, log, man, prepared, put, rename, repair, restore, rm, scan, snapshots, stats,
+    tour, verify,
 };
 use crate::failure::{Exit, Failure};
 use crate::terminal::Common;
@@ -60,6 +60,7 @@ pub(crate) enum Command {
     Repair(repair::Repair),
     Checkpoint(checkpoint::Checkpoint),
     Compact(compact::Compact),
+    Log(log::Log),
     Bench(bench::Bench),
     Lab(lab::Lab),
     Doctor(doctor::Doctor),

@@ -149,6 +149,10 @@ impl DatabaseArgs {
     }
 
     fn check_folder(&self) -> Result<()> {
+        if self.path.join("head").is_file() && !self.path.join("data").exists() {
+            let message = format!("{} is a folder of logs, not a database", self.path.display());
+            return Err(Failure::new(Exit::NotOpened, message).hint("`drumlin log ls DATABASE` lists its logs"));
+        }
         if !self.path.is_file() {
             return Ok(());
         }

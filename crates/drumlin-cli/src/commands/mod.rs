@@ -19,6 +19,7 @@ pub(crate) mod index;
 pub(crate) mod keyspaces;
 pub(crate) mod lab;
 pub(crate) mod load;
+pub(crate) mod log;
 pub(crate) mod man;
 pub(crate) mod prepared;
 pub(crate) mod put;
@@ -37,12 +38,12 @@ use clap::CommandFactory;
 
 use crate::args::{self, Cli, Command};
 use crate::failure::Result;
-use crate::terminal::{Output, log};
+use crate::terminal::{self, Output};
 
 /// Runs the given command, or the tour if there is none.
 pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
     let output = Output::new(cli.common);
-    log::show(output);
+    terminal::log::show(output);
     let command = cli.command.unwrap_or_else(|| Command::Tour(tour::Tour::default()));
     if command.prints(&cli.common) && !stdout_is_open {
         return Err(args::closed());
@@ -74,6 +75,7 @@ pub(crate) fn run(cli: Cli, stdout_is_open: bool) -> Result<()> {
         Command::Check(command) => command.run(output),
         Command::Checkpoint(command) => command.run(output),
         Command::Compact(command) => command.run(output),
+        Command::Log(command) => command.run(output),
         Command::Bench(command) => command.run(output),
         Command::Lab(command) => command.run(output),
         Command::Doctor(command) => command.run(output),

@@ -12,6 +12,7 @@ mod interrupted;
 mod json_output;
 mod lab;
 mod large_values;
+mod logs;
 mod malformed_input;
 mod pipes;
 mod prepared;

@@ -118,8 +118,22 @@ fn measure_threads<W: Send>(
     work: impl Fn(W) -> Called + Sync,
     stats: impl Fn() -> Stats,
 ) -> Result<Measured> {
-    let mut measured = Measured::new();
     let before = stats();
+    let mut measured = time_threads(workers, work)?;
+    let after = stats();
+    measured.device_reads = after.device_reads.saturating_sub(before.device_reads);
+    measured.device_read_bytes = after.device_read_bytes.saturating_sub(before.device_read_bytes);
+    measured.device_write_bytes = written_bytes(&after).saturating_sub(written_bytes(&before));
+    Ok(measured)
+}
+
+/// Like [`measure`], of a store without statistics of the device.
+pub(super) fn time<W: Worker>(workers: Vec<W>, limit: Duration) -> Result<Measured> {
+    time_threads(workers, |worker| call_until(worker, Some(limit)))
+}
+
+fn time_threads<W: Send>(workers: Vec<W>, work: impl Fn(W) -> Called + Sync) -> Result<Measured> {
+    let mut measured = Measured::new();
     let cpu_before = process::cpu_time();
     let barrier = Barrier::new(workers.len() + 1);
     std::thread::scope(|scope| -> Result<()> {
@@ -144,10 +158,6 @@ fn measure_threads<W: Send>(
         Ok(())
     })?;
     measured.cpu = process::cpu_time().saturating_sub(cpu_before);
-    let after = stats();
-    measured.device_reads = after.device_reads.saturating_sub(before.device_reads);
-    measured.device_read_bytes = after.device_read_bytes.saturating_sub(before.device_read_bytes);
-    measured.device_write_bytes = written_bytes(&after).saturating_sub(written_bytes(&before));
     interrupt::check()?;
     Ok(measured)
 }

@@ -8,6 +8,7 @@ mod commit;
 mod data;
 mod get;
 mod load;
+mod log;
 mod measure;
 mod mixed;
 mod options;
@@ -47,6 +48,8 @@ enum What {
     Commit(Options),
     /// Read and write keys at random
     Mixed(Options),
+    /// Append to the logs of a folder of logs, and wait until each append is durable
+    Log(log::Options),
 }
 
 impl Bench {
@@ -62,6 +65,10 @@ impl Bench {
             What::Scan(options) => run(options, output, scan::run),
             What::Commit(options) => run(options, output, commit::run),
             What::Mixed(options) => run(options, output, mixed::run),
+            What::Log(options) => {
+                let report = log::run(options, output)?;
+                return output.print(&report, || report.text());
+            }
         }?;
         output.print(&report, || report.text())
     }

@@ -78,7 +78,7 @@ pub(super) enum Order {
     Random,
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
     if !(0.01..=86_400.0).contains(&seconds) {
         return Err("between 0.01 and 86400 seconds".to_owned());

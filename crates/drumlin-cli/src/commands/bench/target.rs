@@ -145,10 +145,15 @@ fn loaded(database: &Database) -> Result<Option<Dataset>> {
 }
 
 /// A temporary folder that is removed with its content.
-struct Temporary(PathBuf);
+pub(super) struct Temporary(PathBuf);
 
 impl Temporary {
-    fn create() -> Result<Temporary> {
+    /// Returns the path of the folder.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn create() -> Result<Temporary> {
         let is_device = |path: &Path| FileSystem::of(path).is_ok_and(|file_system| !file_system.is_memory);
         let parent = [std::env::temp_dir(), PathBuf::from("target"), PathBuf::from(".")]
             .into_iter()
