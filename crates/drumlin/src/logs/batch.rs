@@ -84,11 +84,13 @@ impl Shared {
             };
             let count = entries[done..].iter().take_while(fits).count();
             assert!(count > 0, "an entry fits in no record");
-            let pin = Pin::new(self);
+            let batch = &entries[done..done + count];
+            // Only parts need a pin.
+            let pin = batch.iter().any(|entry| !self.is_inline(entry.as_ref())).then(|| Pin::new(self));
             let first = first + done as u64;
             let mut body = Vec::with_capacity(bytes.min(self.body_bytes_max()));
             encode_append(&mut body, log, first, count as u32);
-            for (index, entry) in (first..).zip(&entries[done..done + count]) {
+            for (index, entry) in (first..).zip(batch) {
                 let content = self.prepare(log, index, entry.as_ref(), wait).await?;
                 content.encode(&mut body, entry_seed(self.identity, log, index));
             }
@@ -197,7 +199,9 @@ impl Batch {
         let shared = &self.opening.shared;
         let mut body = Vec::new();
         let mut claim = Claim::Urgent;
-        let pin = Pin::new(shared);
+        // Only parts need a pin.
+        let has_parts = |change: &Change| matches!(change, Change::Append { entries, .. } if entries.iter().any(|entry| !shared.is_inline(entry)));
+        let pin = self.changes.iter().any(has_parts).then(|| Pin::new(shared));
         for change in &self.changes {
             match change {
                 Change::Append { log, first, entries } => {

@@ -22,7 +22,7 @@ use crate::task::{ready, turn};
 /// can be open once at a time. See the [module](super) for an example.
 #[derive(Clone)]
 pub struct Logs {
-    opening: Arc<Opening>,
+    pub(super) opening: Arc<Opening>,
 }
 
 impl std::fmt::Debug for Logs {
@@ -344,8 +344,8 @@ impl Log {
         if let Some(entry) = self.cached(index)? {
             return Ok(entry);
         }
-        let mut entries = shared.read(self.number, &self.cell, index..index + 1)?;
-        Ok(Entry::new(index, entries.swap_remove(0)))
+        let mut fetched = shared.read(self.number, &self.cell, index..index + 1)?;
+        Ok(Entry::new(index, fetched.entries.swap_remove(0)))
     }
 
     /// Like [`get`](Log::get), for a task. A read is made by another thread.
@@ -371,8 +371,9 @@ impl Log {
         Ok(cached.map(|bytes| Entry::new(index, bytes)))
     }
 
-    /// Returns an iterator over the entries in a range of indexes, as far as there are entries now. It reads ahead, up
-    /// to 1 MiB at a time.
+    /// Returns an iterator over the entries in a range of indexes, as far as there are entries now. It reads up to 1 MiB
+    /// at a time. If it does not find entries in memory, other threads read up to 4 MiB ahead of it, or a sixteenth of
+    /// the memory if that is less.
     ///
     /// # Errors
     /// [`Error::NoSuchLog`], or [`Error::LogPurged`] if the range begins at a purged index.

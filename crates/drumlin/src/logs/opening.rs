@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -466,6 +466,7 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         index_memory_bytes: AtomicU64::new(index_memory_bytes),
         maintenance: Maintenance::new(index, sizes.segment_bytes),
         workers: new_workers(backend),
+        ahead_count: AtomicUsize::new(0),
         is_read_only: options.read_only,
         is_closed: AtomicBool::new(false),
     })

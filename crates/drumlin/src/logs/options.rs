@@ -24,6 +24,11 @@ const INLINE_BYTES_MAX: usize = 64 << 10;
 /// The longest part of a larger entry.
 const PART_BYTES_MAX: usize = 256 << 10;
 
+/// The longest read of several entries. A drive does not transfer longer ones faster.
+const READ_BYTES_MAX: u64 = 1 << 20;
+/// The number of reads that all iterators of a folder together make ahead. A few reads in flight saturate a drive.
+pub(super) const AHEAD_COUNT_MAX: usize = 4;
+
 /// The largest entry.
 pub(super) const ENTRY_BYTES_MAX: usize = 64 << 20;
 /// The largest value.
@@ -174,6 +179,7 @@ impl LogsOptions {
             index_buffer_bytes: (memory_bytes / 32) as usize / CHUNK_BYTES * CHUNK_BYTES,
             inline_bytes_max: INLINE_BYTES_MAX.min(buffer_bytes as usize / 16),
             part_bytes_max: PART_BYTES_MAX.min(buffer_bytes as usize / 8),
+            read_bytes_max: READ_BYTES_MAX.min(memory_bytes / 16 / AHEAD_COUNT_MAX as u64),
             replay_bytes_max: (target_bytes as u64).max(4 * segment_bytes),
         })
     }
@@ -193,6 +199,8 @@ pub(super) struct Sizes {
     /// Longer entries are stored in parts.
     pub(super) inline_bytes_max: usize,
     pub(super) part_bytes_max: usize,
+    /// The bytes that one read of several entries fetches at most, unless its first entry is longer.
+    pub(super) read_bytes_max: u64,
     /// The index is written down when this much was appended after it.
     pub(super) replay_bytes_max: u64,
 }

@@ -1,12 +1,19 @@
 //! Entries, and iterating over them.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::ops::Deref;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 
 use super::opening::Opening;
-use super::shared::LogCell;
+use super::options::AHEAD_COUNT_MAX;
+use super::shared::{Fetched, LogCell, Shared, Wait};
 use crate::error::Result;
+use crate::sync::Exclusive;
+use crate::task::{WaitMode, ready};
 
 /// An entry of a log. It derefs to its bytes.
 ///
@@ -93,6 +100,53 @@ pub struct Range {
     indexes: std::ops::Range<u64>,
     /// The entries from `indexes.start` on that have been read.
     read: VecDeque<Arc<[u8]>>,
+    /// The reads of what follows on, in order.
+    ahead: VecDeque<Ahead>,
+    /// The number of reads that are made ahead. It rises with each read, because most ranges are short.
+    ahead_count_max: usize,
+    /// The number of entries in such a read.
+    entry_count: u64,
+}
+
+type Fetching = Pin<Box<dyn Future<Output = Result<Fetched>> + Send>>;
+
+/// A read that another thread makes before its entries are asked for. It ends by itself if nobody waits for it.
+struct Ahead {
+    shared: Arc<Shared>,
+    indexes: std::ops::Range<u64>,
+    fetching: Exclusive<Fetching>,
+}
+
+impl Ahead {
+    /// Starts a read, unless as many are in flight as all iterators may make.
+    fn start(opening: &Arc<Opening>, log: u64, cell: &Arc<LogCell>, indexes: std::ops::Range<u64>) -> Option<Ahead> {
+        let shared = Arc::clone(&opening.shared);
+        let count = &shared.ahead_count;
+        let taken = |taken: usize| (taken < AHEAD_COUNT_MAX).then_some(taken + 1);
+        count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).ok()?;
+        let mut fetching = fetching(opening, log, cell, indexes.clone());
+        // The first poll hands the read to a thread. Without threads, it makes the read.
+        if let Poll::Ready(fetched) = fetching.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            fetching = Box::pin(std::future::ready(fetched));
+        }
+        Some(Ahead { shared, indexes, fetching: Exclusive::new(fetching) })
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        let before = self.shared.ahead_count.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "more reads end than were begun");
+    }
+}
+
+/// Returns a future that has a thread read entries. The thread is no handle of the folder: closing waits for it.
+fn fetching(opening: &Arc<Opening>, log: u64, cell: &Arc<LogCell>, indexes: std::ops::Range<u64>) -> Fetching {
+    let (shared, cell) = (Arc::clone(&opening.shared), Arc::clone(cell));
+    Box::pin(async move {
+        let reader = Arc::clone(&shared);
+        shared.workers.run(move || reader.read(log, &cell, indexes)).await
+    })
 }
 
 impl std::fmt::Debug for Range {
@@ -103,18 +157,76 @@ impl std::fmt::Debug for Range {
 
 impl Range {
     pub(super) fn new(opening: &Arc<Opening>, log: u64, cell: &Arc<LogCell>, indexes: std::ops::Range<u64>) -> Range {
-        Range { opening: Arc::clone(opening), log, cell: Arc::clone(cell), indexes, read: VecDeque::new() }
+        Range {
+            opening: Arc::clone(opening),
+            log,
+            cell: Arc::clone(cell),
+            indexes,
+            read: VecDeque::new(),
+            ahead: VecDeque::new(),
+            ahead_count_max: 0,
+            entry_count: 0,
+        }
     }
 
-    /// Takes over what was read, and returns the next entry.
-    fn take(&mut self, read: Result<Vec<Arc<[u8]>>>) -> Option<Result<Entry>> {
-        match read {
-            Ok(entries) => {
-                self.read = entries.into();
+    /// Reads the next entries, or waits for the thread that reads them.
+    async fn fetch(&mut self, wait: Wait) -> Result<Fetched> {
+        let mut ahead = self.ahead.pop_front();
+        let fetched = match (&mut ahead, wait) {
+            (Some(ahead), Wait::Thread) => {
+                let fetching = ahead.fetching.get_mut();
+                let poll = |waker: &Waker| fetching.as_mut().poll(&mut Context::from_waker(waker));
+                WaitMode::Blocking.until(poll).await?
+            }
+            (Some(ahead), Wait::Task) => ahead.fetching.get_mut().as_mut().await?,
+            (None, Wait::Thread) => self.opening.shared.read(self.log, &self.cell, self.indexes.clone())?,
+            (None, Wait::Task) => fetching(&self.opening, self.log, &self.cell, self.indexes.clone()).await?,
+        };
+        // An entry was damaged or moved. The later reads do not follow on from this one.
+        if ahead.is_some_and(|ahead| (fetched.entries.len() as u64) < ahead.indexes.end - ahead.indexes.start) {
+            self.ahead.clear();
+        }
+        Ok(fetched)
+    }
+
+    /// Starts the reads of what follows on from entries that were not in memory.
+    fn read_ahead(&mut self, fetched: &Fetched) {
+        if fetched.read_bytes == 0 {
+            self.ahead_count_max = 0;
+            return;
+        }
+        self.ahead_count_max = (2 * self.ahead_count_max).clamp(1, AHEAD_COUNT_MAX);
+        self.entry_count = fetched.entries.len() as u64;
+        if fetched.read_bytes < self.opening.shared.sizes.read_bytes_max / 2 {
+            // A read that would be too long ends early.
+            self.entry_count *= 2;
+        }
+        while self.ahead.len() < self.ahead_count_max {
+            let begin = self.indexes.start + fetched.entries.len() as u64;
+            let begin = self.ahead.back().map_or(begin, |ahead| ahead.indexes.end);
+            let end = self.indexes.end.min(begin.saturating_add(self.entry_count));
+            if begin >= end {
+                break;
+            }
+            let Some(ahead) = Ahead::start(&self.opening, self.log, &self.cell, begin..end) else { break };
+            self.ahead.push_back(ahead);
+        }
+    }
+
+    /// Fetches entries after all that were read have been returned. Returns the first of them.
+    async fn next_fetched(&mut self, wait: Wait) -> Option<Result<Entry>> {
+        if self.indexes.is_empty() {
+            return None;
+        }
+        match self.fetch(wait).await {
+            Ok(fetched) => {
+                self.read_ahead(&fetched);
+                self.read = fetched.entries.into();
                 self.next_read().map(Ok)
             }
             Err(error) => {
                 self.indexes.start = self.indexes.end;
+                self.ahead.clear();
                 Some(Err(error))
             }
         }
@@ -129,16 +241,10 @@ impl Range {
 
     /// Returns the next entry, for a task. A read is made by another thread.
     pub async fn next_async(&mut self) -> Option<Result<Entry>> {
-        if let Some(entry) = self.next_read() {
-            return Some(Ok(entry));
+        match self.next_read() {
+            Some(entry) => Some(Ok(entry)),
+            None => self.next_fetched(Wait::Task).await,
         }
-        if self.indexes.is_empty() {
-            return None;
-        }
-        let (opening, log, cell) = (Arc::clone(&self.opening), self.log, Arc::clone(&self.cell));
-        let indexes = self.indexes.clone();
-        let read = self.opening.shared.workers.run(move || opening.shared.read(log, &cell, indexes)).await;
-        self.take(read)
     }
 }
 
@@ -146,13 +252,9 @@ impl Iterator for Range {
     type Item = Result<Entry>;
 
     fn next(&mut self) -> Option<Result<Entry>> {
-        if let Some(entry) = self.next_read() {
-            return Some(Ok(entry));
+        match self.next_read() {
+            Some(entry) => Some(Ok(entry)),
+            None => ready(self.next_fetched(Wait::Thread)),
         }
-        if self.indexes.is_empty() {
-            return None;
-        }
-        let read = self.opening.shared.read(self.log, &self.cell, self.indexes.clone());
-        self.take(read)
     }
 }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::cache::Cache;
 use super::callbacks::Callbacks;
@@ -38,9 +38,6 @@ use crate::task::Workers;
 
 /// The memory that a log takes besides what varies: its state, and its place in the map.
 pub(super) const LOG_BYTES: u64 = 384;
-
-/// The bytes that one read of several entries fetches at most, unless its first entry is longer.
-const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// The largest gap between two entries that one read includes. A drive reads this much as fast as it begins a read.
 const READ_GAP_BYTES_MAX: u64 = 16 << 10;
@@ -73,6 +70,8 @@ pub(super) struct Shared {
     pub(super) index_memory_bytes: AtomicU64,
     pub(super) maintenance: Maintenance,
     pub(super) workers: Workers,
+    /// The reads that iterators make ahead.
+    pub(super) ahead_count: AtomicUsize,
     pub(super) is_read_only: bool,
     pub(super) is_closed: AtomicBool,
 }
@@ -85,14 +84,22 @@ enum Located {
 }
 
 /// Leaves as many entries as one read fetches.
-fn cut_to_read(found: &mut Vec<FoundEntry>) {
+fn cut_to_read(found: &mut Vec<FoundEntry>, bytes_max: u64) {
     let mut bytes = 0;
     let is_near = |entry: &&FoundEntry| {
         bytes += entry.bytes() + ENTRY_HEADER_BYTES as u64;
-        bytes <= READ_BYTES_MAX
+        bytes <= bytes_max
     };
     let count = found.iter().take_while(is_near).count();
     found.truncate(count.max(1));
+}
+
+/// Entries that were read from a log, from an index on.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    pub(super) entries: Vec<Arc<[u8]>>,
+    /// The bytes that were not in memory.
+    pub(super) read_bytes: u64,
 }
 
 /// The way in which a call waits for space in the stream.
@@ -271,6 +278,14 @@ impl Shared {
         changes.iter().try_for_each(|change| bounds[slot_of(change)].check(change))?;
         self.check_memory(changes.iter().map(|change| (change, &*states[slot_of(change)])))?;
 
+        let appended_entries = changes.iter().filter_map(|change| match change {
+            LogChange::Append { entries, .. } => Some(entries),
+            _ => None,
+        });
+        let inline = appended_entries.flatten().filter(|entry| !entry.is_in_parts);
+        // Copied before the cache is locked, which all logs share.
+        let cached: Vec<(u64, Arc<[u8]>)> = inline.map(|entry| (entry.offset as u64, entry.payload.into())).collect();
+
         let appended = reservation.append(record)?;
         let position = appended.body_position(body.len());
         let horizon = self.stream.durable();
@@ -285,13 +300,9 @@ impl Shared {
             before.saturating_sub(live.total())
         };
         self.note_memory(memory_before, memory(&states));
-        let appended_entries = changes.iter().filter_map(|change| match change {
-            LogChange::Append { entries, .. } => Some(entries),
-            _ => None,
-        });
-        let inline = appended_entries.flatten().filter(|entry| !entry.is_in_parts);
-        self.cache.lock().add(inline.map(|entry| (position + entry.offset as u64, entry.payload)));
+        let evicted = self.cache.lock().add(cached.into_iter().map(|(offset, entry)| (position + offset, entry)));
         drop(states);
+        drop(evicted);
         self.maintenance.note(body.len() as u64 + dead_bytes);
         Ok(appended.timestamp)
     }
@@ -341,7 +352,7 @@ impl Shared {
 
     /// Returns entries from the first index on: one at least, and as many as one read fetches, but none at or after
     /// `end`. Blocks.
-    pub(super) fn read(&self, log: u64, cell: &LogCell, indexes: Range<u64>) -> Result<Vec<Arc<[u8]>>> {
+    pub(super) fn read(&self, log: u64, cell: &LogCell, indexes: Range<u64>) -> Result<Fetched> {
         self.check_open()?;
         let (mut gone, mut gone_list) = (None, None);
         loop {
@@ -350,7 +361,7 @@ impl Shared {
                 Located::Entries(found) => (found, None),
                 Located::Listed(stretch, large) => match self.read_listed(log, &stretch, &large, indexes.clone())? {
                     Some(mut listed) => {
-                        cut_to_read(&mut listed.entries);
+                        cut_to_read(&mut listed.entries, self.sizes.read_bytes_max);
                         (listed.entries, listed.damaged_list)
                     }
                     None if gone_list == Some(stretch.list) => return Err(self.segment_gone(log, indexes.start)),
@@ -361,18 +372,16 @@ impl Shared {
                 },
             };
             let ends = found.iter().map(FoundEntry::end).max().expect("there is one entry at least");
-            if ends > self.stream.durable_position() {
-                let uncached = |entry: &FoundEntry| self.cached(entry).is_none();
-                if found.iter().any(uncached) {
-                    self.stream.wait_durable_up_to(self.stream.last())?;
-                }
+            let cached = self.cache.lock().get_all(found.iter().map(|entry| entry.place.position()));
+            if cached.iter().any(Option::is_none) && ends > self.stream.durable_position() {
+                self.stream.wait_durable_up_to(self.stream.last())?;
             }
-            let read = self.read_found(log, indexes.start, &found).map_err(|error| match (error, damaged_list) {
+            let read = self.read_found(log, indexes.start, &found, cached).map_err(|error| match (error, damaged_list) {
                 (Error::Corrupted { .. }, Some(list)) => self.damaged(log, indexes.start, list),
                 (other, _) => other,
             });
             match read? {
-                Some(entries) => return Ok(entries),
+                Some(fetched) => return Ok(fetched),
                 // The entries were moved since they were looked up, or purged.
                 None if gone.as_ref() != Some(&found) => gone = Some(found),
                 None => return Err(self.segment_gone(log, indexes.start)),
@@ -392,7 +401,7 @@ impl Shared {
                 Found::Entry(entry) => {
                     bytes += entry.bytes() + ENTRY_HEADER_BYTES as u64;
                     found.push(entry);
-                    if bytes > READ_BYTES_MAX {
+                    if bytes > self.sizes.read_bytes_max {
                         break;
                     }
                 }
@@ -403,7 +412,7 @@ impl Shared {
                 Found::Listed(_) => break,
             }
         }
-        cut_to_read(&mut found);
+        cut_to_read(&mut found, self.sizes.read_bytes_max);
         Ok(Located::Entries(found))
     }
 
@@ -412,18 +421,28 @@ impl Shared {
     }
 
     /// Reads entries at their places. Returns `None` if the first of them is gone from there.
-    fn read_found(&self, log: u64, first: u64, found: &[FoundEntry]) -> Result<Option<Vec<Arc<[u8]>>>> {
+    fn read_found(
+        &self,
+        log: u64,
+        first: u64,
+        found: &[FoundEntry],
+        mut cached: Vec<Option<Arc<[u8]>>>,
+    ) -> Result<Option<Fetched>> {
         let mut entries = Vec::with_capacity(found.len());
+        let mut read_bytes = 0;
         while entries.len() < found.len() {
             let rest = &found[entries.len()..];
             let index = first + entries.len() as u64;
-            if let Some(entry) = self.cached(&rest[0]) {
+            if let Some(entry) = cached[entries.len()].take() {
                 entries.push(entry);
                 continue;
             }
             if rest[0].place.payload_bytes().is_none() {
                 match self.read_parts(log, index, &rest[0].parts)? {
-                    Some(entry) => entries.push(entry),
+                    Some(entry) => {
+                        read_bytes += entry.len() as u64;
+                        entries.push(entry);
+                    }
                     None => break,
                 }
                 continue;
@@ -434,7 +453,7 @@ impl Shared {
             while let Some(next) = rest.get(count).filter(|next| next.place.payload_bytes().is_some()) {
                 let end = rest[count - 1].end();
                 let is_near = (end..=end + READ_GAP_BYTES_MAX).contains(&next.place.position());
-                if !is_near || next.end() - begin > READ_BYTES_MAX {
+                if !is_near || next.end() - begin > self.sizes.read_bytes_max {
                     break;
                 }
                 count += 1;
@@ -443,6 +462,7 @@ impl Shared {
             if !self.stream.read_at(begin, &mut bytes)? {
                 break;
             }
+            read_bytes += bytes.len() as u64;
             for (index, entry) in (index..).zip(&rest[..count]) {
                 let position = entry.place.position();
                 let bytes = &bytes[(position - begin) as usize..(entry.end() - begin) as usize];
@@ -450,11 +470,11 @@ impl Shared {
                     Some(payload) => entries.push(payload.into()),
                     None if entries.is_empty() => return Err(self.damaged(log, index, position)),
                     // The caller gets the sound ones, and the error when it asks for this one.
-                    None => return Ok(Some(entries)),
+                    None => return Ok(Some(Fetched { entries, read_bytes })),
                 }
             }
         }
-        Ok((!entries.is_empty()).then_some(entries))
+        Ok((!entries.is_empty()).then_some(Fetched { entries, read_bytes }))
     }
 
     fn read_parts(&self, log: u64, index: u64, parts: &[EntryPart]) -> Result<Option<Arc<[u8]>>> {

@@ -5,6 +5,7 @@ mod faults;
 // The simulator has the same file, so it names nothing by its path.
 mod history;
 mod read_only;
+mod reading;
 mod rules;
 mod space;
 
