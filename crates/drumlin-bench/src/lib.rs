@@ -3,6 +3,7 @@
 //! - `engine`: the traits that all engines implement; `engines/` has one file per engine.
 //! - `commerce/`: the shop of S2's benchmark and its shoppers; `shops/` implements the shop for each engine that
 //!   supports it.
+//! - `logs/`: stores of logs by index, which have workloads of their own.
 //! - `plan`: the workloads. `rows`: their keys, values and random choices of rows, all derived from a seed.
 //! - `run`: runs the turns. `worker`: the process of each turn, in its own memory group.
 //! - `workloads/`: the operations of each workload. `driver`: their threads. `measure`: their costs. `raw`: the limits
@@ -17,6 +18,7 @@ pub mod commerce;
 pub mod driver;
 pub mod engine;
 pub mod engines;
+pub mod logs;
 pub mod machine;
 pub mod measure;
 pub mod plan;

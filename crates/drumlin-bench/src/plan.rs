@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::commerce::{Size, Traffic};
 use crate::engine::{Capabilities, Durability, Order, Peer};
+use crate::logs;
 use crate::rows::Choice;
 
 /// The memory of a group beyond the engine's budget. It is for the program itself, for stacks, and for some page cache,
@@ -109,6 +110,41 @@ pub enum Change {
     Remove,
 }
 
+/// What is done with logs by index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum LogsJob {
+    /// One durable append of `batch` entries. Each thread appends to the logs in turns.
+    Append {
+        /// The number of logs.
+        logs: u64,
+        /// The number of entries.
+        batch: usize,
+    },
+    /// One read of the newest entries of a log.
+    Newest,
+    /// One read of a log from its beginning, with nothing in memory.
+    Follow,
+    /// One opening of so many logs after a kill, and one read.
+    Open {
+        /// The number of logs.
+        logs: u64,
+    },
+    /// Durable appends to ten logs that are purged, and to one that never is.
+    Laggard,
+}
+
+impl LogsJob {
+    /// Returns the number of logs.
+    #[must_use]
+    pub fn logs(self) -> u64 {
+        match self {
+            LogsJob::Append { logs, .. } | LogsJob::Open { logs } => logs,
+            LogsJob::Newest | LogsJob::Follow => 1,
+            LogsJob::Laggard => 11,
+        }
+    }
+}
+
 /// The operation that a workload measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Job {
@@ -166,6 +202,8 @@ pub enum Job {
         /// The mix of reads and writes.
         traffic: Traffic,
     },
+    /// Logs by index, for stores that have them.
+    Logs(LogsJob),
 }
 
 /// The state of the caches before the measurement.
@@ -241,6 +279,7 @@ impl Workload {
             | Job::CommitBesideBackups
             | Job::KeptSnapshots
             | Job::Feed
+            | Job::Logs(_)
             | Job::Shop { .. } => true,
         }
     }
@@ -248,7 +287,7 @@ impl Workload {
     /// Returns `true` if the workload starts without rows and creates them itself.
     #[must_use]
     pub fn begins_empty(&self) -> bool {
-        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Tables | Job::Shop { .. })
+        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Tables | Job::Logs(_) | Job::Shop { .. })
     }
 
     /// Returns `true` if a turn leaves other rows than the next turn needs.
@@ -273,6 +312,7 @@ impl Workload {
                 | Job::Backup
                 | Job::CommitBesideBackups
                 | Job::KeptSnapshots
+                | Job::Logs(_)
                 | Job::Feed
         )
     }
@@ -280,7 +320,14 @@ impl Workload {
     /// Returns `true` if this engine takes part in the workload.
     #[must_use]
     pub fn is_for(&self, peer: &Peer) -> bool {
+        let has_only_logs = || logs::peers().iter().any(|other| other.name == peer.name);
         match self.job {
+            Job::Logs(job) => logs::named(peer.name).is_some_and(|peer| {
+                let appends = matches!(job, LogsJob::Append { .. });
+                // A folder for each of so many logs takes more files than a process may open.
+                appends || peer.reads && !(peer.folder_each && job.logs() > 1000)
+            }),
+            _ if has_only_logs() => false,
             Job::Shop { .. } => crate::shops::named(peer.name).is_some(),
             Job::Insert => true,
             Job::Prepare | Job::CommitStep => peer.capabilities.two_phases,
@@ -313,7 +360,8 @@ impl Workload {
             Job::Scan(_) => "scans",
             Job::Count(_) => "counts",
             Job::Drop => "drops",
-            Job::Open { .. } | Job::Tables => "openings",
+            Job::Open { .. } | Job::Tables | Job::Logs(LogsJob::Open { .. }) => "openings",
+            Job::Logs(_) => "entries",
             Job::Commit(_) | Job::Load | Job::BulkLoad | Job::FullScan | Job::RemoveRange | Job::Large(_) => "rows",
         }
     }
@@ -324,6 +372,9 @@ impl Workload {
         let data = self.data.scaled(scale);
         let job = match self.job {
             Job::Count(rows) => Job::Count(rows.min(data.rows / 2)),
+            Job::Logs(LogsJob::Open { logs }) => {
+                Job::Logs(LogsJob::Open { logs: ((logs as f64 * scale) as u64).clamp(1, logs) })
+            }
             job => job,
         };
         Workload { data, job, seconds: self.seconds.map(|seconds| seconds * scale.min(1.0)), ..self }
@@ -352,6 +403,19 @@ const S2: Data = Data { rows: 1000, value_bytes: 1024, budget_bytes: 64 << 20, .
 
 const fn shop(name: &'static str, title: &'static str, size: Size, traffic: Traffic, agents: usize) -> Workload {
     Workload::new("S2", name, title, SHOP, Job::Shop { size, traffic }).durable().threads(agents)
+}
+
+/// Entries of logs by index. The rows are the entries that a log or all logs together get.
+const fn entries(rows: u64) -> Data {
+    Data { rows, value_bytes: 256, order: Order::Sorted, updates: 0, budget_bytes: 64 << 20, exceeds_memory: false }
+}
+
+const fn log(name: &'static str, title: &'static str, rows: u64, job: LogsJob, threads: usize) -> Workload {
+    Workload::new("20", name, title, entries(rows), Job::Logs(job)).durable().cold().threads(threads)
+}
+
+const fn append(logs: u64, batch: usize) -> LogsJob {
+    LogsJob::Append { logs, batch }
 }
 
 /// All workloads, in the order of the table.
@@ -468,6 +532,14 @@ pub const WORKLOADS: &[Workload] = &{
         of("19", "backup-beside", "commits of a row, beside backups", LARGE_1K, Job::CommitBesideBackups).cold(),
         of("19", "kept-snapshots", "gets from a kept snapshot, in memory", SMALL, Job::KeptSnapshots).cold(),
         of("19", "feed", "rows read from the change feed", SMALL, Job::Feed).cold(),
+        log("logs-1", "logs: durable appends to one log, 1 thread", 0, append(1, 1), 1),
+        log("logs-32", "logs: durable appends to one log, 32 threads", 0, append(1, 1), 32),
+        log("logs-32-1000", "logs: durable appends to 1,000 logs, 32 threads", 0, append(1000, 1), 32),
+        log("logs-hundreds", "logs: durable appends of 100 entries, 1 thread", 0, append(1, 100), 1),
+        log("logs-newest", "logs: reads of the newest 1,000 entries", 100_000, LogsJob::Newest, 1),
+        log("logs-follow", "logs: a follower far from the end, cold", 4_000_000, LogsJob::Follow, 1),
+        log("logs-open", "logs: opening 10,000 logs after a kill", 10_000_000, LogsJob::Open { logs: 10_000 }, 1),
+        log("logs-laggard", "logs: one log is never purged, ten are", 8_000_000, LogsJob::Laggard, 1),
         of("S2", "insert-1k", "durable insert of a row of 1 KiB, 1 thread", S2, Job::Insert).durable().cold(),
         shop("commerce-small-balanced-1", "commerce, small, balanced, 1 agent", Size::Small, Traffic::Balanced, 1),
         shop("commerce-small-balanced-4", "commerce, small, balanced, 4 agents", Size::Small, Traffic::Balanced, 4),

@@ -132,6 +132,10 @@ fn setting(workload: &Workload) -> String {
     if let Job::Shop { size, .. } = workload.job {
         return format!("{size}; {limits}");
     }
+    if let Job::Logs(job) = workload.job {
+        let loaded = if data.rows > 0 { format!("{} entries", data.rows) } else { "entries".to_owned() };
+        return format!("{} logs, {loaded} of {} B; {limits}", job.logs(), data.value_bytes);
+    }
     let order = if data.order == crate::engine::Order::Sorted { "in order" } else { "at random" };
     let updated = if data.updates > 0 { format!(", then {} random updates", data.updates) } else { String::new() };
     let loaded = if workload.begins_empty() { "to be loaded" } else { "loaded" };

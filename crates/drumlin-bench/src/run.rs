@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::audit::{Audit, LoopMount};
 use crate::engine::Peer;
 use crate::measure::files;
-use crate::plan::{Job, Workload};
+use crate::plan::{Job, LogsJob, Workload};
 use crate::results::{EngineFacts, Entry, Measured, Results, Turn};
 use crate::worker::{self, Ending, Stage, Task};
 
@@ -135,7 +135,7 @@ impl Bench<'_> {
                 return Ok(Err(format!("loading: {why}")));
             }
         }
-        if self.workload.job == (Job::Open { killed: true }) {
+        if matches!(self.workload.job, Job::Open { killed: true } | Job::Logs(LogsJob::Open { .. })) {
             let ending = self.work(Stage::Crash, engine, turn)?;
             if ending.signal != Some(9) {
                 return Ok(Err(format!("before the kill: {:?}", ending.answer)));

@@ -8,7 +8,7 @@ use std::process::Command;
 use drumlin_bench::engine::{Durability, Engine, Key, Order, Peer, Row, Session, Settings};
 use drumlin_bench::results::Results;
 use drumlin_bench::rows::{AllRows, fill, key, version};
-use drumlin_bench::{engines, report};
+use drumlin_bench::{engines, logs, report};
 use drumlin_testing::Random;
 
 const ROWS: u64 = 2000;
@@ -155,6 +155,42 @@ fn engines_that_insert_keep_their_rows() {
     }
 }
 
+/// Every store of logs returns the entries that were appended, also after it was closed, and those that were not purged.
+#[test]
+fn log_stores_keep_what_was_appended() {
+    for peer in logs::all() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || (peer.open)(folder.path(), 3, 8 << 20).unwrap_or_else(|error| panic!("{}: {error}", peer.name));
+        let store = open();
+        let entry = |log: u64, index: u64| format!("entry {index} of log {log}").into_bytes();
+        for first in (0..300).step_by(3) {
+            for log in 0..3 {
+                let entries: Vec<Vec<u8>> = (first..first + 3).map(|index| entry(log, index)).collect();
+                if log == 0 {
+                    store.append_relaxed(log, first, &entries).unwrap();
+                } else {
+                    store.append(log, first, &entries).unwrap()().unwrap();
+                }
+            }
+        }
+        store.sync().unwrap();
+        if peer.reads {
+            store.purge(1, 99).unwrap();
+        }
+        store.close().unwrap();
+        let store = open();
+        for (log, from) in [(0, 0), (1, 100), (2, 0)].into_iter().filter(|_| peer.reads) {
+            let mut next = from;
+            let see = &mut |index: u64, found: &[u8]| {
+                assert_eq!((index, found), (next, &entry(log, next)[..]), "{}, log {log}", peer.name);
+                next += 1;
+            };
+            assert_eq!(store.read(log, from, 300, see).unwrap(), 300 - from, "{}", peer.name);
+        }
+        store.close().unwrap();
+    }
+}
+
 /// A quick run of the program measures each kind of workload with every engine, and verifies the values that it reads.
 /// The report names all engines.
 #[test]
@@ -181,6 +217,7 @@ fn a_quick_run_measures_every_engine() {
         "backup",
         "kept-snapshots",
         "feed",
+        "logs",
         "insert-1k",
         "commerce-small-balanced",
         "commerce-medium-writes-4",

@@ -478,7 +478,7 @@ fn detail_row(workload: &Measured, entry: &Entry) -> Vec<String> {
     let failure = entry.failure.as_ref().map_or(String::new(), |why| format!(" (then {why})"));
     vec![
         entry.engine.clone(),
-        rate(workload, entry) + &failure,
+        rate(workload, entry) + failure.as_str(),
         format!("{} to {}", show(form, low), show(form, high)),
         show(Form::Micros, per_unit(figures.costs.cpu_seconds * 1e6)),
         micros(figures.latencies.p50_us),

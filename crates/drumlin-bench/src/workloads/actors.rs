@@ -113,6 +113,7 @@ impl Work<'_> {
             | Job::CommitBesideBackups
             | Job::KeptSnapshots
             | Job::Feed
+            | Job::Logs(_)
             | Job::Open { .. }
             | Job::Shop { .. } => {
                 unreachable!("these jobs have other actors, or none")

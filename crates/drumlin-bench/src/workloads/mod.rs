@@ -5,6 +5,7 @@ mod copies;
 mod kept;
 mod large;
 mod loads;
+mod logs;
 mod open;
 mod prepared;
 mod shop;
@@ -24,7 +25,7 @@ use crate::raw::{self, RawReads};
 
 pub(crate) use actors::Shared;
 pub(crate) use loads::prepare;
-pub(crate) use open::crash;
+pub(crate) use logs::audit as audit_logs;
 
 /// The fixed rate of the steady part, as a share of the highest rate.
 const STEADY_SHARE: f64 = 0.7;
@@ -122,6 +123,14 @@ impl Figures {
     }
 }
 
+/// Updates rows or fills logs, and kills this process.
+pub(crate) fn crash(turn: &Turn<'_>) -> Result<()> {
+    match turn.workload.job {
+        Job::Logs(job) => logs::crash(turn, job),
+        _ => open::crash(turn),
+    }
+}
+
 /// Performs one turn in this process.
 pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
     let mut figures = match turn.workload.job {
@@ -138,6 +147,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
         Job::CommitBesideBackups => copies::measure_commits_beside(turn)?,
         Job::KeptSnapshots => kept::measure_snapshots(turn)?,
         Job::Feed => kept::measure_feed(turn)?,
+        Job::Logs(job) => logs::measure(turn, job)?,
         Job::Shop { size, traffic } => shop::measure(turn, size, traffic)?,
         _ => repeated(turn)?,
     };
