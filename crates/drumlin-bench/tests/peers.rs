@@ -155,7 +155,7 @@ fn engines_that_insert_keep_their_rows() {
     }
 }
 
-/// Every store of logs returns the entries that were appended, also after it was closed, and those that were not purged.
+/// Every store of logs returns the entries that were appended and not purged, also after it was closed.
 #[test]
 fn log_stores_keep_what_was_appended() {
     for peer in logs::all() {

@@ -1,5 +1,5 @@
-//! `drumlin bench log`: appends to the logs of a folder of logs (`drumlin::logs`). Each thread appends `--batch` entries
-//! at a time and waits until they are durable; its appends go to the logs in turns. An operation is an append.
+//! `drumlin bench log`: appends to the logs of a folder of logs (`drumlin::logs`). Each thread appends `--batch`
+//! entries at a time and waits until they are durable; its appends go to the logs in turns. An operation is an append.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

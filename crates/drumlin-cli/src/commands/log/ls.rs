@@ -46,10 +46,8 @@ impl Ls {
         let written = (|| {
             if !output.json() {
                 let dim = style::DIM;
-                writeln!(
-                    stdout,
-                    "{dim}                 log                first                 last       entries       bytes  values{dim:#}"
-                )?;
+                let [log, first, last, entries, bytes] = ["log", "first", "last", "entries", "bytes"];
+                writeln!(stdout, "{dim}{log:>20} {first:>20} {last:>20} {entries:>13} {bytes:>11}  values{dim:#}")?;
             }
             for number in logs.numbers() {
                 let log = logs.log(number);
