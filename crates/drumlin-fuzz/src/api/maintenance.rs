@@ -34,6 +34,8 @@ impl Peer {
                     call!("Keyspace::with_durability", self.keyspaces[0].with_durability(Durability::Relaxed));
                 must(relaxed.remove("settled"));
                 must(call!("Database::sync", db.sync()));
+                let durable = must(call!("Database::durable", db.durable()));
+                assert!(durable <= db.stats().durable, "{durable}");
                 must(relaxed.remove("settled"));
                 must(block_on(call!("Database::sync_async", db.sync_async())));
                 assert_eq!(call!("Database::keyspaces", db.keyspaces()).len(), 2);

@@ -11,7 +11,7 @@ use super::limits::Limits;
 use super::snapshot::Snapshot;
 use super::transaction::{Transaction, TxOptions};
 use crate::error::{Error, Result};
-use crate::format::KeyspaceId;
+use crate::format::{KeyspaceId, Timestamp};
 use crate::store::{
     Change, CheckProgress, CheckReport, CheckpointReport, CompactReport, Opening, Settings, Stats, Store,
 };
@@ -184,6 +184,28 @@ impl Database {
             let engine = &self.store()?.engine;
             engine.show_durable(mode, engine.clock.published()).await
         })
+    }
+
+    /// Returns the timestamp up to which all commits are durable. Only [`Relaxed`](crate::Durability::Relaxed) commits
+    /// return before they are. Costs a few nanoseconds.
+    ///
+    /// ```
+    /// use drumlin::Durability;
+    ///
+    /// # let db = drumlin::Config::in_memory().open("")?;
+    /// let k = db.keyspace("k")?;
+    /// let mut batch = db.batch()?;
+    /// batch.insert(&k, "a", "1")?;
+    /// let timestamp = batch.commit_with(Durability::Relaxed)?;
+    /// db.sync()?;
+    /// assert!(db.durable()? >= timestamp);
+    /// # Ok::<(), drumlin::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn durable(&self) -> Result<Timestamp> {
+        Ok(self.store()?.engine.log().durable())
     }
 
     /// Returns the absolute path of the database's folder. The path of an in-memory database names no real folder.

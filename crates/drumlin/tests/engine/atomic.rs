@@ -620,7 +620,7 @@ fn relaxed_commits_are_durable_after_a_sync() {
         } else {
             block_on(db.sync_async()).unwrap();
         }
-        assert!(db.stats().durable >= last);
+        assert!(db.durable().unwrap() >= last);
     }
     db.sync().unwrap();
     drop((k, relaxed, db));
@@ -652,6 +652,7 @@ fn a_closed_database_refuses_changes() {
     is_refused(matches!(batch.commit(), Err(Error::Closed)));
     is_refused(matches!(db.batch(), Err(Error::Closed)));
     is_refused(matches!(db.sync(), Err(Error::Closed)));
+    is_refused(matches!(db.durable(), Err(Error::Closed)));
     assert_eq!(config.open("/db").unwrap().existing_keyspace("k").unwrap().count(..).unwrap(), 1);
 }
 

@@ -133,6 +133,7 @@ fn every_call_that_waits_has_both_forms() {
         "Database::batch",
         "Database::begin",
         "Database::begin_with",
+        "Database::durable",
         "Database::keyspaces",
         "Database::limits",
         "Database::opening",
