@@ -1,4 +1,4 @@
-//! What is stored: the bytes of values, and of an entry of the log.
+//! The encoding of what is stored: the bytes of values, and of an entry of the log.
 //!
 //! ```text
 //! entry    kind (1)  length of the id (2)  id  payload

@@ -8,7 +8,7 @@ use crate::identity::Identity;
 /// The result type of most calls in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong with the storage of a node.
+/// An error of the storage of a node.
 ///
 /// ```
 /// use drumlin_raft::Error;
@@ -53,16 +53,16 @@ pub enum Error {
         group: u64,
         /// The index of the entry that can't be applied.
         index: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 
     /// Stored bytes can't be decoded: an entry of the log, a vote, or a row of the state.
     #[error("{what} can't be decoded: {reason}")]
     Undecodable {
-        /// What can't be decoded, with its index if it is an entry.
+        /// The thing that can't be decoded, with its index if it is an entry.
         what: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 
@@ -78,7 +78,7 @@ pub enum Error {
     /// A snapshot can't be installed. It was discarded, and the old state stays.
     #[error("the snapshot can't be used: {reason}")]
     UnusableSnapshot {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 
@@ -87,6 +87,7 @@ pub enum Error {
     NoSuchSnapshot,
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "they are given to map_err")]
 impl Error {
     pub(crate) fn undecodable(what: impl Into<String>, reason: impl ToString) -> Error {
         Error::Undecodable { what: what.into(), reason: reason.to_string() }

@@ -16,7 +16,7 @@ const ROWS: &str = "rows";
 /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-raft-kv-{}", std::process::id()));
 /// # let node = Node::create(&folder, &Identity::new("shop", 3), &NodeOptions::new())?;
 /// # let group = node.group(1, KeyValue)?;
-/// // What the cluster does with a request once it is committed:
+/// // A cluster does this with a request once it is committed:
 /// let step = |index, request| Step { id: EntryId { index, bytes: vec![] }, content: Content::Request(request) };
 /// let answers = group.state().apply(&[
 ///     step(1, KeyValueRequest::put("apples", "3")),

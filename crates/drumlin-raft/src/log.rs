@@ -33,7 +33,7 @@ struct Shared {
     logs: Logs,
     log: Log,
     progress: Arc<Progress>,
-    /// What was committed and is not in the log: it goes with the next append, and takes no sync of its own.
+    /// The committed id that is not in the log: it goes with the next append, and takes no sync of its own.
     committed: Mutex<Option<Vec<u8>>>,
 }
 
@@ -125,7 +125,7 @@ impl RaftLog {
         *lock(&self.shared.committed) = Some(committed.unwrap_or_default().to_vec());
     }
 
-    /// Puts what was committed into the log, which no append will do any more.
+    /// Puts the committed id into the log, for the last time.
     pub(crate) fn save_last_committed(&self) -> Result<()> {
         self.shared.save_last_committed()
     }
@@ -150,7 +150,7 @@ impl RaftLog {
 
     /// Forgets the entries up to `last`. First makes durable what the state machine has applied.
     ///
-    /// If the state machine has not applied all of them, they can't be read any more and are still stored, and a later
+    /// If the state machine has not applied all of them, they are hidden and still stored, and a later
     /// purge removes them. openraft purges only what is in a snapshot, so this does not happen to it.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use drumlin::{Database, Transaction};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What the entries of a group do: a function of the state and a request, the same on every node.
+/// The effect of a group's entries: a function of the state and a request, the same on every node.
 ///
 /// The state is a Drumlin database, which nothing but the machine writes to. A request is applied in a transaction that
 /// also records its index, so each is applied exactly once, whenever the node is killed. See [`KeyValue`] for a machine
@@ -36,11 +36,11 @@ use serde::de::DeserializeOwned;
 ///
 /// [`KeyValue`]: crate::KeyValue
 pub trait StateMachine: Send + Sync + 'static {
-    /// What a client asks for. It is stored in the log, in the encoding of postcard: add variants and fields at the end
+    /// The request of a client. It is stored in the log, in the encoding of postcard: add variants and fields at the end
     /// only, and replace the machine on all nodes before the first such request.
     type Request: Serialize + DeserializeOwned + Send + Sync + 'static;
 
-    /// What a client is answered. What a client may do wrong is a response, not an error.
+    /// The answer to a client. If a client may do something wrong, that is a response, not an error.
     type Response: Send + 'static;
 
     /// The keyspaces of the state. Names that begin with `raft` belong to this crate.

@@ -21,6 +21,8 @@
 //! # Ok::<(), drumlin_raft::Error>(())
 //! ```
 
+#![allow(clippy::result_large_err, reason = "the errors are openraft's")]
+
 use std::fmt::{self, Debug};
 use std::io;
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! How far the entries are applied, and how far that is durable.
+//! The progress of a state machine: the last entry that is applied, and the last that is durably applied.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use drumlin::{Database, Timestamp};
 use crate::error::Result;
 use crate::locks::lock;
 
-/// How far the entries of a group are applied, and how far that is durable.
+/// The last entry of a group that is applied, and the last that is durably applied.
 ///
 /// # Invariants
 /// 1. `durable` is at most `applied`.

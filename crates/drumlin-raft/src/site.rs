@@ -1,4 +1,4 @@
-//! Where a node and the states of its groups lie, and whose they are.
+//! The places of a node and of the states of its groups, and their owners.
 //!
 //! ```text
 //! NODE/log/                     the logs of all groups
@@ -53,7 +53,7 @@ pub(crate) struct Owner {
     group: u64,
 }
 
-/// What of a group's state does not depend on the state machine.
+/// The part of a group's state that does not depend on the state machine.
 pub(crate) struct Site {
     node: Arc<NodeShared>,
     pub(crate) group: u64,
@@ -164,7 +164,7 @@ pub(crate) fn remove(node: &Arc<NodeShared>, group: u64) -> Result<()> {
     let site = Site::new(node, group);
     let current = site.current_generation()?;
     if current != 0 {
-        // Opening it shows that nobody has it open.
+        // This fails if it is open.
         drop(site.config().create(false).open(site.generation_folder(current))?);
     }
     node.logs.remove(group)?.wait()?;
@@ -172,7 +172,7 @@ pub(crate) fn remove(node: &Arc<NodeShared>, group: u64) -> Result<()> {
     Ok(())
 }
 
-/// What entries have been applied to a state, and the members of the cluster as of then.
+/// The last entry that was applied to a state, and the members of the cluster as of then.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct AppliedState {
     /// The id of the last entry that was applied, or `None` if there is none.

@@ -1,4 +1,4 @@
-//! Snapshots: kept in the state's database, sent as a stream, and restored into a new folder beside the old state.
+//! Snapshots: kept in the state's database, sent as a stream, and restored into a new folder next to the old state.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -27,7 +27,7 @@ fn number_of(name: &str) -> Option<u64> {
     name.strip_prefix(NAME_PREFIX)?.parse().ok()
 }
 
-/// A snapshot that the state's database keeps. It is dropped when a newer one has replaced it and nobody sends it.
+/// A snapshot that the state's database keeps. It is dropped when a newer one has replaced it and it is not being sent.
 pub(crate) struct Kept {
     pub(crate) database: Database,
     name: String,
@@ -112,7 +112,7 @@ impl Snapshots {
         }
     }
 
-    /// Returns `true` if a snapshot is being sent that is not more entries behind than the user allows.
+    /// Returns `true` if a snapshot is being sent that lags by no more entries than the user allows.
     pub(crate) fn is_travelling(&self, applied: Option<u64>) -> bool {
         let lag_max = self.site.snapshot_lag_max();
         let counts = |kept: &Kept| {
@@ -333,7 +333,7 @@ impl fmt::Debug for SnapshotReader {
     }
 }
 
-/// What a thread that makes a stream sends.
+/// A message of the thread that makes a stream.
 enum Piece {
     Bytes(Vec<u8>),
     End,
@@ -344,7 +344,7 @@ impl SnapshotReader {
     /// Returns the next piece of the snapshot, of 256 KiB except for the last, or `None` at the end.
     ///
     /// # Errors
-    /// Those of [`Database::backup_into`]; [`drumlin::Error::Closed`] if a snapshot was installed meanwhile.
+    /// Those of [`Database::backup_into`]; [`drumlin::Error::Closed`] if a snapshot was installed since.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>> {
         if self.is_at_end {
             return Ok(None);

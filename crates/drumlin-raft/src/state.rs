@@ -18,7 +18,7 @@ use crate::snapshot::Snapshots;
 
 /// The most entries that are applied in one transaction: their answers wait in memory.
 const BATCH_ENTRIES_MAX: usize = 256;
-/// How often a transaction is tried again while others use the memory, and the pause in between.
+/// The number of times that a transaction is tried again while others use the memory, and the pause in between.
 const SHORTAGE_RETRIES: u32 = 1_000;
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(10);
 
@@ -88,7 +88,7 @@ impl<M: StateMachine> State<M> {
         };
         let database = site.config().create(false).open(site.generation_folder(number))?;
         let meta = site.verify_owner(&database)?;
-        // The lock of the database says that nobody else has this group open.
+        // The lock of the database says that this group is not open elsewhere.
         site.remove_leftovers(number);
         database.sync()?;
         let AppliedState { applied, .. } = read_applied(|key| meta.get(key))?;
@@ -151,7 +151,7 @@ impl<M: StateMachine> State<M> {
     /// Reads the state as it is on this node. It may be older than that of the leader: for a linearizable read, ask the
     /// leader first, with openraft's `ensure_linearizable`.
     ///
-    /// What is read must not be written to. If a snapshot takes the place of the state meanwhile, reads fail with
+    /// The database must not be written to. If a snapshot takes the place of the state during a read, it fails with
     /// [`drumlin::Error::Closed`], and the next call has the new one.
     pub fn read<R>(&self, look: impl FnOnce(&Database, &M::Keyspaces) -> R) -> R {
         let generation = self.generation();
@@ -207,7 +207,7 @@ impl<M: StateMachine> State<M> {
                 match self.apply_one(&generation, &mut tx, step) {
                     Ok(answer) => answers.push(answer),
                     Err(error) => {
-                        // What is committed is the state after the entry before it.
+                        // The commit has the state after the entry before it.
                         tx.rollback_to(savepoint)?;
                         failure = Some((index, error));
                         break;
@@ -287,7 +287,7 @@ impl<M: StateMachine> State<M> {
     }
 }
 
-/// Why an entry was not applied.
+/// The reason for which an entry was not applied.
 enum Failure {
     /// The transaction has no room for it.
     Full(drumlin::Error),

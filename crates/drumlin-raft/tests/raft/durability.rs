@@ -1,4 +1,4 @@
-//! What is told to be durable is, after a power cut; and nothing is removed too early.
+//! Entries and votes that were told to be durable survive a power cut, and nothing is removed too early.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl Store for Early<'_> {
     }
 
     fn save_vote(&self, vote: &[u8]) {
-        // Polled once: the vote is set, and nobody waits.
+        // Polled once: the vote is set, and that is all.
         let saving = self.0.log().save_vote(vote);
         let mut saving = std::pin::pin!(saving);
         smol::block_on(futures_util::future::poll_immediate(&mut saving));
@@ -127,7 +127,7 @@ fn after_a_cut_the_state_is_that_after_some_entry() {
     assert!(found.len() > 1, "each cut had the same state: {found:?}");
 }
 
-/// What the state machine has not applied is not removed, whatever is asked for.
+/// Entries that the state machine has not applied are not removed, whatever is asked for.
 #[test]
 fn nothing_is_purged_above_what_is_applied() {
     let mut opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
@@ -137,7 +137,7 @@ fn nothing_is_purged_above_what_is_applied() {
     smol::block_on(opened.group().log().purge(&id(5))).unwrap();
     assert_eq!(stored(&opened), Some(0));
     let visible = |opened: &Opened<KeyValue>| opened.group().log().range(..).unwrap().unwrap().count();
-    assert_eq!(visible(&opened), 4, "they can't be read any more");
+    assert_eq!(visible(&opened), 4, "they can still be read");
     count_to(opened.group(), 1, 1);
     // The purge of less than before removes what was asked for before, as far as it is applied.
     smol::block_on(opened.group().log().purge(&id(3))).unwrap();
@@ -147,7 +147,7 @@ fn nothing_is_purged_above_what_is_applied() {
     assert_eq!((stored(&opened), visible(&opened)), (Some(4), 4));
 }
 
-/// What was committed takes no sync of its own. It goes with the next append, and with closing.
+/// The committed id takes no sync of its own. It goes with the next append, and with closing.
 #[test]
 fn saving_what_is_committed_takes_no_sync() {
     let mut opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
@@ -170,7 +170,7 @@ fn saving_what_is_committed_takes_no_sync() {
     assert_eq!(opened.group().log().committed(), None);
 }
 
-/// What was cut off never comes back: neither the entries, nor after a power cut once something follows.
+/// Entries that were cut off never come back: neither the entries, nor after a power cut once something follows.
 #[test]
 fn a_cut_is_durable_before_what_follows() {
     for seed in 0..10 {

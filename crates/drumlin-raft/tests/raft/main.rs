@@ -1,5 +1,7 @@
 //! Tests the storage of a node, on real files and on disks that lose what was not synced.
 
+#[cfg(feature = "openraft-0-10")]
+mod cluster;
 mod durability;
 mod machine;
 mod node;

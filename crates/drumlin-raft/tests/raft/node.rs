@@ -72,7 +72,7 @@ fn groups_are_separate() {
     assert_eq!((one.log().vote(), one.state().applied_index()), (None, None));
 }
 
-/// A state whose folder is lost is not made anew: the log may lack what it had.
+/// A state whose folder is lost is not created again: the log may lack what it had.
 #[test]
 fn a_lost_state_is_noticed() {
     let mut opened = Opened::create(Place::new(Kind::Files(drumlin::IoBackend::Auto)), KeyValue);

@@ -40,7 +40,7 @@ fn sender() -> Opened<KeyValue> {
     opened
 }
 
-/// The bytes are the same each time, from any offset, whatever is applied meanwhile; and they make the same state.
+/// The bytes are the same each time, from any offset, whatever is applied at the same time; and they make the same state.
 #[test]
 fn a_snapshot_travels_in_any_pieces() {
     let sender = sender();
@@ -56,7 +56,7 @@ fn a_snapshot_travels_in_any_pieces() {
         smol::block_on(receiver.group().state().install_snapshot(received, Some(&id(41)))).unwrap();
         assert_eq!(check_count(receiver.group()), Some(41));
         assert_eq!(receiver.group().state().durably_applied_index().unwrap(), Some(41));
-        // It is also the receiver's newest, and goes on being applied to.
+        // It is also the receiver's newest, and more is applied to the state.
         let newest = receiver.group().state().newest_snapshot().unwrap();
         assert_eq!(newest.applied().unwrap().applied, Some(id(41)));
         count_to(receiver.group(), 21, 25);
@@ -186,9 +186,9 @@ fn a_snapshot_that_travels_holds_back_the_next() {
     let mut reader = snapshot.reader(0).unwrap();
     assert!(!state.may_build_snapshot());
     count_to(&group, 21, 25);
-    assert!(!state.may_build_snapshot(), "it is 10 entries behind");
+    assert!(!state.may_build_snapshot(), "it lags by 10 entries");
     count_to(&group, 26, 26);
-    assert!(state.may_build_snapshot(), "it is too far behind");
+    assert!(state.may_build_snapshot(), "it lags too far");
     let newer = state.build_snapshot().unwrap();
     assert_eq!(newer.applied().unwrap().applied, Some(id(53)));
     let mut sent = Vec::new();

@@ -195,3 +195,31 @@ fn suite_reopening_files() {
 fn suite_reopening_a_simulated_disk() {
     run(Suite::test_all(ReopeningBuilder(Kind::Simulated)));
 }
+
+/// A request that can't be decoded is an error with the index of its entry, for whatever reads it. The entries before it
+/// can be read.
+#[test]
+fn a_request_that_cannot_be_decoded_is_named() {
+    let opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
+    let (mut log, mut state) = stores::<TypeConfig, _>(opened.group());
+    smol::block_on(async {
+        let leader = openraft::impls::leader_id_adv::LeaderId { term: 1, node_id: 3 };
+        let blank = |index| Entry {
+            log_id: LogIdOf::<TypeConfig> { leader_id: leader, index },
+            payload: openraft::EntryPayload::Blank,
+        };
+        log.append([blank(0), blank(1)], IOFlushed::noop()).await.unwrap();
+        // A request, with an id of nothing but its index, and a variant that is not known.
+        let unknown = [&[1, 8, 0][..], &2u64.to_le_bytes(), &[77]].concat();
+        opened.group().log().append(2, &[unknown], drop).await.unwrap();
+        assert_eq!(log.try_get_log_entries(0..2).await.unwrap().len(), 2);
+        let error = log.try_get_log_entries(0..3).await.unwrap_err();
+        assert!(error.to_string().contains("the request of entry 2 can't be decoded"), "{error}");
+        // The state machine applies what comes before, and stops.
+        let entries = std::pin::pin!(log.entries_stream(0..3).await);
+        let entries = futures_util::StreamExt::map(entries, |entry| entry.map(|entry| (entry, None)));
+        let error = state.apply(entries).await.unwrap_err();
+        assert!(error.to_string().contains("entry 2"), "{error}");
+        assert_eq!(opened.group().state().applied_index(), Some(1));
+    });
+}

@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Simulated,
 }
 
-/// Where a node lies.
+/// The place of a node.
 pub(crate) enum Place {
     Files(IoBackend, TempDir),
     Simulated(sim::Disk),

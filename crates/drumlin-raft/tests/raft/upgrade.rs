@@ -1,4 +1,4 @@
-//! A node that was run with openraft 0.9 goes on with 0.10.
+//! A node that was run with openraft 0.9 continues with 0.10.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use openraft_0_10 as new;
 use crate::support::{Kind, Opened, Place};
 use crate::{suite_0_9, suite_0_10};
 
-/// What 0.9 wrote, 0.10 reads as the same: the vote, entries of each kind, what is committed, applied and purged.
+/// 0.10 reads the same that 0.9 wrote: the vote, entries of each kind, what is committed, applied and purged.
 #[test]
 fn what_0_9_wrote_0_10_reads() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
