@@ -187,8 +187,13 @@ impl StoreBuilder<TypeConfig, Reopening, Reopening> for ReopeningBuilder {
 }
 
 #[test]
-fn suite_reopening_files() {
-    run(Suite::test_all(ReopeningBuilder(Kind::Files(IoBackend::Auto))));
+fn suite_reopening_with_the_best_backend() {
+    run(Suite::test_all(ReopeningBuilder(Kind::FilesInMemory(IoBackend::Auto))));
+}
+
+#[test]
+fn suite_reopening_with_the_portable_backend() {
+    run(Suite::test_all(ReopeningBuilder(Kind::FilesInMemory(IoBackend::Portable))));
 }
 
 #[test]

@@ -19,6 +19,9 @@ pub(crate) const GROUP: u64 = 1;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Files(IoBackend),
+    /// Files in the system's memory, if it has a folder for them: opening a node a thousand times takes thousands of
+    /// syncs.
+    FilesInMemory(IoBackend),
     Simulated,
 }
 
@@ -32,6 +35,10 @@ impl Place {
     pub(crate) fn new(kind: Kind) -> Place {
         match kind {
             Kind::Files(backend) => Place::Files(backend, tempfile::tempdir().unwrap()),
+            Kind::FilesInMemory(backend) => {
+                let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+                Place::Files(backend, folder.unwrap())
+            }
             Kind::Simulated => Place::Simulated(sim::Disk::new(Medium::default(), 7)),
         }
     }
