@@ -45,6 +45,13 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// The folder has this node already. Nothing was changed.
+    #[error("{} has this node already. Node::open opens it", path.display())]
+    AlreadyCreated {
+        /// The folder.
+        path: PathBuf,
+    },
+
     /// The state machine can't go on: a request that can't be applied. Every later call says the same, and no entry is
     /// skipped. Other groups are not concerned.
     #[error("the state machine of group {group} has stopped at entry {index}: {reason}")]
@@ -108,6 +115,7 @@ impl From<Error> for io::Error {
             Error::Undecodable { .. } | Error::UnusableSnapshot { .. } => io::ErrorKind::InvalidData,
             Error::RequestTooLarge { .. } => io::ErrorKind::InvalidInput,
             Error::NotCreated { .. } | Error::NoSuchSnapshot => io::ErrorKind::NotFound,
+            Error::AlreadyCreated { .. } => io::ErrorKind::AlreadyExists,
             Error::OtherNode { .. } | Error::Stopped { .. } => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)

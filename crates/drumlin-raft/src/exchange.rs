@@ -74,8 +74,8 @@ impl<M: StateMachine> State<M> {
         lock(&snapshots.newest).as_ref().map(|kept| snapshots.hand_out(kept))
     }
 
-    /// Returns an empty snapshot, to be [written](Snapshot::write) what another node sends. It is restored into a folder
-    /// of its own while it arrives, in bounded memory.
+    /// Returns an empty snapshot, to be [written](Snapshot::write) what another node sends. It is restored into a
+    /// folder of its own while it arrives, in bounded memory.
     #[must_use]
     pub fn receive_snapshot(&self) -> Snapshot {
         Snapshot::receive(&self.shared.site)

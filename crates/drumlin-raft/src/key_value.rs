@@ -12,7 +12,9 @@ const ROWS: &str = "rows";
 /// keyspace that [`State::read`](crate::State::read) hands out.
 ///
 /// ```
-/// # use drumlin_raft::{Content, EntryId, Identity, KeyValue, KeyValueRequest, KeyValueResponse, Node, NodeOptions, Step};
+/// # use drumlin_raft::{Content, EntryId, Identity, Node, NodeOptions, Step};
+/// use drumlin_raft::{KeyValue, KeyValueRequest, KeyValueResponse};
+///
 /// # let folder = std::env::temp_dir().join(format!("drumlin-doc-raft-kv-{}", std::process::id()));
 /// # let node = Node::create(&folder, &Identity::new("shop", 3), &NodeOptions::new())?;
 /// # let group = node.group(1, KeyValue)?;

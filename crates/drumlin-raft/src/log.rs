@@ -17,8 +17,8 @@ const PURGED: &str = "purged";
 
 /// The Raft log of a group. Entries and values are bytes; the adapters encode them. Cloning the handle is cheap.
 ///
-/// All groups of a node share one stream of writes and syncs. Changes become durable in the order in which they are made:
-/// a truncation before what is appended after it, and a vote after the entries before it.
+/// All groups of a node share one stream of writes and syncs. Changes become durable in the order in which they are
+/// made: a truncation before what is appended after it, and a vote after the entries before it.
 ///
 /// # Invariants
 /// 1. Nothing is removed above what the state machine has durably applied.

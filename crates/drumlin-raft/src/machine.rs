@@ -36,8 +36,8 @@ use serde::de::DeserializeOwned;
 ///
 /// [`KeyValue`]: crate::KeyValue
 pub trait StateMachine: Send + Sync + 'static {
-    /// The request of a client. It is stored in the log, in the encoding of postcard: add variants and fields at the end
-    /// only, and replace the machine on all nodes before the first such request.
+    /// The request of a client. It is stored in the log, in the encoding of postcard: add variants and fields at the
+    /// end only, and replace the machine on all nodes before the first such request.
     type Request: Serialize + DeserializeOwned + Send + Sync + 'static;
 
     /// The answer to a client. If a client may do something wrong, that is a response, not an error.

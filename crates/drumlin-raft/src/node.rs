@@ -49,18 +49,22 @@ impl fmt::Debug for Node {
 impl Node {
     /// Creates the folder of a new node.
     ///
-    /// Call this only for a node that its cluster has never seen under this number. If a node has lost its folder, it has
-    /// lost its vote and entries that it acknowledged, and could help to elect a leader who lacks committed entries.
-    /// Remove it from the cluster first, and add it again, preferably under another number.
+    /// Call this only for a node that its cluster has never seen under this number. If a node has lost its folder, it
+    /// has lost its vote and entries that it acknowledged, and could help to elect a leader who lacks committed
+    /// entries. Remove it from the cluster first, and add it again, preferably under another number.
     ///
     /// # Errors
-    /// [`Error::OtherNode`] if the folder has a node, even if it is this one: use [`Node::open`];
+    /// [`Error::AlreadyCreated`] if the folder has this node, [`Error::OtherNode`] if it has another one;
     /// [`drumlin::Error::NotADatabase`] if it holds other things; the errors of [`Logs::open`].
     pub fn create(path: impl AsRef<Path>, identity: &Identity, options: &NodeOptions) -> Result<Node> {
         let path = path.as_ref();
         let logs = Logs::open(log_folder(path), &options.logs.clone().create(true))?;
-        if let Some(found) = stored_identity(&logs)? {
-            return Err(Error::OtherNode { path: path.to_owned(), expected: identity.clone(), found });
+        match stored_identity(&logs)? {
+            Some(found) if found == *identity => return Err(Error::AlreadyCreated { path: path.to_owned() }),
+            Some(found) => {
+                return Err(Error::OtherNode { path: path.to_owned(), expected: identity.clone(), found });
+            }
+            None => {}
         }
         logs.log(NODE_LOG).set(IDENTITY, codec::encode(identity)?)?.wait()?;
         Ok(Node::new(path, identity, options, logs))
@@ -69,8 +73,8 @@ impl Node {
     /// Opens the folder of a node, and recovers its log. Groups are recovered when they are opened.
     ///
     /// # Errors
-    /// [`Error::OtherNode`] for the folder of another node or cluster; [`drumlin::Error::NotFound`] if there is no folder;
-    /// [`Error::NotCreated`] or [`drumlin::Error::NotADatabase`] if its creation was interrupted, which
+    /// [`Error::OtherNode`] for the folder of another node or cluster; [`drumlin::Error::NotFound`] if there is no
+    /// folder; [`Error::NotCreated`] or [`drumlin::Error::NotADatabase`] if its creation was interrupted, which
     /// [`create`](Node::create) then finishes; the errors of [`Logs::open`].
     pub fn open(path: impl AsRef<Path>, identity: &Identity, options: &NodeOptions) -> Result<Node> {
         let path = path.as_ref();
@@ -109,9 +113,9 @@ impl Node {
     /// the largest are allowed. A group can be open once at a time.
     ///
     /// # Errors
-    /// [`drumlin::Error::Locked`] if the group is open; [`drumlin::Error::NotFound`] if the folder of its state is lost;
-    /// [`Error::OtherNode`] if that is the state of another cluster; the errors of [`drumlin::Config::open`] and of
-    /// [`StateMachine::open`].
+    /// [`drumlin::Error::Locked`] if the group is open; [`drumlin::Error::NotFound`] if the folder of its state is
+    /// lost; [`Error::OtherNode`] if that is the state of another cluster; the errors of [`drumlin::Config::open`] and
+    /// of [`StateMachine::open`].
     ///
     /// # Panics
     /// If the number is [`u64::MAX`].
@@ -120,8 +124,8 @@ impl Node {
         Group::open(&self.shared, number, machine)
     }
 
-    /// Closes the node: what is pending in the log is written. [Close](Group::close) the groups before. Handles that are
-    /// left fail with [`drumlin::Error::Closed`]. Blocks.
+    /// Closes the node: what is pending in the log is written. [Close](Group::close) the groups before. Handles that
+    /// are left fail with [`drumlin::Error::Closed`]. Blocks.
     ///
     /// # Errors
     /// Those of [`Logs::close`].

@@ -162,8 +162,8 @@ impl<C: Types<M>, M: StateMachine> LogStore<C, M> {
     }
 }
 
-// `leader_bounded_stream` reads the vote, the entries, and the vote again. A vote never goes back, so if both are equal,
-// it was this one at the moment of reading the entries.
+// `leader_bounded_stream` reads the vote, the entries, and the vote again. A vote never goes back, so if both are
+// equal, it was this one at the moment of reading the entries.
 impl<C: Types<M>, M: StateMachine> RaftLogReader<C> for LogStore<C, M> {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,

@@ -1,11 +1,13 @@
-//! The storage traits of openraft 0.9, as of 0.9.25 with its features `serde`, `storage-v2` and `generic-snapshot-data`.
+//! The storage traits of openraft 0.9, as of 0.9.25 with its features `serde`, `storage-v2` and
+//! `generic-snapshot-data`.
 //!
 //! openraft 0.9 waits until an append is durable before it makes the next one, so the entries of one group are not
 //! gathered while a write is in flight. Groups of one node still share writes and syncs. What is stored is the same as
 //! with 0.10, so a node can be stopped, and started with 0.10.
 //!
 //! ```
-//! use drumlin_raft::{Identity, KeyValue, KeyValueRequest, KeyValueResponse, Node, NodeOptions, Snapshot, openraft_0_9};
+//! use drumlin_raft::{Identity, KeyValue, KeyValueRequest, KeyValueResponse, Node, NodeOptions};
+//! use drumlin_raft::{Snapshot, openraft_0_9};
 //! # use ::openraft_0_9 as openraft;
 //!
 //! openraft::declare_raft_types!(

@@ -126,8 +126,8 @@ impl Snapshots {
 /// A snapshot of a state: kept by this node, or received from another one.
 ///
 /// To send one, read its [`reader`](Snapshot::reader), and write what arrives to a snapshot from
-/// [`State::receive_snapshot`](crate::State::receive_snapshot). If the connection breaks, go on from [`received_bytes`](Snapshot::received_bytes), as
-/// long as the sender still has the snapshot.
+/// [`State::receive_snapshot`](crate::State::receive_snapshot). If the connection breaks, go on from
+/// [`received_bytes`](Snapshot::received_bytes), as long as the sender still has the snapshot.
 ///
 /// ```
 /// # use drumlin_raft::{Content, EntryId, Identity, KeyValue, KeyValueRequest, Node, NodeOptions, Step};
@@ -216,7 +216,8 @@ impl Snapshot {
     /// checksums. The bytes of a snapshot are the same each time. To begin at an offset, the bytes before it are made
     /// and not sent.
     ///
-    /// While there is a reader, the snapshot is kept, and [`State::may_build_snapshot`](crate::State::may_build_snapshot) is false.
+    /// While there is a reader, the snapshot is kept, and
+    /// [`State::may_build_snapshot`](crate::State::may_build_snapshot) is false.
     ///
     /// # Errors
     /// [`Error::NoSuchSnapshot`] if the snapshot is one that was received.
@@ -317,8 +318,8 @@ impl Drop for Travelling {
     }
 }
 
-/// The bytes of a snapshot, for a task by [`next`](SnapshotReader::next), for a thread by [`Read`]. A thread makes them,
-/// a few pieces ahead. See [`Snapshot`] for an example.
+/// The bytes of a snapshot, for a task by [`next`](SnapshotReader::next), for a thread by [`Read`]. A thread makes
+/// them, a few pieces ahead. See [`Snapshot`] for an example.
 pub struct SnapshotReader {
     receiver: Receiver<Piece>,
     _travelling: Travelling,

@@ -1,8 +1,8 @@
 //! Entries and votes that were told to be durable survive a power cut, and nothing is removed too early.
 
 use std::sync::mpsc;
-use std::time::Duration;
 
+use drumlin_io::testing::sim::Faults;
 use drumlin_raft::{Group, KeyValue};
 
 use crate::support::{GROUP, Kind, Opened, Place, check_count, count_to, id};
@@ -152,12 +152,9 @@ fn nothing_is_purged_above_what_is_applied() {
 fn saving_what_is_committed_takes_no_sync() {
     let mut opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
     Honest(opened.group()).append(0, b"entry");
-    let Place::Simulated(disk) = &opened.place else { unreachable!() };
-    std::thread::sleep(Duration::from_millis(50));
-    let before = disk.change_count();
     opened.group().log().save_committed(Some(b"0"));
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(disk.change_count(), before);
+    // Nothing was given to the log.
+    assert_eq!(opened.node.as_ref().unwrap().logs().log(GROUP).value("committed"), None);
     assert_eq!(opened.group().log().committed().unwrap(), b"0");
     Honest(opened.group()).append(1, b"entry");
     opened = Opened::open(opened.place.cut(1), KeyValue);
@@ -185,4 +182,25 @@ fn a_cut_is_durable_before_what_follows() {
         let entries: Vec<Vec<u8>> = range.map(|entry| entry.unwrap().to_vec()).collect();
         assert_eq!(entries, [&b"old"[..], b"old", b"new"]);
     }
+}
+
+/// If the disk fails, an append that was not answered is told so, once; nothing is acknowledged later; and entries can
+/// still be read.
+#[test]
+fn a_failed_disk_is_told_once() {
+    let opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
+    Honest(opened.group()).append(0, b"entry");
+    let Place::Simulated(disk) = &opened.place else { unreachable!() };
+    disk.set_faults(Faults { write_fails_one_in: 1, sync_fails_one_in: 1, ..Faults::default() });
+    let (answer, answered) = mpsc::channel();
+    let entries = [b"entry"];
+    let appending = opened.group().log().append(1, &entries, move |durable| answer.send(durable).unwrap());
+    smol::block_on(appending).unwrap();
+    assert!(answered.recv().unwrap().is_err());
+    assert!(answered.recv().is_err(), "it was answered twice");
+    disk.set_faults(Faults::default());
+    assert!(smol::block_on(opened.group().log().save_vote(b"vote")).is_err());
+    assert!(smol::block_on(opened.group().log().append(2, &entries, drop)).is_err());
+    let range = opened.group().log().range(0..1).unwrap().unwrap();
+    assert_eq!(range.map(|entry| entry.unwrap().to_vec()).collect::<Vec<_>>(), [b"entry"]);
 }

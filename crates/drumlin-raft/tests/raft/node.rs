@@ -18,7 +18,9 @@ fn other_folders_are_refused() {
         );
         assert!(error.to_string().contains("node 3 of cluster shop"), "{error}");
     }
-    assert!(matches!(place.create(), Err(Error::OtherNode { .. })), "it was created twice");
+    assert!(matches!(place.create(), Err(Error::AlreadyCreated { .. })), "it was created twice");
+    let other = Node::create(place.path(), &Identity::new("bank", 3), &place.options());
+    assert!(matches!(other, Err(Error::OtherNode { .. })), "it was created over another one");
     open(&identity()).unwrap();
 }
 

@@ -40,7 +40,8 @@ fn sender() -> Opened<KeyValue> {
     opened
 }
 
-/// The bytes are the same each time, from any offset, whatever is applied at the same time; and they make the same state.
+/// The bytes are the same each time, from any offset, whatever is applied at the same time; and they make the same
+/// state.
 #[test]
 fn a_snapshot_travels_in_any_pieces() {
     let sender = sender();
@@ -200,7 +201,7 @@ fn a_snapshot_that_travels_holds_back_the_next() {
     let began = Instant::now();
     while kept() > 1 {
         assert!(began.elapsed() < Duration::from_secs(60), "the older snapshot is still kept");
-        std::thread::sleep(Duration::from_millis(10));
+        smol::block_on(smol::Timer::after(Duration::from_millis(10)));
     }
 }
 

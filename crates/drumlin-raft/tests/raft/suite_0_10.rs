@@ -201,8 +201,8 @@ fn suite_reopening_a_simulated_disk() {
     run(Suite::test_all(ReopeningBuilder(Kind::Simulated)));
 }
 
-/// A request that can't be decoded is an error with the index of its entry, for whatever reads it. The entries before it
-/// can be read.
+/// A request that can't be decoded is an error with the index of its entry, for whatever reads it. The entries before
+/// it can be read.
 #[test]
 fn a_request_that_cannot_be_decoded_is_named() {
     let opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
