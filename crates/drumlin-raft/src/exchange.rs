@@ -40,7 +40,7 @@ impl<M: StateMachine> State<M> {
     /// when this returns. If the newest snapshot is of the same entry, returns that. Blocks.
     ///
     /// # Errors
-    /// Those of [`Database::keep_snapshot`].
+    /// Those of [`drumlin::Database::keep_snapshot`].
     pub fn build_snapshot(&self) -> Result<Snapshot> {
         let snapshots = self.snapshots();
         let _building = lock(&snapshots.building);

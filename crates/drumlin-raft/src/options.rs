@@ -64,7 +64,7 @@ impl NodeOptions {
     }
 
     /// Sets how many bytes a request may take: 1 MiB by default, at most 64 MiB less 64 KiB. A larger request is
-    /// refused by [`Group::check`] before it is proposed. All nodes should have the same limit.
+    /// refused by [`Group::check`](crate::Group::check) before it is proposed. All nodes should have the same limit.
     #[must_use]
     pub fn request_bytes_max(mut self, bytes: u64) -> NodeOptions {
         self.request_bytes_max = bytes.min(REQUEST_BYTES_MAX);
