@@ -376,10 +376,11 @@ impl Shared {
             if cached.iter().any(Option::is_none) && ends > self.stream.durable_position() {
                 self.stream.wait_durable_up_to(self.stream.last())?;
             }
-            let read = self.read_found(log, indexes.start, &found, cached).map_err(|error| match (error, damaged_list) {
-                (Error::Corrupted { .. }, Some(list)) => self.damaged(log, indexes.start, list),
-                (other, _) => other,
-            });
+            let read =
+                self.read_found(log, indexes.start, &found, cached).map_err(|error| match (error, damaged_list) {
+                    (Error::Corrupted { .. }, Some(list)) => self.damaged(log, indexes.start, list),
+                    (other, _) => other,
+                });
             match read? {
                 Some(fetched) => return Ok(fetched),
                 // The entries were moved since they were looked up, or purged.

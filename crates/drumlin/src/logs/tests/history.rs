@@ -183,7 +183,7 @@ fn entries(random: &mut Random) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn make(logs: &Logs, step: &Step) -> Result<Receipt> {
+pub(super) fn make(logs: &Logs, step: &Step) -> Result<Receipt> {
     match step {
         Step::Append(log, first, entries) => logs.log(*log).append(*first, entries),
         Step::Truncate(log, last) => logs.log(*log).truncate_after(*last),

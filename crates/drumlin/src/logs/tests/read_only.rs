@@ -1,5 +1,6 @@
 //! Folders that are opened for reading only.
 
+use super::history::make;
 use super::*;
 
 /// All files of the simulated disk with their bytes.
