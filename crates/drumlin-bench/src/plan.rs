@@ -110,7 +110,7 @@ pub enum Change {
     Remove,
 }
 
-/// What is done with logs by index.
+/// The work of a row of logs by index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum LogsJob {
     /// One durable append of `batch` entries. Each thread appends to the logs in turns.

@@ -9,9 +9,9 @@
 
 use std::path::PathBuf;
 
+use super::listed::ListedRange;
 use super::place::EntryPlace;
 use super::state::{Bounds, LogState};
-use super::stretch::Stretch;
 use crate::error::{Error, Result};
 use crate::format::logs::{CHUNK_BYTES, CHUNK_CONTENT_OFFSET, EntryPart, PART_BYTES, chunk_content, seal_chunk};
 use crate::format::{DatabaseId, Timestamp};
@@ -123,11 +123,11 @@ impl IndexWriter {
         let target = &mut self.state;
         let Bounds { first, next, purged, .. } = state.bounds;
         target.clear();
-        let counts = [state.stretches.len(), state.values.len(), state.large.len()].map(|count| count as u64);
+        let counts = [state.listed_ranges.len(), state.values.len(), state.large.len()].map(|count| count as u64);
         for number in [log, timestamp.0, first, next, purged].into_iter().chain(counts) {
             target.extend(number.to_le_bytes());
         }
-        state.stretches.iter().for_each(|stretch| stretch.encode(target));
+        state.listed_ranges.iter().for_each(|listed_range| listed_range.encode(target));
         state.places.iter().for_each(|place| target.extend(place.encode()));
         for (name, value) in &state.values {
             target.push(name.len() as u8);
@@ -300,20 +300,21 @@ impl IndexReader {
         }
         let (log, timestamp) = (self.u64()?, Timestamp(self.u64()?));
         let (first, next, purged) = (self.u64()?, self.u64()?, self.u64()?);
-        let (stretch_count, value_count, large_count) = (self.u64()?, self.u64()?, self.u64()?);
+        let (listed_range_count, value_count, large_count) = (self.u64()?, self.u64()?, self.u64()?);
         if next < first {
             return Err(self.corrupted("a log ends before it begins"));
         }
         let mut state = LogState::default();
         state.bounds = Bounds { exists: true, first, next, purged };
         let mut begin = first;
-        for _ in 0..stretch_count {
-            let mut bytes = [0; Stretch::BYTES];
+        for _ in 0..listed_range_count {
+            let mut bytes = [0; ListedRange::BYTES];
             self.fill(&mut bytes)?;
-            let stretch = Stretch::decode(&bytes).filter(|stretch| stretch.begin() == begin && stretch.end() <= next);
-            let stretch = stretch.ok_or_else(|| self.corrupted("entries of a log are listed elsewhere"))?;
-            begin = stretch.end();
-            state.stretches.push_back(stretch);
+            let listed_range = ListedRange::decode(&bytes)
+                .filter(|listed_range| listed_range.begin() == begin && listed_range.end() <= next);
+            let listed_range = listed_range.ok_or_else(|| self.corrupted("entries of a log are listed elsewhere"))?;
+            begin = listed_range.end();
+            state.listed_ranges.push_back(listed_range);
         }
         if next - begin > self.file_bytes {
             return Err(self.corrupted("a log has more entries than the index"));

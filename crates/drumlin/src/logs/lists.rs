@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use super::listed::ListedRange;
 use super::place::EntryPlace;
 use super::shared::{LogCell, Pin, Shared};
 use super::state::{FoundEntry, LogState};
-use super::stretch::Stretch;
 use crate::error::Result;
 use crate::format::logs::{
     ENTRY_HEADER_BYTES, EntryPart, LIST_HEADER_BYTES, LIST_OFFSET, LogChange, PART_CONTENT_OFFSET, PLACE_BYTES,
@@ -39,7 +39,7 @@ impl Shared {
     }
 
     /// Lists places in the stream until the index needs less memory, if it needs much. The caller holds the lock of the
-    /// maintenance, so nobody else makes or replaces lists.
+    /// maintenance, so no other thread makes or replaces lists.
     pub(super) fn list_places(&self) -> Result<()> {
         let mut count_min = LISTED_COUNT;
         let mut limit_bytes = self.sizes.index_listed_bytes;
@@ -94,52 +94,58 @@ impl Shared {
         Ok(true)
     }
 
-    /// Reads the places of a stretch. Returns `None` if the list is gone, and else whether it verifies.
-    fn read_list(&self, log: u64, stretch: &Stretch) -> Result<Option<(Vec<EntryPlace>, bool)>> {
-        let mut bytes = vec![0; stretch.list_bytes()];
-        self.wait_written(stretch.list + bytes.len() as u64)?;
-        if !self.stream.read_at(stretch.list, &mut bytes)? {
+    /// Reads the places of a listed range. Returns `None` if the list is gone, and else whether it verifies.
+    fn read_list(&self, log: u64, listed_range: &ListedRange) -> Result<Option<(Vec<EntryPlace>, bool)>> {
+        let mut bytes = vec![0; listed_range.list_bytes()];
+        self.wait_written(listed_range.list + bytes.len() as u64)?;
+        if !self.stream.read_at(listed_range.list, &mut bytes)? {
             return Ok(None);
         }
-        let (places, is_sound) = places_of_list(&bytes, self.identity, log, stretch.first);
+        let (places, is_sound) = places_of_list(&bytes, self.identity, log, listed_range.first);
         Ok(Some((places.chunks_exact(PLACE_BYTES).map(EntryPlace::decode).collect(), is_sound)))
     }
 
-    /// Returns `false` if no entry of the stretch can be at this place, because the list is damaged.
-    fn is_possible(&self, stretch: &Stretch, place: EntryPlace) -> bool {
+    /// Returns `false` if no entry of the listed range can be at this place, because the list is damaged.
+    fn is_possible(&self, listed_range: &ListedRange, place: EntryPlace) -> bool {
         let Some(payload_bytes) = place.payload_bytes() else { return false };
         let entry_bytes = ENTRY_HEADER_BYTES as u64 + u64::from(payload_bytes);
-        let is_below = place.position() < stretch.list && stretch.list - place.position() >= entry_bytes;
-        is_below && place.position() >= stretch.lowest && payload_bytes as usize <= self.body_bytes_max()
+        let is_below = place.position() < listed_range.list && listed_range.list - place.position() >= entry_bytes;
+        is_below && place.position() >= listed_range.lowest && payload_bytes as usize <= self.body_bytes_max()
     }
 
-    /// Returns where entries of a stretch are. Those in parts are in `large`. Returns `None` if the list is gone.
+    /// Returns where entries of a listed range are. Those in parts are in `large`. Returns `None` if the list is gone.
     pub(super) fn read_listed(
         &self,
         log: u64,
-        stretch: &Stretch,
+        listed_range: &ListedRange,
         large: &BTreeMap<u64, Box<[EntryPart]>>,
         indexes: Range<u64>,
     ) -> Result<Option<Listed>> {
-        let Some((places, is_sound)) = self.read_list(log, stretch)? else { return Ok(None) };
+        let Some((places, is_sound)) = self.read_list(log, listed_range)? else { return Ok(None) };
         let mut entries = Vec::new();
-        for index in indexes.start..indexes.end.min(stretch.end()) {
-            let place = places[stretch.number_of(index)];
+        for index in indexes.start..indexes.end.min(listed_range.end()) {
+            let place = places[listed_range.number_of(index)];
             match large.get(&index) {
                 Some(parts) => entries.push(FoundEntry::in_parts(parts.clone())),
-                None if self.is_possible(stretch, place) => entries.push(FoundEntry::inline(place)),
-                None if entries.is_empty() => return Err(self.damaged(log, index, stretch.list)),
+                None if self.is_possible(listed_range, place) => entries.push(FoundEntry::inline(place)),
+                None if entries.is_empty() => return Err(self.damaged(log, index, listed_range.list)),
                 // The caller gets the ones before, and the error when it asks for this one.
                 None => break,
             }
         }
-        Ok(Some(Listed { entries, damaged_list: (!is_sound).then_some(stretch.list) }))
+        Ok(Some(Listed { entries, damaged_list: (!is_sound).then_some(listed_range.list) }))
     }
 
-    /// Moves the entries of a stretch that begin below `end` to the tail, and lists the places of all its entries
+    /// Moves the entries of a listed range that begin below `end` to the tail, and lists the places of all its entries
     /// again. Like [`move_entries`](Self::move_entries), it does not verify them.
-    pub(super) fn move_stretch(&self, log: u64, cell: &LogCell, stretch: &Stretch, end: StreamPosition) -> Result<()> {
-        let Some((mut places, _)) = self.read_list(log, stretch)? else {
+    pub(super) fn move_listed_range(
+        &self,
+        log: u64,
+        cell: &LogCell,
+        listed_range: &ListedRange,
+        end: StreamPosition,
+    ) -> Result<()> {
+        let Some((mut places, _)) = self.read_list(log, listed_range)? else {
             // All entries were cut off or purged.
             return Ok(());
         };
@@ -147,20 +153,20 @@ impl Shared {
         let pin = Pin::new(self);
         let mut copies = encode_part(&[]);
         let mut copied: Vec<(usize, usize, u32)> = Vec::new();
-        for index in stretch.begin()..stretch.end() {
-            let number = stretch.number_of(index);
+        for index in listed_range.begin()..listed_range.end() {
+            let number = listed_range.number_of(index);
             let place = places[number];
-            if place.payload_bytes().is_none() || place.position() >= end && self.is_possible(stretch, place) {
+            if place.payload_bytes().is_none() || place.position() >= end && self.is_possible(listed_range, place) {
                 continue;
             }
-            let payload_bytes = place.payload_bytes().filter(|_| self.is_possible(stretch, place)).unwrap_or(0);
+            let payload_bytes = place.payload_bytes().filter(|_| self.is_possible(listed_range, place)).unwrap_or(0);
             if copies.len() > PART_CONTENT_OFFSET
                 && copies.len() + ENTRY_HEADER_BYTES + payload_bytes as usize > self.move_bytes_max()
             {
                 self.append_copies(std::mem::replace(&mut copies, encode_part(&[])), &mut copied, &mut places)?;
             }
             let offset = copies.len();
-            if self.is_possible(stretch, place) {
+            if self.is_possible(listed_range, place) {
                 let mut bytes = vec![0; ENTRY_HEADER_BYTES + payload_bytes as usize];
                 if !self.stream.read_at(place.position(), &mut bytes)? {
                     // It was cut off or purged.
@@ -178,8 +184,8 @@ impl Shared {
         }
         let reservation = self.stream.reserve_with(LIST_BODY_BYTES_MAX, Claim::Urgent)?;
         self.commit_list(reservation, log, cell, |state| {
-            let rest = state.stretch_of(stretch)?;
-            let numbers = stretch.number_of(rest.begin())..=stretch.number_of(rest.end() - 1);
+            let rest = state.listed_range_of(listed_range)?;
+            let numbers = listed_range.number_of(rest.begin())..=listed_range.number_of(rest.end() - 1);
             Some((rest.begin(), places[numbers].iter().flat_map(|place| place.encode()).collect()))
         })?;
         drop(pin);

@@ -10,7 +10,7 @@ const GRANULE_BYTES_MAX: u64 = 64 << 10;
 /// The parts of a segment whose live bytes are summed up, at least, so that one that is nearly dead is noticed.
 const SEGMENT_GRANULE_COUNT: u64 = 16;
 
-/// The live bytes in each granule of the stream. An entry counts where it begins, and a stretch in several places.
+/// The live bytes in each granule of the stream. An entry counts where it begins, and a listed range in several places.
 #[derive(Debug)]
 pub(super) struct LiveBytes {
     granule_bytes: u64,

@@ -48,6 +48,7 @@ mod callbacks;
 mod handle;
 mod head;
 mod index;
+mod listed;
 mod lists;
 mod live;
 mod maintenance;
@@ -60,7 +61,6 @@ mod shared;
 mod space;
 mod state;
 mod stats;
-mod stretch;
 #[cfg(test)]
 mod tests;
 

@@ -110,7 +110,7 @@ pub struct Range {
 
 type Fetching = Pin<Box<dyn Future<Output = Result<Fetched>> + Send>>;
 
-/// A read that another thread makes before its entries are asked for. It ends by itself if nobody waits for it.
+/// A read that another thread makes before its entries are asked for. It ends by itself if no caller waits for it.
 struct Ahead {
     shared: Arc<Shared>,
     indexes: std::ops::Range<u64>,

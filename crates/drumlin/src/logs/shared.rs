@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::cache::Cache;
 use super::callbacks::Callbacks;
 use super::head::HeadFile;
+use super::listed::ListedRange;
 use super::live::LiveBytes;
 use super::maintenance::Maintenance;
 use super::options::{ENTRY_BYTES_MAX, Sizes, VALUE_BYTES_MAX};
 use super::state::{Bounds, Found, FoundEntry, LogState};
-use super::stretch::Stretch;
 use crate::error::{Error, Result};
 use crate::format::logs::{
     CHANGE_BYTES_MAX, ENTRY_HEADER_BYTES, EntryFrame, EntryPart, LogChange, LogChanges, NAME_BYTES_MAX, PART_BYTES,
@@ -79,8 +79,8 @@ pub(super) struct Shared {
 /// The places of entries that are to be read, as far as they are in memory.
 enum Located {
     Entries(Vec<FoundEntry>),
-    /// Their places are in the list of a stretch, except those of the entries in parts.
-    Listed(Stretch, BTreeMap<u64, Box<[EntryPart]>>),
+    /// Their places are in the list of a listed range, except those of the entries in parts.
+    Listed(ListedRange, BTreeMap<u64, Box<[EntryPart]>>),
 }
 
 /// Leaves as many entries as one read fetches.
@@ -334,7 +334,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the place of an entry, or the stretch that has it.
+    /// Returns the place of an entry, or the listed range that has it.
     pub(super) fn find(&self, log: u64, cell: &LogCell, index: u64) -> Result<Found> {
         let state = cell.state.lock();
         state.bounds.check_index(log, index)?;
@@ -359,17 +359,21 @@ impl Shared {
             let located = self.locate(log, cell, indexes.clone())?;
             let (found, damaged_list) = match located {
                 Located::Entries(found) => (found, None),
-                Located::Listed(stretch, large) => match self.read_listed(log, &stretch, &large, indexes.clone())? {
-                    Some(mut listed) => {
-                        cut_to_read(&mut listed.entries, self.sizes.read_bytes_max);
-                        (listed.entries, listed.damaged_list)
+                Located::Listed(listed_range, large) => {
+                    match self.read_listed(log, &listed_range, &large, indexes.clone())? {
+                        Some(mut listed) => {
+                            cut_to_read(&mut listed.entries, self.sizes.read_bytes_max);
+                            (listed.entries, listed.damaged_list)
+                        }
+                        None if gone_list == Some(listed_range.list) => {
+                            return Err(self.segment_gone(log, indexes.start));
+                        }
+                        None => {
+                            gone_list = Some(listed_range.list);
+                            continue;
+                        }
                     }
-                    None if gone_list == Some(stretch.list) => return Err(self.segment_gone(log, indexes.start)),
-                    None => {
-                        gone_list = Some(stretch.list);
-                        continue;
-                    }
-                },
+                }
             };
             let ends = found.iter().map(FoundEntry::end).max().expect("there is one entry at least");
             let cached = self.cache.lock().get_all(found.iter().map(|entry| entry.place.position()));
@@ -406,9 +410,12 @@ impl Shared {
                         break;
                     }
                 }
-                Found::Listed(stretch) if found.is_empty() => {
-                    let large = state.large.range(index..stretch.end());
-                    return Ok(Located::Listed(stretch, large.map(|(&index, parts)| (index, parts.clone())).collect()));
+                Found::Listed(listed_range) if found.is_empty() => {
+                    let large = state.large.range(index..listed_range.end());
+                    return Ok(Located::Listed(
+                        listed_range,
+                        large.map(|(&index, parts)| (index, parts.clone())).collect(),
+                    ));
                 }
                 Found::Listed(_) => break,
             }

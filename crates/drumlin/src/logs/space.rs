@@ -209,10 +209,10 @@ impl Shared {
             }
             let mut from = 0;
             loop {
-                let found = cell.state.lock().stretch_below(end, from);
-                let Some(stretch) = found else { break };
-                from = stretch.end();
-                self.move_stretch(log, &cell, &stretch, end)?;
+                let found = cell.state.lock().listed_range_below(end, from);
+                let Some(listed_range) = found else { break };
+                from = listed_range.end();
+                self.move_listed_range(log, &cell, &listed_range, end)?;
             }
             from = 0;
             loop {

@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::listed::ListedRange;
 use super::live::LiveBytes;
 use super::place::{EntryPlace, live_bytes_of};
-use super::stretch::Stretch;
 use crate::error::{Error, Result};
 use crate::format::logs::{ENTRY_HEADER_BYTES, EntryFrame, EntryPart, LogChange, MOVED_BYTES};
 use crate::format::{StreamPosition, Timestamp};
@@ -147,12 +147,12 @@ impl Bounds {
     }
 }
 
-/// The knowledge of memory about an entry: its place, or the stretch that has it.
+/// The knowledge of memory about an entry: its place, or the listed range that has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Found {
     Entry(FoundEntry),
     /// The place of the entry is in a list.
-    Listed(Stretch),
+    Listed(ListedRange),
 }
 
 /// The state of a log.
@@ -160,7 +160,7 @@ pub(super) enum Found {
 pub(super) struct LogState {
     pub(super) bounds: Bounds,
     /// The older entries, in ascending order. Together with the newer ones, they are all.
-    pub(super) stretches: VecDeque<Stretch>,
+    pub(super) listed_ranges: VecDeque<ListedRange>,
     /// The places of the newer entries.
     pub(super) places: VecDeque<EntryPlace>,
     /// The parts of large entries, by index.
@@ -201,7 +201,9 @@ impl LogState {
         }
         match index.checked_sub(self.first_placed()) {
             Some(at) => Found::Entry(FoundEntry::inline(self.places[at as usize])),
-            None => Found::Listed(self.stretches[self.stretches.partition_point(|stretch| stretch.end() <= index)]),
+            None => Found::Listed(
+                self.listed_ranges[self.listed_ranges.partition_point(|listed_range| listed_range.end() <= index)],
+            ),
         }
     }
 
@@ -210,8 +212,8 @@ impl LogState {
         let parts: usize = self.large.values().map(|parts| 64 + parts.len() * size_of::<EntryPart>()).sum();
         let values: usize = self.values.iter().map(|(name, value)| 96 + name.len() + value.len()).sum();
         let pending = self.pending.capacity() * size_of::<(Timestamp, u64)>();
-        let stretches = self.stretches.capacity() * size_of::<Stretch>();
-        (self.places.capacity() * size_of::<EntryPlace>() + stretches + parts + values + pending) as u64
+        let listed_ranges = self.listed_ranges.capacity() * size_of::<ListedRange>();
+        (self.places.capacity() * size_of::<EntryPlace>() + listed_ranges + parts + values + pending) as u64
     }
 
     /// Returns the capacity that the list of places has after it got longer by `count`.
@@ -247,9 +249,9 @@ impl LogState {
             live.add(part.position, live_bytes_of(part.bytes));
             self.live_bytes += live_bytes_of(part.bytes);
         }
-        for stretch in &self.stretches {
-            stretch.shares().for_each(|(position, bytes)| live.add(position, bytes));
-            self.live_bytes += stretch.live_bytes();
+        for listed_range in &self.listed_ranges {
+            listed_range.shares().for_each(|(position, bytes)| live.add(position, bytes));
+            self.live_bytes += listed_range.live_bytes();
         }
     }
 
@@ -257,7 +259,7 @@ impl LogState {
     pub(super) fn lowest(&self) -> Option<StreamPosition> {
         let inline = self.places.iter().filter(|place| place.payload_bytes().is_some()).map(|place| place.position());
         let parts = self.large.values().flatten().map(|part| part.position);
-        inline.chain(parts).chain(self.stretches.iter().map(|stretch| stretch.lowest)).min()
+        inline.chain(parts).chain(self.listed_ranges.iter().map(|listed_range| listed_range.lowest)).min()
     }
 
     /// Returns entries from `from` on that begin below `end`, up to about `bytes_max` bytes.
@@ -290,10 +292,10 @@ impl LogState {
         found
     }
 
-    /// Returns the first stretch after the index `from` that has entries below `end`, as far as memory knows.
-    pub(super) fn stretch_below(&self, end: StreamPosition, from: u64) -> Option<Stretch> {
-        let at = self.stretches.partition_point(|stretch| stretch.end() <= from);
-        self.stretches.range(at..).find(|stretch| stretch.lowest < end).copied()
+    /// Returns the first listed range after the index `from` that has entries below `end`, as far as memory knows.
+    pub(super) fn listed_range_below(&self, end: StreamPosition, from: u64) -> Option<ListedRange> {
+        let at = self.listed_ranges.partition_point(|listed_range| listed_range.end() <= from);
+        self.listed_ranges.range(at..).find(|listed_range| listed_range.lowest < end).copied()
     }
 
     /// Returns the encoded places of up to `count` of the oldest entries whose places are in memory, with the index of
@@ -303,10 +305,10 @@ impl LogState {
         (self.first_placed(), places.collect())
     }
 
-    /// Returns the stretch whose list is at this position, if the log still has it.
-    pub(super) fn stretch_of(&self, stretch: &Stretch) -> Option<Stretch> {
-        let at = self.stretches.partition_point(|other| other.end() <= stretch.first);
-        self.stretches.get(at).filter(|found| found.list == stretch.list).copied()
+    /// Returns the listed range whose list is at this position, if the log still has it.
+    pub(super) fn listed_range_of(&self, listed_range: &ListedRange) -> Option<ListedRange> {
+        let at = self.listed_ranges.partition_point(|other| other.end() <= listed_range.first);
+        self.listed_ranges.get(at).filter(|found| found.list == listed_range.list).copied()
     }
 
     /// Takes the whole log as durable, because it was recovered.
@@ -346,7 +348,7 @@ impl LogState {
                 }
             }
             LogChange::Places { first, offset, places, .. } => {
-                self.take_over(Stretch::new(*first, body + *offset as u64, places), live);
+                self.take_over(ListedRange::new(*first, body + *offset as u64, places), live);
             }
             LogChange::Truncate { from, .. } => self.cut(*from, live),
             LogChange::Purge { to, .. } => self.forget_below(to.saturating_add(1), live),
@@ -372,9 +374,9 @@ impl LogState {
             }
             _ => {}
         }
-        let oldest = self.stretches.front().map_or(self.first_placed(), Stretch::begin);
+        let oldest = self.listed_ranges.front().map_or(self.first_placed(), ListedRange::begin);
         assert_eq!(oldest, self.bounds.first, "a log's places don't fit its bounds: {:?}", self.bounds);
-        let listed = self.stretches.back().map_or(self.bounds.first, Stretch::end);
+        let listed = self.listed_ranges.back().map_or(self.bounds.first, ListedRange::end);
         assert_eq!(listed, self.first_placed(), "a log has entries without places: {:?}", self.bounds);
     }
 
@@ -410,15 +412,15 @@ impl LogState {
         }
     }
 
-    fn forget_stretch(&mut self, stretch: &Stretch, live: &mut LiveBytes) {
-        stretch.shares().for_each(|(position, bytes)| live.remove(position, bytes));
-        self.live_bytes -= stretch.live_bytes();
+    fn forget_listed_range(&mut self, listed_range: &ListedRange, live: &mut LiveBytes) {
+        listed_range.shares().for_each(|(position, bytes)| live.remove(position, bytes));
+        self.live_bytes -= listed_range.live_bytes();
     }
 
-    fn add_stretch(&mut self, at: usize, stretch: Stretch, live: &mut LiveBytes) {
-        stretch.shares().for_each(|(position, bytes)| live.add(position, bytes));
-        self.live_bytes += stretch.live_bytes();
-        self.stretches.insert(at, stretch);
+    fn add_listed_range(&mut self, at: usize, listed_range: ListedRange, live: &mut LiveBytes) {
+        listed_range.shares().for_each(|(position, bytes)| live.add(position, bytes));
+        self.live_bytes += listed_range.live_bytes();
+        self.listed_ranges.insert(at, listed_range);
     }
 
     /// Cuts off the entries from `from` on.
@@ -430,11 +432,11 @@ impl LogState {
             next -= 1;
             self.forget_place(place, live);
         }
-        while let Some(mut last) = self.stretches.pop_back_if(|last| last.end() > from) {
-            self.forget_stretch(&last, live);
+        while let Some(mut last) = self.listed_ranges.pop_back_if(|last| last.end() > from) {
+            self.forget_listed_range(&last, live);
             if last.begin() < from {
                 last.shorten(last.begin(), from);
-                self.add_stretch(self.stretches.len(), last, live);
+                self.add_listed_range(self.listed_ranges.len(), last, live);
             }
         }
         self.large.split_off(&from).values().for_each(|parts| self.forget_parts(parts, live));
@@ -450,11 +452,11 @@ impl LogState {
             self.forget_place(place, live);
             index += 1;
         }
-        while let Some(mut oldest) = self.stretches.pop_front_if(|oldest| oldest.begin() < first) {
-            self.forget_stretch(&oldest, live);
+        while let Some(mut oldest) = self.listed_ranges.pop_front_if(|oldest| oldest.begin() < first) {
+            self.forget_listed_range(&oldest, live);
             if first < oldest.end() {
                 oldest.shorten(first, oldest.end());
-                self.add_stretch(0, oldest, live);
+                self.add_listed_range(0, oldest, live);
             }
         }
         let later = self.large.split_off(&first);
@@ -467,13 +469,13 @@ impl LogState {
         if self.places.capacity() > 4 * count {
             self.places.shrink_to(2 * count);
         }
-        if self.stretches.capacity() > 4 * self.stretches.len() {
-            self.stretches.shrink_to(2 * self.stretches.len());
+        if self.listed_ranges.capacity() > 4 * self.listed_ranges.len() {
+            self.listed_ranges.shrink_to(2 * self.listed_ranges.len());
         }
     }
 
     /// Takes over the new place of a moved entry, if the log still has the copy from which it was moved. An entry whose
-    /// place is in a list is moved with its stretch.
+    /// place is in a list is moved with its listed range.
     fn relocate(
         &mut self,
         index: u64,
@@ -499,26 +501,26 @@ impl LogState {
         }
     }
 
-    /// Replaces what memory knows about the entries of a stretch by the stretch.
-    fn take_over(&mut self, stretch: Stretch, live: &mut LiveBytes) {
+    /// Replaces what memory knows about the entries of a listed range by the listed range.
+    fn take_over(&mut self, listed_range: ListedRange, live: &mut LiveBytes) {
         assert!(
-            self.bounds.first <= stretch.begin() && stretch.end() <= self.bounds.next,
-            "{stretch:?} is not in a log"
+            self.bounds.first <= listed_range.begin() && listed_range.end() <= self.bounds.next,
+            "{listed_range:?} is not in a log"
         );
-        while self.first_placed() < stretch.end()
+        while self.first_placed() < listed_range.end()
             && let Some(place) = self.places.pop_front()
         {
             self.forget_place(place, live);
         }
-        let at = self.stretches.partition_point(|other| other.end() <= stretch.begin());
-        while let Some(other) = self.stretches.get(at).filter(|other| other.begin() < stretch.end()).copied() {
-            self.forget_stretch(&other, live);
-            self.stretches.remove(at);
+        let at = self.listed_ranges.partition_point(|other| other.end() <= listed_range.begin());
+        while let Some(other) = self.listed_ranges.get(at).filter(|other| other.begin() < listed_range.end()).copied() {
+            self.forget_listed_range(&other, live);
+            self.listed_ranges.remove(at);
         }
-        if self.stretches.len() == self.stretches.capacity() {
-            self.stretches.reserve_exact(1 + self.stretches.len() / 16);
+        if self.listed_ranges.len() == self.listed_ranges.capacity() {
+            self.listed_ranges.reserve_exact(1 + self.listed_ranges.len() / 16);
         }
-        self.add_stretch(at, stretch, live);
+        self.add_listed_range(at, listed_range, live);
         // The list is shorter now, and only a moment ago it was as long as it may get.
         if self.places.capacity() > 2 * self.places.len() {
             self.places.shrink_to(self.places.len());

@@ -55,8 +55,11 @@ impl Drop for CheckpointCopy<'_> {
     fn drop(&mut self) {
         let copy = self.copy.take().expect("dropped once");
         self.frames.set_dirty(copy.frame, None);
-        self.frames.copied_bytes.fetch_sub(copy.len(), Ordering::Relaxed);
-        self.frames.header(self.live).set_copy(None);
+        let copied_bytes = self.frames.copied_bytes.fetch_sub(copy.len(), Ordering::Relaxed);
+        assert!(copied_bytes >= copy.len(), "a copy is freed that was not counted");
+        let header = self.frames.header(self.live);
+        assert!(header.copy() == Some(copy.frame) && !header.is_idle(), "a leaf has lost its copy: {header:?}");
+        header.set_copy(None);
         drop(copy);
         self.frames.unpin(self.live);
     }
@@ -90,6 +93,7 @@ impl Pool {
         header.pin();
         header.set_copy(Some(frame));
         self.frames.copied_bytes.fetch_add(page_bytes, Ordering::Relaxed);
+        assert!(header.copy() == Some(frame), "a leaf's header names another copy");
         true
     }
 

@@ -80,7 +80,8 @@ impl FrameHeader {
         before.checked_sub(1)
     }
 
-    /// Returns the frame that holds the leaf as the running checkpoint has to write it. See [`super::checkpoint_copies`].
+    /// Returns the frame that holds the leaf as the running checkpoint has to write it. See
+    /// [`super::checkpoint_copies`].
     pub(super) fn copy(&self) -> Option<FrameIndex> {
         self.copy.load(Ordering::Acquire).checked_sub(1).map(FrameIndex)
     }

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //! 1. A frame is in exactly one of these states: *unused* (never touched, or given back to the system), *free*, *new*
-//!    (owned by a [`NewFrame`]), *checkpoint copy* (a leaf's header names it), *published* (a page's entry refers to it),
-//!    *retired* (unlinked, but readers may still see it).
+//!    (owned by a [`NewFrame`]), *checkpoint copy* (a leaf's header names it), *published* (a page's entry refers to
+//!    it), *retired* (unlinked, but readers may still see it).
 //! 2. A published leaf is read under the frame's shared latch and changed under the exclusive one. The holder of the
 //!    latch compares [`FrameHeader::page_key`] with the page it wants, because the page may have been evicted before
 //!    the frame was latched.

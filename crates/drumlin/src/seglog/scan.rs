@@ -410,8 +410,8 @@ impl Scan {
         Ok(log)
     }
 
-    /// Creates a log that accepts no records and writes nothing. The records that recovery must apply have been applied,
-    /// or there are none.
+    /// Creates a log that accepts no records and writes nothing. The records that recovery must apply have been
+    /// applied, or there are none.
     pub(crate) fn start_read_only(self, incarnation: Incarnation) -> Log {
         let log = self.assemble(incarnation, CheckpointNumber::NONE, Hooks::none());
         log.seal();

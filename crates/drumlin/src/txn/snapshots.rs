@@ -138,7 +138,7 @@ impl Snapshots {
     /// still holds their locks. See the module.
     #[inline]
     pub(crate) fn note_change(&self, changed_at: &atomic::AtomicU64, timestamp: Timestamp) {
-        // Without a snapshot, nobody asks. One that is opened later sees this commit.
+        // Without a snapshot, no reader asks. One that is opened later sees this commit.
         if self.are_open() && changed_at.load(Ordering::Acquire) <= self.newest.load(Ordering::Relaxed) {
             changed_at.fetch_max(timestamp.0, Ordering::AcqRel);
         }

@@ -43,7 +43,7 @@ fn a_follower_reads_ahead() {
             next
         });
         assert_eq!((read, ahead_count()), (5900, 0));
-        // What changes while a range is read is seen as it is or as it was.
+        // Changes during the read of a range are seen or not.
         let mut range = log.range(..).unwrap();
         assert_eq!(range.next().unwrap().unwrap().index(), 0);
         log.purge_to(2999).unwrap().wait().unwrap();

@@ -1,22 +1,22 @@
-//! Stretches: entries with adjacent indexes whose places are in a record of the stream instead of memory.
+//! Listed ranges: entries with adjacent indexes whose places are in a record of the stream instead of memory.
 //!
 //! # Invariants
 //! 1. A list of places is appended after the entries that it names, and again when one of them is moved. So it lies
 //!    above them, and is needed only as long as one of them is.
-//! 2. A stretch changes no entry: it is made, replaced and shortened under the lock of its log.
+//! 2. A listed range changes no entry: it is made, replaced and shortened under the lock of its log.
 
 use crate::format::logs::{LIST_HEADER_BYTES, LIST_OFFSET, PLACE_BYTES};
 use crate::format::{StreamPosition, get_u32, get_u64};
 
 use super::place::{EntryPlace, live_bytes_of};
 
-/// The parts of the stream among which the live bytes of a stretch are divided. Its entries may be spread over many
-/// segments, and memory does not know where each is.
+/// The parts of the stream among which the live bytes of a listed range are divided. Its entries may be spread over
+/// many segments, and memory does not know where each is.
 const SHARE_COUNT: u64 = 8;
 
 /// Entries with adjacent indexes whose places are in a record of the stream. 40 bytes, for up to 128 entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Stretch {
+pub(super) struct ListedRange {
     /// The index of the first entry of the list.
     pub(super) first: u64,
     /// The position of the list, from its checksum on.
@@ -34,14 +34,14 @@ pub(super) struct Stretch {
     uncut_count: u8,
 }
 
-const _: () = assert!(size_of::<Stretch>() == 40 && crate::format::logs::PLACE_COUNT_MAX <= u8::MAX as usize);
+const _: () = assert!(size_of::<ListedRange>() == 40 && crate::format::logs::PLACE_COUNT_MAX <= u8::MAX as usize);
 
-impl Stretch {
-    /// The length of an encoded stretch. Fixed by the format.
+impl ListedRange {
+    /// The length of an encoded listed range. Fixed by the format.
     pub(super) const BYTES: usize = 40;
 
-    /// Makes a stretch of the entries in a list.
-    pub(super) fn new(first: u64, list: StreamPosition, places: &[u8]) -> Stretch {
+    /// Makes a listed range of the entries in a list.
+    pub(super) fn new(first: u64, list: StreamPosition, places: &[u8]) -> ListedRange {
         let count = places.len() / PLACE_BYTES;
         let (mut lowest, mut highest) = (list, StreamPosition::START);
         let mut bytes = (LIST_OFFSET + LIST_HEADER_BYTES + places.len()) as u64;
@@ -54,7 +54,7 @@ impl Stretch {
         let bytes = u32::try_from(bytes).expect("the entries of a list are in records");
         let count = count as u8;
         let highest = highest.max(lowest);
-        Stretch { first, list, lowest, highest, bytes, listed_count: count, purged_count: 0, uncut_count: count }
+        ListedRange { first, list, lowest, highest, bytes, listed_count: count, purged_count: 0, uncut_count: count }
     }
 
     pub(super) fn encode(&self, target: &mut Vec<u8>) {
@@ -66,14 +66,14 @@ impl Stretch {
     }
 
     /// Returns `None` if the bytes contradict each other.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Stretch> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<ListedRange> {
         let position = |at| StreamPosition(get_u64(bytes, at));
         let (listed_count, purged_count, uncut_count) = (bytes[36], bytes[37], bytes[38]);
         let first = get_u64(bytes, 0);
         let (list, lowest, highest) = (position(8), position(16), position(24));
         let is_sound =
             purged_count < uncut_count && uncut_count <= listed_count && lowest <= highest && highest <= list;
-        (is_sound && first.checked_add(listed_count.into()).is_some()).then_some(Stretch {
+        (is_sound && first.checked_add(listed_count.into()).is_some()).then_some(ListedRange {
             first,
             list,
             lowest,
@@ -142,31 +142,34 @@ mod tests {
         places.iter().flat_map(|&(at, bytes)| EntryPlace::new(StreamPosition(at), bytes).encode()).collect()
     }
 
-    /// The shares of a stretch are its live bytes, also after it was shortened, and the lowest position has some.
+    /// The shares of a listed range are its live bytes, also after it was shortened, and the lowest position has some.
     #[test]
     fn shares_are_the_live_bytes() {
         let places = list(&[(9000, Some(5)), (100, Some(0)), (70_000, None), (4000, Some(700))]);
-        let mut stretch = Stretch::new(10, StreamPosition(80_000), &places);
+        let mut listed_range = ListedRange::new(10, StreamPosition(80_000), &places);
         for (begin, end) in [(10, 14), (11, 14), (11, 13), (12, 13)] {
-            stretch.shorten(begin, end);
-            assert_eq!((stretch.begin(), stretch.end()), (begin, end));
-            let shares: Vec<_> = stretch.shares().collect();
-            assert_eq!(shares.iter().map(|(_, bytes)| bytes).sum::<u64>(), stretch.live_bytes());
+            listed_range.shorten(begin, end);
+            assert_eq!((listed_range.begin(), listed_range.end()), (begin, end));
+            let shares: Vec<_> = listed_range.shares().collect();
+            assert_eq!(shares.iter().map(|(_, bytes)| bytes).sum::<u64>(), listed_range.live_bytes());
             assert!(shares[0].0 == StreamPosition(100) && shares[0].1 > 0, "{shares:?}");
             assert!(shares.iter().all(|(position, _)| (100..=9000).contains(&position.0)), "{shares:?}");
             let mut bytes = Vec::new();
-            stretch.encode(&mut bytes);
-            assert_eq!((bytes.len(), Stretch::decode(&bytes)), (Stretch::BYTES, Some(stretch)));
+            listed_range.encode(&mut bytes);
+            assert_eq!((bytes.len(), ListedRange::decode(&bytes)), (ListedRange::BYTES, Some(listed_range)));
             bytes[37] = bytes[38];
-            assert_eq!(Stretch::decode(&bytes), None, "nothing is left of it");
+            assert_eq!(ListedRange::decode(&bytes), None, "nothing is left of it");
         }
     }
 
-    /// A stretch of entries in parts lies at its list.
+    /// A listed range of entries in parts lies at its list.
     #[test]
     fn entries_in_parts_count_elsewhere() {
-        let stretch = Stretch::new(0, StreamPosition(500), &list(&[(100, None)]));
-        assert_eq!((stretch.lowest, stretch.shares().next().unwrap().0), (StreamPosition(500), StreamPosition(500)));
-        assert!(stretch.live_bytes() < 50);
+        let listed_range = ListedRange::new(0, StreamPosition(500), &list(&[(100, None)]));
+        assert_eq!(
+            (listed_range.lowest, listed_range.shares().next().unwrap().0),
+            (StreamPosition(500), StreamPosition(500))
+        );
+        assert!(listed_range.live_bytes() < 50);
     }
 }
