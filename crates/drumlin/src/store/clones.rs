@@ -58,6 +58,8 @@ impl Store {
         let (source, id) = self.plan_clone(from, to)?;
         let held = HeldBaseImages::new(self);
         self.checkpoint()?;
+        // Page tables are read under the lock that a checkpoint needs. So this is repeated only if a checkpoint became
+        // due while they were read, which takes far less time than writing a checkpoint's share of the log.
         loop {
             if let Some(as_of) = self.clone_checkpoint(&held, &source, id, to)? {
                 self.fold_runs();
