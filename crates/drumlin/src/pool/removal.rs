@@ -164,9 +164,6 @@ impl Pool {
                     }
                 }
                 Latched::Frame(write) => {
-                    if write.header().dirty().is_some_and(|epoch| pages.is_dropped_by(epoch)) {
-                        self.frames.set_dirty(write.frame(), None);
-                    }
                     self.append_due_image(epoch_guard, &write)?;
                     self.free_page(epoch_guard, pages, write);
                     return Ok(());

@@ -296,20 +296,23 @@ impl Pool {
 
     /// Like [`prepare_removal`](Self::prepare_removal), but does not check for room.
     pub(crate) fn append_due_image(&self, epoch_guard: &EpochGuard<'_>, write: &FrameWrite<'_>) -> Result<()> {
-        let header = write.header();
+        let (header, page_key) = (write.header(), write.page_key());
         let current = epoch_guard.epoch();
+        let pages = || self.space.page_space(page_key.keyspace).expect("a latched page is in a keyspace");
         if let Some(copy) = self.frames.checkpoint_copy(write.frame()) {
-            let page_key = write.page_key();
-            let pages = self.space.page_space(page_key.keyspace).expect("a page that is latched has a keyspace");
-            return self.append_copy(epoch_guard, &pages, page_key, &copy, header);
+            return self.append_copy(epoch_guard, &pages(), page_key, &copy, header);
         }
         match header.dirty() {
             Some(epoch) if epoch != current => {
                 assert_eq!(epoch.next(), current, "a page is due to a checkpoint that has ended");
+                if pages().is_dropped_by(epoch) {
+                    self.frames.set_dirty(write.frame(), None);
+                    return Ok(());
+                }
                 crate::coverage::mark!("a page changed that a checkpoint had not copied yet");
                 // This write needs no pin: the frame is marked dirty immediately, so it won't be evicted before its
                 // next image is written.
-                self.append_image(epoch_guard, epoch, write.page_key(), write, header, None)?;
+                self.append_image(epoch_guard, epoch, page_key, write, header, None)?;
                 self.frames.set_dirty(write.frame(), Some(current));
                 Ok(())
             }

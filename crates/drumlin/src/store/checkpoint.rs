@@ -243,6 +243,22 @@ mod tests {
         (0..ROWS).for_each(|row| assert_eq!(k.get(row.to_be_bytes()).unwrap().as_deref(), Some(&b"changed"[..])));
     }
 
+    /// A keyspace is dropped after a commit has copied its leaf for the running checkpoint, which still includes it.
+    #[test]
+    fn a_dropped_leaf_that_was_copied_is_written() {
+        let db = Config::in_memory().memory(16 << 20).durability(Durability::Relaxed).open("").unwrap();
+        let k = db.keyspace("k").unwrap();
+        (0..500u32).for_each(|row| k.insert(row.to_be_bytes(), [7; 100]).unwrap());
+        let store = db.store().unwrap();
+        let (epoch, ()) = store.engine.space.begin_checkpoint(|_| ());
+        (0..500u32).for_each(|row| k.insert(row.to_be_bytes(), [8; 100]).unwrap());
+        db.drop_keyspace("k").unwrap();
+        store.free_dropped().unwrap();
+        store.engine.pool.write_epoch(epoch, |_| ()).unwrap();
+        assert!(db.stats().failed.is_none(), "{:?}", db.stats().failed);
+        store.engine.space.fail_quietly("its checkpoint has no end");
+    }
+
     /// A checkpoint that includes a drop, but not the freeing of the keyspace's pages, writes none of these pages, and
     /// the space of all of them is free at the next opening.
     #[test]
