@@ -157,7 +157,9 @@ impl Store {
 
     /// Like [`checkpoint`](Self::checkpoint), but rests between pages while no thread waits for the checkpoint.
     pub(super) fn checkpoint_at_leisure(&self) -> Result<CheckpointReport> {
-        let made = match self.checkpoint_of(&mut self.page_tables.lock(), Reclaims::Nothing) {
+        // Unlock the page tables before space is reclaimed: a reclaimer locks them.
+        let made = self.checkpoint_of(&mut self.page_tables.lock(), Reclaims::Nothing);
+        let made = match made {
             Err(Error::DiskFull { .. }) => {
                 let reclaimed = self.reclaim(&[Goal::MakeSpace]);
                 reclaimed.map(|reclaimed| reclaimed.checkpoint.expect("making space makes checkpoints"))
