@@ -13,6 +13,7 @@
 //! 3. The header names the copy until its image has been appended, so a checkpoint that finds neither an old change
 //!    nor a copy owes nothing.
 
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::atomic::Ordering;
 
@@ -26,34 +27,24 @@ use crate::space::FrameIndex;
 /// half of the frames. They free them without waiting for a frame.
 const COPY_SHARE: usize = 4;
 
-/// The copy of a leaf. The holder has latched the leaf exclusively, or holds the lock against capturing it twice.
-/// Dropping the copy frees it and unpins the leaf.
+/// The copy of a leaf, which stays until it is [freed](Self::free). The holder has latched the leaf exclusively, or holds
+/// the lock against capturing it twice.
 pub(super) struct CheckpointCopy<'p> {
     frames: &'p Frames,
     live: FrameIndex,
-    /// `None` only while it is being dropped.
-    copy: Option<NewFrame<'p>>,
+    /// The frame belongs to the header of the leaf until the copy is freed.
+    copy: ManuallyDrop<NewFrame<'p>>,
 }
 
 impl CheckpointCopy<'_> {
     /// Returns the epoch whose checkpoint has to write the copy.
     pub(super) fn epoch(&self) -> Epoch {
-        let copy = self.copy.as_ref().expect("a copy that is not dropped");
-        copy.header().dirty().expect("a copy is owed to a checkpoint")
+        self.copy.header().dirty().expect("a copy is owed to a checkpoint")
     }
-}
 
-impl Deref for CheckpointCopy<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.copy.as_ref().expect("a copy that is not dropped")
-    }
-}
-
-impl Drop for CheckpointCopy<'_> {
-    fn drop(&mut self) {
-        let copy = self.copy.take().expect("dropped once");
+    /// Frees the copy, whose image was appended or is not needed, and unpins the leaf.
+    pub(super) fn free(self) {
+        let copy = ManuallyDrop::into_inner(self.copy);
         self.frames.set_dirty(copy.frame, None);
         let copied_bytes = self.frames.copied_bytes.fetch_sub(copy.len(), Ordering::Relaxed);
         assert!(copied_bytes >= copy.len(), "a copy is freed that was not counted");
@@ -65,11 +56,19 @@ impl Drop for CheckpointCopy<'_> {
     }
 }
 
+impl Deref for CheckpointCopy<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.copy
+    }
+}
+
 impl Frames {
     /// Returns the copy of the leaf in a frame.
     pub(super) fn checkpoint_copy(&self, live: FrameIndex) -> Option<CheckpointCopy<'_>> {
         let frame = self.header(live).copy()?;
-        Some(CheckpointCopy { frames: self, live, copy: Some(NewFrame { frames: self, frame }) })
+        Some(CheckpointCopy { frames: self, live, copy: ManuallyDrop::new(NewFrame { frames: self, frame }) })
     }
 }
 
@@ -83,10 +82,9 @@ impl Pool {
         }
         let Some(mut copy) = self.frames.try_take(page_bytes) else { return false };
         copy.copy_from_slice(write);
-        // From here on, the frame belongs to the leaf's header.
         copy.set_dirty(epoch);
-        let frame = copy.frame;
-        std::mem::forget(copy);
+        // From here on, the frame belongs to the leaf's header.
+        let frame = ManuallyDrop::new(copy).frame;
         let header = write.header();
         debug_assert!(header.copy().is_none(), "a leaf gets a second copy: {header:?}");
         debug_assert_eq!(header.dirty(), Some(epoch), "a copy is made of another epoch");

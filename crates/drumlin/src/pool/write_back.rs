@@ -174,7 +174,7 @@ impl Pool {
         assert!(dirty == current || dirty.next() == current, "a page is dirty of an epoch that has ended");
         if let Some(copy) = self.frames.checkpoint_copy(frame) {
             let epoch = copy.epoch();
-            self.append_copy(&epoch_guard, &pages, page_key, &copy, header)?;
+            self.append_copy(&epoch_guard, &pages, page_key, copy, header)?;
             debug_assert!(only.is_none_or(|only| only == epoch), "a checkpoint began before that of {epoch} ended");
             return Ok(Some(epoch));
         }
@@ -208,25 +208,25 @@ impl Pool {
         pages.leaves_on_disk.replace(header.set_rows_on_disk(rows), rows);
     }
 
-    /// Appends the image of a leaf's copy, which the caller then drops. The leaf stays dirty, so it won't be evicted
-    /// before its next image is written.
+    /// Appends the image of a leaf's copy, and frees the copy. If that fails, the copy stays. The leaf stays dirty, so it
+    /// won't be evicted before its next image is written.
     fn append_copy(
         &self,
         epoch_guard: &EpochGuard<'_>,
         pages: &PageSpace,
         page_key: PageKey,
-        copy: &CheckpointCopy<'_>,
+        copy: CheckpointCopy<'_>,
         header: &FrameHeader,
     ) -> Result<()> {
         assert_eq!(header.dirty(), Some(epoch_guard.epoch()), "a leaf with a copy did not change");
         let epoch = copy.epoch();
         assert_eq!(epoch.next(), epoch_guard.epoch(), "a copy is owed to a checkpoint that has ended");
-        if pages.is_dropped_by(epoch) {
-            return Ok(());
+        if !pages.is_dropped_by(epoch) {
+            crate::coverage::mark!("a checkpoint wrote a copy of a leaf");
+            self.append_image(epoch_guard, epoch, page_key, &copy, header, None)?;
+            self.count_rows_on_disk(pages, header, &copy);
         }
-        crate::coverage::mark!("a checkpoint wrote a copy of a leaf");
-        self.append_image(epoch_guard, epoch, page_key, copy, header, None)?;
-        self.count_rows_on_disk(pages, header, copy);
+        copy.free();
         Ok(())
     }
 
@@ -300,7 +300,7 @@ impl Pool {
         let current = epoch_guard.epoch();
         let pages = || self.space.page_space(page_key.keyspace).expect("a latched page is in a keyspace");
         if let Some(copy) = self.frames.checkpoint_copy(write.frame()) {
-            return self.append_copy(epoch_guard, &pages(), page_key, &copy, header);
+            return self.append_copy(epoch_guard, &pages(), page_key, copy, header);
         }
         match header.dirty() {
             Some(epoch) if epoch != current => {
@@ -377,8 +377,49 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::Config;
+    use crate::io::fault::FaultyBackend;
+    use crate::{Config, Durability, Error};
+
+    /// A copy whose image could not be appended stays, and the checkpoint can write it later.
+    #[test]
+    fn a_copy_that_could_not_be_written_stays() {
+        let backend = Arc::new(FaultyBackend::new(crate::io::in_memory()));
+        let config = Config::new().backend(backend.clone()).memory(16 << 20).durability(Durability::Relaxed);
+        let db = config.segment_bytes(256 << 10).open("/db").unwrap();
+        let keyspace = db.keyspace("k").unwrap();
+        let insert = |seed: u64| {
+            let mut random = drumlin_testing::Random(seed);
+            (0..3000u64).for_each(|row| keyspace.insert(row.to_be_bytes(), random.bytes(500)).unwrap());
+        };
+        insert(1);
+        let pool = &db.store().unwrap().engine.pool;
+        let (epoch, ()) = pool.space.begin_checkpoint(|_| ());
+        insert(2);
+        let has_copy = |frame: &FrameIndex| pool.frames.header(*frame).copy().is_some();
+        let copied: Vec<FrameIndex> = pool.frames.all().filter(has_copy).collect();
+        // The free segments are reserved for these images, so take them away.
+        backend.set_space_limit(Some(backend.space_used()));
+        while pool.space.take_segment(Purpose::Pages).is_ok() {}
+        let mut refused = 0;
+        for frame in &copied {
+            match pool.capture(*frame, Some(epoch)) {
+                Ok(captured) => assert!(captured == Some(epoch) && !has_copy(frame), "an image is owed twice"),
+                Err(error) => {
+                    assert!(matches!(error, Error::DiskFull { .. }), "{error}");
+                    assert!(has_copy(frame), "a copy was freed whose image was not appended");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 20, "{refused} images of {} found no space", copied.len());
+        backend.set_space_limit(None);
+        assert!(pool.write_epoch(epoch, |_| ()).unwrap() >= refused, "images are missing");
+        assert!(!copied.iter().any(has_copy), "copies are left");
+        pool.space.fail_quietly("its checkpoint has no end");
+    }
 
     /// Batches come from the elevator instead of from the given frames, and their keys ascend from batch to batch.
     /// Pages that are clean or have been used since are skipped.
