@@ -73,7 +73,7 @@ impl Store {
         }
         let mut memory = self.engine.budget.grant(Account::Loads);
         let mut head = Head {
-            database: self.page_tables.lock().superblock.database,
+            database: self.lock_page_tables().superblock.database,
             snapshot: kept.reference(),
             taken_at_ms: kept.taken_at_ms,
             base: base.map(|base| base.reference()),

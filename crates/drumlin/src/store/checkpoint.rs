@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::Timestamp;
 use crate::space::checkpoint::PageTableStore;
 use crate::space::{Purpose, Reclaims};
+use crate::sync::MutexGuard;
 
 /// The result of a checkpoint.
 ///
@@ -42,7 +43,7 @@ impl Store {
     /// so that this checkpoint will free them.
     pub(crate) fn checkpoint_after(&self, frees: Reclaims) -> Result<CheckpointReport> {
         let _urgent = self.engine.space.share.urgent();
-        self.checkpoint_of(&mut self.page_tables.lock(), frees)
+        self.checkpoint_of(&mut self.lock_page_tables(), frees)
     }
 
     /// Like [`checkpoint_after`](Self::checkpoint_after), for a caller that has locked `page_tables`. While no thread
@@ -142,6 +143,12 @@ impl Store {
             crate::coverage::mark!("a checkpoint rested");
             crate::sync::park_timeout(REST);
         }
+    }
+
+    /// Locks the page tables. Waits for a running checkpoint, which does not rest as long as a thread waits for it.
+    pub(super) fn lock_page_tables(&self) -> MutexGuard<'_, PageTableStore> {
+        let _urgent = self.engine.space.share.urgent();
+        self.page_tables.lock()
     }
 
     /// Returns `true` if a thread waits for a checkpoint to end.

@@ -22,13 +22,13 @@ struct HeldBaseImages<'s>(&'s Store);
 
 impl<'s> HeldBaseImages<'s> {
     fn new(store: &'s Store) -> HeldBaseImages<'s> {
-        store.page_tables.lock().hold_base_images(true);
+        store.lock_page_tables().hold_base_images(true);
         HeldBaseImages(store)
     }
 
     /// Locks the page tables as of the newest checkpoint, which was made since this exists.
     fn lock(&self) -> MutexGuard<'s, PageTableStore> {
-        self.0.page_tables.lock()
+        self.0.lock_page_tables()
     }
 
     /// Like [`lock`](Self::lock), but returns `None` while a checkpoint is being made.
@@ -39,7 +39,7 @@ impl<'s> HeldBaseImages<'s> {
 
 impl Drop for HeldBaseImages<'_> {
     fn drop(&mut self) {
-        self.0.page_tables.lock().hold_base_images(false);
+        self.0.lock_page_tables().hold_base_images(false);
     }
 }
 

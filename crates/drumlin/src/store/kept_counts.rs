@@ -113,7 +113,7 @@ impl Store {
     /// Rewrites the counts of the newest checkpoint if no commit has followed it and pages were counted after it was
     /// made. Called when the database is closed and accepts no more commits.
     pub(super) fn write_counts_again(&self) {
-        let page_tables = self.page_tables.lock();
+        let page_tables = self.lock_page_tables();
         let Superblock { checkpoint: number, checkpoint_id: id, timestamp, .. } = page_tables.superblock;
         let open = self.keyspaces.all();
         let has_news = self.counts_files.is_on() && open.iter().any(|open| open.tree.counts.has_new_entries());

@@ -59,11 +59,11 @@ impl Store {
         let space = &self.engine.space;
         let taken_at_ms = self.engine.backend.wall_clock().as_millis() as u64;
         let id = SnapshotId(self.engine.backend.random().max(1));
-        self.page_tables.lock().kept.want(space, name, id, taken_at_ms, is_temporary)?;
+        self.lock_page_tables().kept.want(space, name, id, taken_at_ms, is_temporary)?;
         let made = self.checkpoint();
         // Another thread's checkpoint may have kept the snapshot, even if this one failed. A checkpoint that failed
         // after it had begun has neither left the snapshot wanted nor published it.
-        let is_withdrawn = self.page_tables.lock().kept.withdraw(space, name);
+        let is_withdrawn = self.lock_page_tables().kept.withdraw(space, name);
         let kept = space.kept.get(name);
         if is_withdrawn || kept.is_err() {
             made?;
@@ -77,7 +77,7 @@ impl Store {
     pub(crate) fn drop_snapshot(&self, name: &str) -> Result<()> {
         self.check_writable()?;
         let space = &self.engine.space;
-        let mut page_tables = self.page_tables.lock();
+        let mut page_tables = self.lock_page_tables();
         // A checkpoint that failed may list snapshots that are not kept.
         self.engine.check_failure()?;
         page_tables.kept.begin_drop(space, name)?;
@@ -87,7 +87,7 @@ impl Store {
             Err(Error::DiskFull { .. }) => self.checkpoint(),
             made => made,
         };
-        if self.page_tables.lock().kept.undo_drop(space, name) {
+        if self.lock_page_tables().kept.undo_drop(space, name) {
             made?;
             self.engine.check_failure()?;
             unreachable!("a checkpoint drops every snapshot that was to be dropped before it");

@@ -142,7 +142,7 @@ impl Store {
         let log = self.engine.log();
         log.seal();
         let result = self.engine.check_failure().and_then(|()| {
-            if log.last() > self.page_tables.lock().superblock.timestamp {
+            if log.last() > self.lock_page_tables().superblock.timestamp {
                 self.checkpoint()?;
             }
             Ok(())
@@ -154,7 +154,7 @@ impl Store {
             self.list_residents();
             self.write_counts_again();
         }
-        if result.is_ok() && !self.is_read_only && !self.page_tables.lock().is_closed() {
+        if result.is_ok() && !self.is_read_only && !self.lock_page_tables().is_closed() {
             // Give back the segments that the last checkpoints freed. If that fails, the file is longer than necessary,
             // but the database is closed properly.
             if let Err(error) = self.engine.space.shrink(0) {
@@ -164,7 +164,7 @@ impl Store {
         let covered = {
             // If the database has failed, no checkpoint covers the log's records, so the log must be kept. Check with
             // `page_tables` locked: a checkpoint that fails records the failure before it unlocks them.
-            let page_tables = self.page_tables.lock();
+            let page_tables = self.lock_page_tables();
             if self.engine.check_failure().is_ok() { page_tables.superblock.timestamp } else { Timestamp(0) }
         };
         let closed = log.close(covered);

@@ -31,7 +31,7 @@ impl Store {
         let space = &self.engine.space;
         {
             // While `page_tables` is locked, no checkpoint moves the extents that are being checked.
-            let mut page_tables = self.page_tables.lock();
+            let mut page_tables = self.lock_page_tables();
             let bytes = page_tables.check(space, |error, cost| report.report_corruption(error, cost));
             report.extent_bytes += bytes;
             report.checkpoint = page_tables.superblock.timestamp;

@@ -158,7 +158,7 @@ impl Store {
     /// Like [`checkpoint`](Self::checkpoint), but rests between pages while no thread waits for the checkpoint.
     pub(super) fn checkpoint_at_leisure(&self) -> Result<CheckpointReport> {
         // Unlock the page tables before space is reclaimed: a reclaimer locks them.
-        let made = self.checkpoint_of(&mut self.page_tables.lock(), Reclaims::Nothing);
+        let made = self.checkpoint_of(&mut self.lock_page_tables(), Reclaims::Nothing);
         let made = match made {
             Err(Error::DiskFull { .. }) => {
                 let reclaimed = self.reclaim(&[Goal::MakeSpace]);
@@ -468,7 +468,7 @@ impl<'s> Reclaimer<'s> {
     /// Moves the live extents out of the victims, as far as disk space and the memory for changes allow. The next
     /// checkpoint moves the chunks of page tables and frees the segments.
     fn move_out(&self, victims: &HashSet<SegmentId>) -> Result<Emptied> {
-        self.store.page_tables.lock().evacuate(victims.iter().copied());
+        self.store.lock_page_tables().evacuate(victims.iter().copied());
         match self.store.engine.space.reserve(Purpose::Move, 0) {
             Ok(moves) => self.empty(victims, &moves),
             // The next checkpoint will free the extents that have been released.
@@ -504,7 +504,7 @@ impl<'s> Reclaimer<'s> {
         let space = &self.store.engine.space;
         // No other checkpoint may begin while extents are moved. Otherwise, the moved extents would belong to its
         // epoch, and would take segments that it relies on.
-        let page_tables = &mut self.store.page_tables.lock();
+        let page_tables = &mut self.store.lock_page_tables();
         let nearly_empty = space.segments.sparse(TABLES_SHARE_MAX, VICTIM_SEGMENTS_MAX);
         page_tables.evacuate(nearly_empty.iter().map(|(segment, _)| *segment));
         page_tables.evacuate(victims.iter().copied());
