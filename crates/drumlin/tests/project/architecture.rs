@@ -162,10 +162,17 @@ fn names_after<'c>(code: &'c str, path: &str) -> Vec<&'c str> {
         let rest = &code[at + path.len()..];
         match rest.strip_prefix('{') {
             Some(group) => {
+                let depth_after = |depth: i32, c: char| depth + i32::from(c == '{') - i32::from(c == '}');
+                let mut depth = 0;
+                let is_end = |c: char| {
+                    depth = depth_after(depth, c);
+                    depth < 0
+                };
+                let group = &group[..group.find(is_end).expect("a group in braces ends")];
                 let mut depth = 0;
                 let top_level = group.split(|c| {
-                    depth += i32::from(c == '{') - i32::from(c == '}');
-                    c == ',' && depth == 0 || depth < 0
+                    depth = depth_after(depth, c);
+                    c == ',' && depth == 0
                 });
                 names.extend(top_level.map(|name| name.trim().split(|c| !is_name(c)).next().unwrap()));
             }
