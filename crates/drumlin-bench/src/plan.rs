@@ -124,7 +124,7 @@ pub enum LogsJob {
     Newest,
     /// One read of a log from its beginning, with nothing in memory.
     Follow,
-    /// One opening of so many logs after a kill, and one read.
+    /// Opening this number of logs after a kill, and one read.
     Open {
         /// The number of logs.
         logs: u64,
@@ -324,7 +324,7 @@ impl Workload {
         match self.job {
             Job::Logs(job) => logs::named(peer.name).is_some_and(|peer| {
                 let appends = matches!(job, LogsJob::Append { .. });
-                // A folder for each of so many logs takes more files than a process may open.
+                // A folder for each log takes more files than a process may open.
                 appends || peer.reads && !(peer.folder_each && job.logs() > 1000)
             }),
             _ if has_only_logs() => false,

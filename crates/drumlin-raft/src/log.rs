@@ -23,7 +23,7 @@ const PURGED: &str = "purged";
 /// # Invariants
 /// 1. Nothing is removed above what the state machine has durably applied.
 /// 2. A vote is durable when [`save_vote`](RaftLog::save_vote) returns.
-/// 3. What is appended can be read at once, and is durable when its receipt is answered.
+/// 3. An entry can be read as soon as it is appended, and is durable when its receipt is answered.
 #[derive(Clone)]
 pub struct RaftLog {
     shared: Arc<Shared>,
@@ -54,7 +54,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A log that has failed keeps what it has: an old value.
+        // If the log has failed, the value in it stays an old one.
         if let Err(error) = self.save_last_committed() {
             log::debug!("the committed id of {:?} is not saved: {error}", self.log);
         }
@@ -96,7 +96,7 @@ impl RaftLog {
         Ok(())
     }
 
-    /// Puts what was committed into the log.
+    /// Appends the committed id to the log, if it has changed.
     async fn save_pending(&self) -> Result<Option<Receipt>> {
         let committed = lock(&self.shared.committed).take();
         Ok(match committed {
@@ -119,18 +119,18 @@ impl RaftLog {
         self.shared.log.value(VOTE)
     }
 
-    /// Saves up to where the log is committed. It becomes durable with the next append. So it may be old after a crash,
-    /// which is allowed: the leader tells it again.
+    /// Saves the id up to which the log is committed. It becomes durable with the next append, so it may be old after a
+    /// crash. That is allowed: the leader sends it again.
     pub fn save_committed(&self, committed: Option<&[u8]>) {
         *lock(&self.shared.committed) = Some(committed.unwrap_or_default().to_vec());
     }
 
-    /// Puts the committed id into the log, for the last time.
+    /// Appends the committed id to the log before the group is closed.
     pub(crate) fn save_last_committed(&self) -> Result<()> {
         self.shared.save_last_committed()
     }
 
-    /// Returns up to where the log is committed, as it was saved.
+    /// Returns the committed id that was saved last.
     #[must_use]
     pub fn committed(&self) -> Option<Vec<u8>> {
         let pending = lock(&self.shared.committed).clone();
@@ -211,7 +211,7 @@ impl RaftLog {
             match self.shared.log.range((Bound::Included(start), indexes.end_bound().cloned())) {
                 Ok(range) => return Ok(Some(range)),
                 Err(drumlin::Error::NoSuchLog { .. }) => return Ok(None),
-                // A purge passed by: begin after it.
+                // The first entries were purged since: begin after them.
                 Err(drumlin::Error::LogPurged { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

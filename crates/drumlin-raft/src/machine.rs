@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 /// use drumlin::{Database, Keyspace, Result, Transaction};
 /// use drumlin_raft::StateMachine;
 ///
-/// /// Counts what it is told.
+/// /// Counts how often each name is requested.
 /// struct Counters;
 ///
 /// impl StateMachine for Counters {

@@ -280,8 +280,8 @@ impl Snapshot {
         }
     }
 
-    /// Ends receiving: verifies that the snapshot is whole, and of this cluster and group. Does nothing for other
-    /// snapshots.
+    /// Verifies a received snapshot: it must be complete, and come from this cluster and group. Does nothing for a
+    /// snapshot that this node has built.
     ///
     /// # Errors
     /// [`Error::UnusableSnapshot`]; the snapshot is then discarded. [`drumlin::Error::DiskFull`].

@@ -1,4 +1,4 @@
-//! The state of a group: a database that entries are applied to, and that a snapshot replaces.
+//! The state of a Raft group: a database to which committed entries are applied. Installing a snapshot replaces it.
 
 use std::any::Any;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::progress::Progress;
 use crate::site::{APPLIED, AppliedState, MEMBERSHIP, META, NodeShared, OWNER, Site, read_applied};
 use crate::snapshot::Snapshots;
 
-/// The most entries that are applied in one transaction: their answers wait in memory.
+/// The maximum number of entries applied in one transaction. Their answers stay in memory until it commits.
 const BATCH_ENTRIES_MAX: usize = 256;
 /// The number of times that a transaction is tried again while others use the memory, and the pause in between.
 const SHORTAGE_RETRIES: u32 = 1_000;
@@ -50,8 +50,8 @@ impl<M: StateMachine> Generation<M> {
 ///
 /// # Invariants
 /// 1. The state is that after some entry: `applied` and the changes of the entries are in one transaction.
-/// 2. An entry is applied once, and none is skipped. Once one can't be applied, none is.
-/// 3. There is the old state or the new one, whole, at any moment of installing a snapshot.
+/// 2. Every entry is applied exactly once, in order. After one that can't be applied, no entry is applied.
+/// 3. If the node is killed while it installs a snapshot, it opens with the old state or the new one, never a mixture.
 pub struct State<M: StateMachine> {
     pub(crate) shared: Arc<Shared<M>>,
 }
@@ -61,7 +61,8 @@ pub(crate) struct Shared<M: StateMachine> {
     machine: M,
     current: RwLock<Arc<Generation<M>>>,
     progress: Arc<Progress>,
-    /// Held while entries are applied or a snapshot takes the place of the state. The entry that can't be applied.
+    /// The entry that could not be applied, if there is one. Locked while entries are applied or a snapshot is
+    /// installed.
     applying: Mutex<Option<(u64, String)>>,
     pub(crate) snapshots: Snapshots,
 }
@@ -207,7 +208,7 @@ impl<M: StateMachine> State<M> {
                 match self.apply_one(&generation, &mut tx, step) {
                     Ok(answer) => answers.push(answer),
                     Err(error) => {
-                        // The commit has the state after the entry before it.
+                        // The transaction commits the state after the entry before this one.
                         tx.rollback_to(savepoint)?;
                         failure = Some((index, error));
                         break;
@@ -217,7 +218,7 @@ impl<M: StateMachine> State<M> {
             }
             match failure {
                 None => {}
-                // It begins the next transaction.
+                // The entry begins the next transaction.
                 Some((_, Failure::Full(_))) if count > 0 => {}
                 // Readers may hold the memory. They give it back.
                 Some((_, Failure::Full(drumlin::Error::MemoryInUse { .. }))) if retries < SHORTAGE_RETRIES => {

@@ -130,9 +130,10 @@ fn a_lost_segment_is_reported() {
     assert!(before == contents(&path), "a check has changed a file");
 }
 
-/// Databases and folders of logs are told apart, in both directions. A missing folder is not created.
+/// Commands for logs refuse databases, and commands for databases refuse folders of logs. A missing folder is not
+/// created.
 #[test]
-fn folders_are_told_apart() {
+fn commands_refuse_other_folders() {
     let bench = Bench::new();
     create(&bench);
     bench.ok(&["put", "db", "a", "1"]);

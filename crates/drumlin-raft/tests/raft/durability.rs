@@ -9,9 +9,9 @@ use crate::support::{GROUP, Kind, Opened, Place, check_count, count_to, id};
 
 /// A store of a log, as the harness uses it.
 trait Store {
-    /// Appends an entry, and returns when it is told to be durable.
+    /// Appends an entry, and returns when the store reports it as durable.
     fn append(&self, index: u64, entry: &[u8]);
-    /// Saves a vote, and returns when it is told to be durable.
+    /// Saves a vote, and returns when the store reports it as durable.
     fn save_vote(&self, vote: &[u8]);
 }
 
@@ -48,7 +48,8 @@ impl Store for Early<'_> {
     }
 }
 
-/// Appends and votes, and cuts the power after one of them is told to be durable. Returns what was lost.
+/// Appends entries and saves votes, and cuts the power after the store has reported one of them as durable. Returns
+/// what was lost.
 fn find_lost(seed: u64, run: impl Fn(&Group<KeyValue>, u64)) -> Option<String> {
     let opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
     let last = seed % 5;
@@ -127,7 +128,7 @@ fn after_a_cut_the_state_is_that_after_some_entry() {
     assert!(found.len() > 1, "each cut had the same state: {found:?}");
 }
 
-/// Entries that the state machine has not applied are not removed, whatever is asked for.
+/// A purge never removes entries that the state machine has not applied.
 #[test]
 fn nothing_is_purged_above_what_is_applied() {
     let mut opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
@@ -139,7 +140,7 @@ fn nothing_is_purged_above_what_is_applied() {
     let visible = |opened: &Opened<KeyValue>| opened.group().log().range(..).unwrap().unwrap().count();
     assert_eq!(visible(&opened), 4, "they can still be read");
     count_to(opened.group(), 1, 1);
-    // The purge of less than before removes what was asked for before, as far as it is applied.
+    // A later purge, even of fewer entries, removes those of the earlier purge that are applied by now.
     smol::block_on(opened.group().log().purge(&id(3))).unwrap();
     assert_eq!(stored(&opened), Some(4));
     opened.reopen(KeyValue);
@@ -184,8 +185,8 @@ fn a_cut_is_durable_before_what_follows() {
     }
 }
 
-/// If the disk fails, an append that was not answered is told so, once; nothing is acknowledged later; and entries can
-/// still be read.
+/// If the disk fails, each pending append gets the error once, no later one is acknowledged, and entries can still be
+/// read.
 #[test]
 fn a_failed_disk_is_told_once() {
     let opened = Opened::create(Place::new(Kind::Simulated), KeyValue);

@@ -144,7 +144,7 @@ pub(crate) const LAST: &str = "last";
 pub(crate) fn count_to(group: &Group<KeyValue>, first: u64, last: u64) {
     for index in first..=last {
         let put = |key: &str| KeyValueRequest::put(key, index.to_string());
-        // Two entries, so that each index but the last is also between two transactions.
+        // An entry for each of the two rows, so that their values tell which entries were applied.
         group.state().apply(&[step(2 * index, put(&format!("row {index}"))), step(2 * index + 1, put(LAST))]).unwrap();
     }
 }

@@ -351,8 +351,8 @@ pub(crate) enum LogChange<'b> {
     Remove {
         log: u64,
     },
-    /// The places of entries whose indexes follow on from `first`. The entries stay there, but memory need not hold their
-    /// places.
+    /// The places of entries whose indexes follow on from `first`. The entries stay there, but memory need not hold
+    /// their places.
     Places {
         log: u64,
         first: u64,

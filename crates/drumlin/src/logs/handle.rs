@@ -372,8 +372,8 @@ impl Log {
     }
 
     /// Returns an iterator over the entries in a range of indexes, as far as there are entries now. It reads up to
-    /// 1 MiB at a time. If it does not find entries in memory, other threads read up to 4 MiB ahead of it, or a sixteenth
-    /// of the memory if that is less.
+    /// 1 MiB at a time. If it does not find entries in memory, other threads read up to 4 MiB ahead of it, or a
+    /// sixteenth of the memory if that is less.
     ///
     /// # Errors
     /// [`Error::NoSuchLog`], or [`Error::LogPurged`] if the range begins at a purged index.

@@ -110,7 +110,8 @@ pub struct Range {
 
 type Fetching = Pin<Box<dyn Future<Output = Result<Fetched>> + Send>>;
 
-/// A read that another thread makes before its entries are asked for. It ends by itself if no caller waits for it.
+/// A read that another thread makes before its entries are asked for. If no caller waits for it, its result is
+/// discarded.
 struct Ahead {
     shared: Arc<Shared>,
     indexes: std::ops::Range<u64>,

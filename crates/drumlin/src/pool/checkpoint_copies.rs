@@ -24,11 +24,12 @@ use crate::format::extent::{KIND_OFFSET, Kind};
 use crate::space::FrameIndex;
 
 /// The share of the frames' memory (one in this many) that copies may take. Each also pins a leaf, so copies may hold
-/// half of the frames. They free them without waiting for a frame.
+/// half of the frames. The checkpoint writes and frees copies without taking a frame, so threads that wait for a frame
+/// get one.
 const COPY_SHARE: usize = 4;
 
-/// The copy of a leaf, which stays until it is [freed](Self::free). The holder has latched the leaf exclusively, or holds
-/// the lock against capturing it twice.
+/// The copy of a leaf, which stays until it is [freed](Self::free). The holder has latched the leaf exclusively, or has
+/// locked it against capturing it twice.
 pub(super) struct CheckpointCopy<'p> {
     frames: &'p Frames,
     live: FrameIndex,
@@ -73,8 +74,8 @@ impl Frames {
 }
 
 impl Pool {
-    /// Copies a leaf that is dirty of `epoch`, whose checkpoint is being made. Returns `false` if it is no leaf or no
-    /// frame is to spare. O(page).
+    /// Copies a leaf that was last changed in `epoch`, whose checkpoint is being made. Returns `false` if the page is
+    /// an inner node, or if too few frames are free. O(page size).
     pub(super) fn make_copy(&self, epoch: Epoch, write: &FrameWrite<'_>) -> bool {
         let page_bytes = write.len();
         if write[KIND_OFFSET] != Kind::Leaf as u8 || !self.has_room_for_copy(page_bytes) {

@@ -208,8 +208,8 @@ impl Pool {
         pages.leaves_on_disk.replace(header.set_rows_on_disk(rows), rows);
     }
 
-    /// Appends the image of a leaf's copy, and frees the copy. If that fails, the copy stays. The leaf stays dirty, so it
-    /// won't be evicted before its next image is written.
+    /// Appends the image of a leaf's copy, and frees the copy. If that fails, the copy stays. The leaf stays dirty, so
+    /// it won't be evicted before its next image is written.
     fn append_copy(
         &self,
         epoch_guard: &EpochGuard<'_>,

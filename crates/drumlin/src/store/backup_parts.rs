@@ -14,8 +14,8 @@ use crate::io::{self, AlignedBuffer, Backend, FileRef, FolderRef, Lock, OpenOpti
 /// the file system's journal.
 const SYNC_PART_COUNT: usize = 32;
 
-/// The number of parts that are read while an earlier one is used. The drive has a request then, also while the engine
-/// hands it the next one.
+/// The number of parts read ahead of the one in use. With two, the drive has a request in flight while the next is
+/// being submitted.
 const READ_AHEAD_COUNT: usize = 2;
 
 /// The length of the longest part that is read ahead, in bytes. Only the first part of a backup is longer, if there are
