@@ -151,10 +151,10 @@ impl Store {
         self.page_tables.lock()
     }
 
-    /// Returns `true` if a thread waits for a checkpoint to end.
+    /// Returns `true` if a thread waits for a checkpoint to end, or if the next one is already due.
     fn is_checkpoint_awaited(&self) -> bool {
         let state = self.maintenance.state.lock();
-        self.engine.space.share.is_urgent() || state.stop || state.is_paused
+        self.engine.space.share.is_urgent() || state.is_wanted() || state.is_paused
     }
 }
 
