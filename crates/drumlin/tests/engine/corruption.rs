@@ -502,7 +502,9 @@ fn what_does_not_open_is_salvaged() {
             keyspace.insert_with(key, value, drumlin::Durability::Relaxed).unwrap();
         }
     }
-    db.checkpoint().unwrap();
+    // Closing leaves no request for a checkpoint, which would include the next row.
+    db.close().unwrap();
+    let db = config(&backend).open(FOLDER).unwrap();
     // This row is only in the log, which a salvage skips if the database was not closed.
     db.keyspace("one").unwrap().insert("late", "late").unwrap();
     let killed = read_files(&*backend);
