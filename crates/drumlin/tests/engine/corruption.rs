@@ -5,7 +5,7 @@
 //! file, or all rows are correct. Undamaged parts stay readable, and if a check finds nothing, all rows are correct.
 //! One kind of damage is indistinguishable from a normal end of the log: the loss of its last records and everything
 //! after them. So a damaged log may also end early, at a commit boundary. `DRUMLIN_TEST_MUTATIONS` is the number of
-//! mutations per test (default 300).
+//! mutations per test (default 100).
 
 use crate::support;
 
@@ -314,7 +314,7 @@ fn mutate(killed: bool, seed: u64, chosen: impl Fn(&Path) -> bool) -> Figures {
     sample.verify(&sample.files, false, &mut figures).unwrap();
     assert!(config(&disk_of(&sample.files)).examine(FOLDER).unwrap().corruption.is_empty());
     let paths: Vec<&PathBuf> = sample.files.keys().filter(|path| chosen(path)).collect();
-    for mutation in 0..number("DRUMLIN_TEST_MUTATIONS", 300) {
+    for mutation in 0..number("DRUMLIN_TEST_MUTATIONS", 100) {
         let mut random = Random(seed << 32 ^ mutation);
         let path = paths[random.below(paths.len() as u64) as usize];
         let mut files = sample.files.clone();

@@ -86,7 +86,7 @@ fn config() -> Config {
 #[test]
 fn estimates_are_within_a_factor_of_two() {
     let mut random = Random(38);
-    for (memory_bytes, row_count) in [(64 << 20, 12_000), (8 << 20, 20_000)] {
+    for (memory_bytes, row_count) in [(64 << 20, 8_000), (8 << 20, 16_000)] {
         for order in Order::ALL {
             for value_bytes_max in [0, 60, 400] {
                 let context = format!("{order:?}, values of up to {value_bytes_max} bytes, {memory_bytes} of memory");

@@ -193,7 +193,7 @@ fn a_dropped_snapshot_lasts_until_its_readers_are_gone() {
 /// Snapshots tell what dropping each of them gives back, and that is what it gives back.
 #[test]
 fn the_space_of_a_snapshot_is_what_dropping_it_frees() {
-    const ROWS: u64 = 40_000;
+    const ROWS: u64 = 20_000;
     let folder = Folder::new();
     let (db, keyspace) = filled(&small(), folder.path(), ROWS);
     let used_bytes = || {

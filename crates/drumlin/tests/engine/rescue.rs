@@ -341,7 +341,9 @@ fn lost_tables_lose_no_row() {
     for killed in [false, true] {
         let whole = Sample::new(killed);
         for kinds in [&[SEGMENTS][..], &[TABLE], &[SUMMARY], &[TABLE, SUMMARY, SEGMENTS]] {
-            for has_superblocks in [true, false] {
+            // Without superblocks, a closed database is found as a killed one is.
+            let variants = if killed || kinds.len() > 1 { &[true, false][..] } else { &[true] };
+            for &has_superblocks in variants {
                 let mut sample = whole.clone();
                 let count: usize = kinds.iter().map(|kind| damage_kind(&mut sample.files, *kind)).sum();
                 assert!(count > 0);
