@@ -256,7 +256,7 @@ impl Transaction {
         let request = LockRequest { owner: *id, keyspace: tree.pages.id, key, mode: lock_mode };
         let tried = store.engine.locks.try_request(&request);
         // Another transaction may have the lock although it is not in the lock table.
-        let has_spilled = store.engine.spilled_locks.has_others(locks.has_spilled());
+        let has_spilled = store.engine.spilled_locks.may_have_row(*id, tree.pages.id, key);
         let snapshot = reader.view.horizon.snapshot();
         let may_have_changed = |snapshot: &Arc<SnapshotHandle>| store.engine.may_have_changed(tree, snapshot.timestamp);
         match tried {
@@ -386,7 +386,7 @@ impl Transaction {
             let request = LockRequest { owner: *id, keyspace, key, mode: LockMode::Exclusive };
             let is_acquired = store.engine.locks.try_request(&request).is_ok();
             // Look for spilled changes last: their owner publishes them before it releases its locks.
-            if !is_acquired || store.engine.spilled_locks.has_any() {
+            if !is_acquired || store.engine.spilled_locks.may_have_row(*id, keyspace, key) {
                 locks.pending = Some(PendingLock { keyspace, key: key.into(), is_upgrade: false });
                 if !is_acquired || !store.keeps_lock(mode, &request).await? {
                     let timeout = deadline.saturating_sub(store.now());

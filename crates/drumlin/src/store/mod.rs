@@ -294,7 +294,7 @@ impl Store {
         let rows = [row];
         let mut begun = None;
         if let Ok(lock) = RowLock::try_new(&self.engine.locks, owner, row.tree.pages.id, row.key)
-            && !self.engine.spilled_locks.has_any()
+            && !self.engine.spilled_locks.may_have_row(owner, row.tree.pages.id, row.key)
         {
             if let Some(applied) =
                 self.engine.commit_at_once(&rows, lock_bytes(row.key), RowsSeen::Nothing, durability)?

@@ -78,7 +78,7 @@ impl Store {
     }
 
     async fn check_spilled(&self, mode: WaitMode<'_>, request: &LockRequest<'_>) -> Result<Checked> {
-        if !self.engine.spilled_locks.has_any() {
+        if !self.engine.spilled_locks.may_have_row(request.owner, request.keyspace, request.key) {
             return Ok(Checked::Kept);
         }
         self.give_way(mode, request).await

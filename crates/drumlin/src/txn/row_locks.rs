@@ -188,12 +188,6 @@ impl RowLocks {
         }
     }
 
-    /// Returns `true` if the transaction has spilled changes, whose rows are locked without entries in the lock table.
-    #[inline]
-    pub(crate) fn has_spilled(&self) -> bool {
-        self.spilled.is_some()
-    }
-
     /// Makes room for planned locks.
     pub(crate) fn reserve(&mut self, planned: &Planned) {
         self.key_bytes.reserve_exact(planned.key_bytes);

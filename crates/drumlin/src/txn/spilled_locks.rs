@@ -61,11 +61,17 @@ impl SpilledLocks {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns `true` if another transaction than the caller's has spilled changes. `is_listed` tells if the caller's
-    /// has.
+    /// Returns `true` if another transaction than this one may have spilled a change of the row. Reads nothing, so
+    /// `true` does not mean that it has. The caller has acquired the row's lock.
     #[inline]
-    pub(crate) fn has_others(&self, is_listed: bool) -> bool {
-        self.count.load(Ordering::SeqCst) > usize::from(is_listed)
+    pub(crate) fn may_have_row(&self, id: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        self.has_any() && self.any_may_have_row(id, keyspace, key)
+    }
+
+    #[cold]
+    fn any_may_have_row(&self, id: TransactionId, keyspace: KeyspaceId, key: &[u8]) -> bool {
+        let owners = self.owners.lock();
+        owners.iter().any(|owner| owner.id != id && owner.writes.lock().may_have_row(keyspace, key))
     }
 
     /// Adds a transaction that will publish spilled changes.
