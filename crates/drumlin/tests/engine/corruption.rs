@@ -7,6 +7,7 @@
 //! after them. So a damaged log may also end early, at a commit boundary. `DRUMLIN_TEST_MUTATIONS` is the number of
 //! mutations per test (default 100).
 
+use crate::rescue::{SEGMENTS, SUMMARY, TABLE, extents};
 use crate::support;
 
 use std::collections::BTreeMap;
@@ -514,9 +515,10 @@ fn what_does_not_open_is_salvaged() {
     let data = Path::new(FOLDER).join("data");
     let (mut whole_count, mut gap_count, mut nothing_count) = (0, 0, 0);
     for (files, is_closed) in [(&closed, true), (&killed, false)] {
-        let used = files[&data].iter().rposition(|&byte| byte != 0).unwrap();
-        // The page tables are the last structures in the file.
-        for at in (used - (120 << 10)..used).step_by(if is_closed { 709 } else { 2003 }) {
+        let is_of_tables = |kind| [TABLE, SUMMARY, SEGMENTS].contains(&kind);
+        let tables = extents(&files[&data]).into_iter().filter(|(_, kind, _)| is_of_tables(*kind));
+        let bytes = tables.flat_map(|(offset, _, length)| offset..offset + length);
+        for at in bytes.step_by(if is_closed { 709 } else { 2003 }) {
             let mut files = files.clone();
             files.get_mut(&data).unwrap()[at] ^= 0x40;
             let backend = disk_of(&files);

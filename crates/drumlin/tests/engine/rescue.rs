@@ -281,7 +281,7 @@ impl Found {
 }
 
 /// The extents of the data file that name its database: offset, kind, length. Some are left from earlier uses.
-fn extents(bytes: &[u8]) -> Vec<(usize, u8, usize)> {
+pub(crate) fn extents(bytes: &[u8]) -> Vec<(usize, u8, usize)> {
     let database = &bytes[32..38];
     let mut found = Vec::new();
     let mut offset = 64 << 10;
@@ -309,10 +309,10 @@ fn zero_superblocks(files: &mut Files) {
     files.get_mut(&data()).unwrap()[..64 << 10].fill(0);
 }
 
-const TABLE: u8 = 4;
+pub(crate) const TABLE: u8 = 4;
 const CATALOGUE: u8 = 5;
-const SUMMARY: u8 = 6;
-const SEGMENTS: u8 = 7;
+pub(crate) const SUMMARY: u8 = 6;
+pub(crate) const SEGMENTS: u8 = 7;
 
 /// The rows of a sound database are rescued as they are, those that only the log has included.
 #[test]
