@@ -34,6 +34,7 @@ pub(crate) const MARKS: &[&str] = &[
     "extents were moved out of segments that kept snapshots pin",
     "the segments of a dropped snapshot stayed pinned for its readers",
     "a commit left no version, since no snapshot needed it",
+    "a commit of several rows left no version, since no snapshot needed it",
     "a commit could not be made at once",
     "a fold lacked an inner node",
     "a keyspace began to keep counts",

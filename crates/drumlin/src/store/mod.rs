@@ -308,7 +308,7 @@ impl Store {
             Some(begun) => begun,
             None => self.begin_waiting(mode, owner, &rows).await?,
         };
-        let (applied, admitted) = self.engine.apply(mode, &rows, None, RowsSeen::Nothing, admitted).await?;
+        let (applied, admitted) = self.engine.apply(mode, &rows, None, RowsSeen::Nothing, admitted, durability).await?;
         self.end_locks(lock);
         drop(admitted);
         self.engine.settle(mode, &rows, applied, durability).await.map(drop)
@@ -373,7 +373,7 @@ impl Store {
             return Ok(self.engine.request_write(for_task, rows, applied, durability));
         }
         let admitted = self.engine.admit(mode, rows, reads, 0).await;
-        let (applied, admitted) = self.engine.apply(mode, rows, reads, seen, admitted).await?;
+        let (applied, admitted) = self.engine.apply(mode, rows, reads, seen, admitted, durability).await?;
         self.end_locks(locks);
         drop(admitted);
         Ok(self.engine.request_write(for_task, rows, applied, durability))
@@ -398,7 +398,7 @@ impl Store {
         let _none_ready = self.ready.none(mode, self.engine.backend.as_ref()).await?;
         let admitted = self.engine.admit(mode, rows, reads, removals.record_bytes()).await;
         let recorded = Recorded::RowsAndRanges(removals);
-        let (applied, admitted) = self.engine.apply_as(mode, rows, reads, seen, admitted, recorded).await?;
+        let (applied, admitted) = self.engine.apply_as(mode, rows, reads, seen, admitted, recorded, durability).await?;
         self.end_locks(locks);
         drop(admitted);
         let logged = self.engine.request_write(for_task, rows, applied, durability);

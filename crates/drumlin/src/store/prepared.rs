@@ -240,7 +240,7 @@ impl Store {
             return Ok(applied);
         }
         let admitted = self.engine.admit(mode, rows, None, 0).await;
-        let (applied, _admitted) = self.engine.apply_as(mode, rows, None, seen, admitted, recorded).await?;
+        let (applied, _admitted) = self.engine.apply_as(mode, rows, None, seen, admitted, recorded, durability).await?;
         Ok(applied)
     }
 
@@ -280,7 +280,7 @@ impl Store {
         let recorded = Recorded::Prepared { id, feed_changes: &feed_changes, gate: Some(&gate) };
         let admitted = self.engine.admit(mode, &rows, None, 0).await;
         let (applied, _admitted) =
-            self.engine.apply_as(mode, &rows, None, RowsSeen::Nothing, admitted, recorded).await?;
+            self.engine.apply_as(mode, &rows, None, RowsSeen::Nothing, admitted, recorded, Durability::Relaxed).await?;
         taken.end();
         self.end_locks(());
         Ok(self.engine.end_ready(&rows, applied))

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use super::old_rows::{HELD_BYTES, OldVersion};
+use crate::format::extent::PageKey;
 use crate::format::node::LargeRef;
 use crate::format::{KeyspaceId, PageId, Timestamp};
 use crate::memory::{heap_bytes, reserve};
@@ -23,6 +24,12 @@ pub(crate) struct UndoRecord {
     pub(super) missed_by: u32,
 }
 
+/// The old versions of the rows that a commit has changed in a leaf, before they are added to the versions.
+pub(crate) struct LeafUndo {
+    pub(crate) page_key: PageKey,
+    pub(crate) undo: UndoRecord,
+}
+
 /// The memory of an undo record without its rows: its slot in a queue whose capacity has just doubled.
 const UNDO_RECORD_BYTES: usize = 2 * size_of::<UndoRecord>();
 /// The memory of a leaf's entry in a hash table whose capacity has just doubled.
@@ -34,7 +41,7 @@ pub(crate) fn row_bytes(key: &[u8], was: Option<RowValue<'_>>) -> usize {
 
 /// Returns an upper bound for the memory of a commit's undo record for one leaf.
 pub(crate) fn undo_bytes_max(rows_bytes: usize) -> usize {
-    heap_bytes(rows_bytes + rows_bytes / 4) + UNDO_RECORD_BYTES + LEAF_BYTES
+    heap_bytes(rows_bytes + rows_bytes / 4) + size_of::<LeafUndo>() + UNDO_RECORD_BYTES + LEAF_BYTES
 }
 
 /// Returns the bytes that one row adds to the `rows_bytes` of [`undo_bytes_max`].

@@ -17,7 +17,7 @@ use crate::space::{EpochGuard, PageEntry, PageSpace};
 use crate::task::{WaitMode, turn};
 use crate::tree::node::{Leaf, LeafMut, RowValue};
 use crate::txn::engine::Engine;
-use crate::txn::undo::UndoRecord;
+use crate::txn::undo::{LeafUndo, UndoRecord};
 use crate::txn::write_set::Change;
 
 /// Changes a row. `found` is the result of searching its leaf, which has room for the change. The commit is not
@@ -68,19 +68,24 @@ impl Latched<'_> {
     ) {
         let rows = work.rows;
         let Latched { mut writes, reads, _reclaim_guard, epoch_guard } = self;
+        let mut undo_records = Vec::with_capacity(writes.len());
         drop(reads);
         // A leaf that was split just before it was latched may contain none of the rows.
         for (write, range) in writes.iter_mut().filter(|(_, range)| !range.is_empty()) {
             let medium = medium.get(range.start..).unwrap_or_default();
-            let (rows, keyspace) = (&rows[range.clone()], write.page_key().keyspace);
-            match work.removals.and_then(|removals| removals.of(keyspace)) {
+            let (rows, page_key) = (&rows[range.clone()], write.page_key());
+            let undo = match work.removals.and_then(|removals| removals.of(page_key.keyspace)) {
                 None => engine.change_leaf(&epoch_guard, write, rows, medium, timestamp, sink),
                 Some(removed) => {
-                    engine.change_leaf_removing(&epoch_guard, write, rows, medium, removed, timestamp, sink);
+                    engine.change_leaf_removing(&epoch_guard, write, rows, medium, removed, timestamp, sink)
                 }
+            };
+            if !undo.is_empty() {
+                undo_records.push(LeafUndo { page_key, undo });
             }
         }
-        sink.mark_applied(timestamp);
+        let is_visible = sink.mark_applied(timestamp);
+        engine.keep_versions(undo_records, timestamp, is_visible);
         drop(writes);
     }
 }
@@ -148,7 +153,24 @@ impl<L> Engine<L> {
         Ok(committed)
     }
 
-    /// Changes the rows of one leaf. `medium` begins with the entry for the first of these rows.
+    /// Adds the undo records of a commit to its leaves, which are still latched. If the commit is visible already and
+    /// no snapshot is open, no reader will need them (docs/concurrency.md). Then it adds only those that name large
+    /// values, which have to be freed.
+    fn keep_versions(&self, undo_records: Vec<LeafUndo>, timestamp: Timestamp, is_visible: bool) {
+        assert!(!is_visible || timestamp <= self.clock.visible(), "commit {timestamp} is taken for a visible one");
+        let are_needed = !is_visible || self.snapshots.are_open();
+        if !are_needed {
+            crate::coverage::mark!("a commit of several rows left no version, since no snapshot needed it");
+        }
+        for LeafUndo { page_key, undo } in undo_records {
+            if are_needed || undo.names_values() {
+                self.versions.add(page_key.keyspace, page_key.page, timestamp, undo);
+            }
+        }
+    }
+
+    /// Changes the rows of one leaf. Returns their old versions. `medium` begins with the entry for the first of these
+    /// rows.
     pub(super) fn change_leaf<S: CommitSink>(
         &self,
         epoch_guard: &EpochGuard<'_>,
@@ -157,9 +179,8 @@ impl<L> Engine<L> {
         medium: &[Option<MediumValue>],
         timestamp: Timestamp,
         sink: &S,
-    ) {
+    ) -> UndoRecord {
         let pages = &rows[0].tree.pages;
-        let page = write.page();
         self.pool.mark_dirty(epoch_guard, write);
         let mut leaf = LeafMut::new(write.leaf_mut(&pages.table));
         debug_assert!(rows.iter().all(|row| leaf.as_leaf().covers(row.key)), "a row is changed in another's leaf");
@@ -176,9 +197,7 @@ impl<L> Engine<L> {
         debug_assert!(!S::IN_ORDER || leaf.as_leaf().newest() < timestamp, "commit {timestamp} comes late to its leaf");
         let newest = leaf.as_leaf().newest().max(timestamp);
         leaf.set_newest(newest);
-        if !undo.is_empty() {
-            self.versions.add(pages.id, page, timestamp, undo);
-        }
+        undo
     }
 
     /// Returns the row's new value in the form that its leaf stores, or `None` if the row is removed. Assigns page

@@ -19,8 +19,8 @@
 //!    commits](Account::Commits), because the record is in a vector that the thread reuses.
 //! 2. It overtakes no other commit: it reserves no memory or log space for which other commits are queued.
 //! 3. The order in which commits reserve does not apply to it, because it never waits while it holds a resource.
-//! 4. It adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is visible by then
-//!    if the commits before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
+//! 4. As in `apply`, it adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is
+//!    visible by then if the commits before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
 //! 5. Under the latches, the log assigns the record's timestamp and its position in one step, or refuses. After that,
 //!    nothing can fail.
 
@@ -155,14 +155,15 @@ impl Engine {
             }
         };
         let ends_prepared = matches!(recorded, Recorded::Prepared { .. });
+        let is_relaxed = durability == Durability::Relaxed;
         let log = self.log();
         let stream = crate::sync::thread_index() % log.stream_count();
         let applied = {
             let space = LogSpace::Free { log, stream };
             let old_bytes_max = old_bytes_max.min(log.body_bytes_max().saturating_sub(body.bytes().len()));
             let body = Cow::Borrowed(&body);
-            let mut sink = LiveLog { clock: &self.clock, body, old_bytes_max, space, ends_prepared };
-            self.try_apply_rows(rows, version_bytes_max, seen.since(), durability, &mut sink)
+            let mut sink = LiveLog { clock: &self.clock, body, old_bytes_max, space, ends_prepared, is_relaxed };
+            self.try_apply_rows(rows, version_bytes_max, seen.since(), &mut sink)
         };
         give_spare(&SPARE_RECORD, body.into_bytes());
         let logged = match applied {
@@ -194,11 +195,10 @@ impl Engine {
         rows: &[Row<'_>],
         version_bytes_max: usize,
         since: Option<Timestamp>,
-        durability: Durability,
         sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
         if let [row] = rows {
-            return self.try_apply_one(row, since, durability, sink);
+            return self.try_apply_one(row, since, sink);
         }
         // This memory is held only until the versions are added, which then account for the memory that they use.
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
@@ -212,7 +212,6 @@ impl Engine {
         &self,
         row: &Row<'_>,
         since: Option<Timestamp>,
-        durability: Durability,
         sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
         // Declared first, so that it is dropped last: dropping it may wake a thread, which must not happen under a
@@ -252,10 +251,8 @@ impl Engine {
         assert!(leaf.as_leaf().newest() < timestamp, "commit {timestamp} comes late to its leaf");
         change_row(&mut leaf, row, timestamp, found, self.row_value(&epoch_guard, row, None));
         leaf.set_newest(timestamp);
-        sink.mark_applied(timestamp);
+        let is_visible = sink.mark_applied(timestamp);
         if let Some((mut undo, held)) = undo {
-            // This makes a `Relaxed` commit visible if the commits before it are applied.
-            let is_visible = durability == Durability::Relaxed && self.clock.try_show_relaxed(timestamp);
             if is_visible && !undo.names_values() && !self.snapshots.are_open() {
                 crate::coverage::mark!("a commit left no version, since no snapshot needed it");
             } else {

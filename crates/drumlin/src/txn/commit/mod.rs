@@ -137,11 +137,13 @@ impl Engine {
         reads: Option<Reads<'a>>,
         seen: RowsSeen<'a>,
         admitted: Admitted,
+        durability: Durability,
     ) -> Boxed<'a, Result<(Applied<'e>, Admitted)>> {
-        self.apply_as(mode, rows, reads, seen, admitted, Recorded::Rows)
+        self.apply_as(mode, rows, reads, seen, admitted, Recorded::Rows, durability)
     }
 
     /// Like [`apply`](Self::apply), with the given record.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one commit")]
     pub(crate) fn apply_as<'e: 'a, 'a, 'g: 'a>(
         &'e self,
         mode: WaitMode<'a>,
@@ -150,6 +152,7 @@ impl Engine {
         seen: RowsSeen<'a>,
         admitted: Admitted,
         recorded: Recorded<'a, 'g>,
+        durability: Durability,
     ) -> Boxed<'a, Result<(Applied<'e>, Admitted)>> {
         Box::pin(async move {
             debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
@@ -205,9 +208,11 @@ impl Engine {
                 mode = WaitMode::Blocking;
             }
             let ends_prepared = matches!(recorded, Recorded::Prepared { .. });
+            let is_relaxed = durability == Durability::Relaxed;
             let space = LogSpace::Reserved(reservation);
             let (clock, old_bytes_max) = (&*self.clock, old_bytes);
-            let sink = LiveLog { clock, body: Cow::Borrowed(&body), old_bytes_max, space, ends_prepared };
+            let body_ref = Cow::Borrowed(&body);
+            let sink = LiveLog { clock, body: body_ref, old_bytes_max, space, ends_prepared, is_relaxed };
             let logged = self.apply_when_ready(mode, prepared, medium, seen, sink).await?;
             let is_later = |reads: Reads<'_>| reads.snapshot.timestamp < logged.timestamp;
             assert!(reads.is_none_or(is_later), "a transaction commits before its snapshot, at {}", logged.timestamp);

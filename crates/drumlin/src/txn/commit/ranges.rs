@@ -24,6 +24,7 @@ use crate::space::runs::{RemovedKeys, Run};
 use crate::task::WaitMode;
 use crate::tree::node::Leaf;
 use crate::txn::engine::Engine;
+use crate::txn::undo::UndoRecord;
 use crate::txn::write_set::Change;
 
 const CHANGED: Error =
@@ -96,7 +97,7 @@ impl<L> Engine<L> {
         removed: &RemovedKeys,
         timestamp: Timestamp,
         sink: &S,
-    ) {
+    ) -> UndoRecord {
         let leaf = Leaf::new(write);
         let (runs, before) = (&rows[0].tree.pages.runs, leaf.newest());
         runs.note_folded_into(before, timestamp, leaf.lower_fence(), leaf.upper_fence());
@@ -115,7 +116,7 @@ impl<L> Engine<L> {
         let (all, medium): (Vec<Row<'_>>, Vec<Option<MediumValue>>) = all.into_iter().unzip();
         assert!(all.len() >= rows.len(), "a commit loses rows among those that it removes");
         debug_assert!(all.is_sorted_by(|left, right| left.key < right.key), "a row is changed and removed");
-        self.change_leaf(epoch_guard, write, &all, &medium, timestamp, sink);
+        self.change_leaf(epoch_guard, write, &all, &medium, timestamp, sink)
     }
 
     /// Estimates the memory, in bytes, of the versions of removed rows in the leaves into which the commit also puts

@@ -36,7 +36,9 @@ impl CommitSink for ReplayedCommit {
         !self.moves_values && matches!(replaced, Some(RowValue::Large(_)))
     }
 
-    fn mark_applied(&self, _timestamp: Timestamp) {}
+    fn mark_applied(&self, _timestamp: Timestamp) -> bool {
+        false
+    }
 }
 
 impl Engine<Replaying> {

@@ -96,8 +96,9 @@ pub(super) trait CommitSink {
     /// Returns `true` if the version that the row replaces must be retained; `None` means that there was no row.
     fn keeps(&self, row: (KeyspaceId, &[u8]), replaced: Option<&RowValue<'_>>) -> bool;
 
-    /// Called after every row has been changed, and before the leaves are unlatched.
-    fn mark_applied(&self, timestamp: Timestamp);
+    /// Called after every row has been changed, and before the leaves are unlatched. Returns `true` if readers see the
+    /// commit now.
+    fn mark_applied(&self, timestamp: Timestamp) -> bool;
 }
 
 /// The log of an open database, for the record of one commit.
@@ -109,6 +110,8 @@ pub(super) struct LiveLog<'e> {
     pub(super) space: LogSpace<'e>,
     /// `true` if the record commits a prepared transaction.
     pub(super) ends_prepared: bool,
+    /// `true` if readers may see the commit before it is durable.
+    pub(super) is_relaxed: bool,
 }
 
 /// The space of a record in the log.
@@ -180,7 +183,9 @@ impl CommitSink for LiveLog<'_> {
     }
 
     #[inline]
-    fn mark_applied(&self, timestamp: Timestamp) {
+    fn mark_applied(&self, timestamp: Timestamp) -> bool {
         self.clock.mark_applied(timestamp);
+        // This makes a `Relaxed` commit visible if the commits before it are applied.
+        self.is_relaxed && self.clock.try_show_relaxed(timestamp)
     }
 }
