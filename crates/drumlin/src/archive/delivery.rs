@@ -39,7 +39,7 @@ impl Deliverer {
     pub(super) fn run(&self, shared: &Shared) {
         while let Some((waiting, is_last_try)) = shared.wait_for_file() {
             let name = waiting.file.header.name();
-            match self.deliver(shared, &name) {
+            match self.deliver(shared, &name, waiting.file.header.number) {
                 Ok(()) => shared.take_delivered(),
                 Err(reason) => {
                     let reason = format!("{name} was not delivered: {reason}");
@@ -56,11 +56,11 @@ impl Deliverer {
     }
 
     /// Delivers a file, and removes it from the database's folder.
-    fn deliver(&self, shared: &Shared, name: &str) -> Result<(), String> {
+    fn deliver(&self, shared: &Shared, name: &str, number: u64) -> Result<(), String> {
         let text = |error: io::Error| error.to_string();
         let waiting = self.parent.folder(spool::FOLDER_NAME).map_err(text)?;
         match &self.destination {
-            Destination::Folder(path) => self.copy_to(&waiting, path, name)?,
+            Destination::Folder(path) => self.copy_to(&waiting, path, name, number)?,
             Destination::Command { program, arguments } => {
                 let mut arguments = arguments.clone();
                 arguments.push(waiting.path().join(name).into_os_string());
@@ -85,10 +85,17 @@ impl Deliverer {
         }
     }
 
-    /// Copies a file to a folder, durably. The copy has its name only once it is complete.
-    fn copy_to(&self, waiting: &FolderRef, path: &Path, name: &str) -> Result<(), String> {
+    /// Copies a file to a folder, durably. The copy has its name only once it is complete. The folder is created only
+    /// for the first file of a chain. If it is gone later, so are the earlier files, or its file system is not mounted.
+    fn copy_to(&self, waiting: &FolderRef, path: &Path, name: &str, number: u64) -> Result<(), String> {
         let text = |error: io::Error| format!("{}: {error}", path.display());
         if !self.backend.exists(path).map_err(text)? {
+            if number > 1 {
+                return Err(format!(
+                    "{} is gone, and with it the files before; bring it back, or create it to archive without them",
+                    path.display()
+                ));
+            }
             self.backend.create_dir_all(path).map_err(text)?;
             if let Some(parent) = path.parent() {
                 self.backend.sync_dir(parent).map_err(text)?;

@@ -505,13 +505,11 @@ fn an_archive_that_cannot_be_written_ends() {
     let folder = Folder::new();
     let path = |name: &str| folder.path().join(name);
     let archive = |limit| Archive::to_folder(path("archive")).limit_bytes(limit).every(Duration::ZERO);
-    // A file in its place makes the folder unusable.
-    let take_away = || {
-        std::fs::rename(path("archive"), path("elsewhere")).unwrap();
-        std::fs::write(path("archive"), "").unwrap();
-    };
+    // A folder that is gone is not created again, because its new files would be of no use without the earlier ones.
+    let take_away = || std::fs::rename(path("archive"), path("elsewhere")).unwrap();
     let give_back = || {
-        std::fs::remove_file(path("archive")).unwrap();
+        assert!(!path("archive").is_dir(), "an archive that was taken away is begun again");
+        let _ = std::fs::remove_file(path("archive"));
         std::fs::rename(path("elsewhere"), path("archive")).unwrap();
     };
     let db = small().archive(archive(200 << 10)).open(path("db")).unwrap();
@@ -536,6 +534,8 @@ fn an_archive_that_cannot_be_written_ends() {
     assert!(db.stats().archive_failure.is_none());
     let complete = db.stats().durable;
     take_away();
+    // A file in its place makes the folder unusable too.
+    std::fs::write(path("archive"), "").unwrap();
     let mut row = 0u64;
     while !db.stats().archive_has_ended {
         k.insert(row.to_be_bytes(), vec![row as u8; 5000]).unwrap();
