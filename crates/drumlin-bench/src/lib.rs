@@ -4,6 +4,7 @@
 //! - `commerce/`: the shop of S2's benchmark and its shoppers; `shops/` implements the shop for each engine that
 //!   supports it.
 //! - `logs/`: stores of logs by index, which have workloads of their own.
+//! - `raft/`: clusters of Raft nodes, which have workloads of their own too.
 //! - `plan`: the workloads. `rows`: their keys, values and random choices of rows, all derived from a seed.
 //! - `run`: runs the turns. `worker`: the process of each turn, in its own memory group.
 //! - `workloads/`: the operations of each workload. `driver`: their threads. `measure`: their costs. `raw`: the limits
@@ -22,6 +23,7 @@ pub mod logs;
 pub mod machine;
 pub mod measure;
 pub mod plan;
+pub mod raft;
 pub mod raw;
 pub mod report;
 pub mod results;

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use drumlin_bench::engine::{Peer, Result};
 use drumlin_bench::results::{EngineFacts, Results};
 use drumlin_bench::run::{Plan, run};
-use drumlin_bench::{engines, logs, machine, plan, report, worker};
+use drumlin_bench::{engines, logs, machine, plan, raft, report, worker};
 
 /// Compares Drumlin with other stores. Every engine runs the same workloads, and the engines take turns.
 #[derive(Parser)]
@@ -116,7 +116,7 @@ fn list() -> String {
         lines.push(format!("  {:>2}  {:<16}  {}", workload.row, workload.name, workload.title));
     }
     lines.push(format!("\nEngines of this build ({}):", machine::allocator()));
-    for peer in engines::all().into_iter().chain(logs::peers()) {
+    for peer in engines::all().into_iter().chain(logs::peers()).chain(raft::peers()) {
         let facts = EngineFacts::of(&peer);
         lines.push(format!("  {} {}: {}", facts.name, facts.version, facts.settings));
         if !facts.lacks.is_empty() {
@@ -132,7 +132,7 @@ fn list() -> String {
 
 fn chosen_peers(names: &[String]) -> Result<Vec<Peer>> {
     if names.is_empty() {
-        return Ok(engines::all().into_iter().chain(logs::peers()).collect());
+        return Ok(engines::all().into_iter().chain(logs::peers()).chain(raft::peers()).collect());
     }
     let named = |name: &String| {
         engines::named(name)

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::commerce::{Size, Traffic};
 use crate::engine::{Capabilities, Durability, Order, Peer};
 use crate::logs;
+use crate::raft;
 use crate::rows::Choice;
 
 /// The memory of a group beyond the engine's budget. It is for the program itself, for stacks, and for some page cache,
@@ -145,6 +146,17 @@ impl LogsJob {
     }
 }
 
+/// The work of a row of Raft nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum RaftJob {
+    /// One write of a row by a client of three nodes.
+    Write,
+    /// One write after the leader was killed.
+    Kill,
+    /// One snapshot of all rows to a new node, while clients write.
+    Snapshot,
+}
+
 /// The operation that a workload measures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Job {
@@ -204,6 +216,8 @@ pub enum Job {
     },
     /// Logs by index, for stores that have them.
     Logs(LogsJob),
+    /// Three Raft nodes, for stores that have what those need.
+    Raft(RaftJob),
 }
 
 /// The state of the caches before the measurement.
@@ -280,6 +294,7 @@ impl Workload {
             | Job::KeptSnapshots
             | Job::Feed
             | Job::Logs(_)
+            | Job::Raft(_)
             | Job::Shop { .. } => true,
         }
     }
@@ -287,7 +302,10 @@ impl Workload {
     /// Returns `true` if the workload starts without rows and creates them itself.
     #[must_use]
     pub fn begins_empty(&self) -> bool {
-        matches!(self.job, Job::Load | Job::BulkLoad | Job::Insert | Job::Tables | Job::Logs(_) | Job::Shop { .. })
+        matches!(
+            self.job,
+            Job::Load | Job::BulkLoad | Job::Insert | Job::Tables | Job::Logs(_) | Job::Raft(_) | Job::Shop { .. }
+        )
     }
 
     /// Returns `true` if a turn leaves other rows than the next turn needs.
@@ -313,6 +331,7 @@ impl Workload {
                 | Job::CommitBesideBackups
                 | Job::KeptSnapshots
                 | Job::Logs(_)
+                | Job::Raft(_)
                 | Job::Feed
         )
     }
@@ -320,14 +339,15 @@ impl Workload {
     /// Returns `true` if this engine takes part in the workload.
     #[must_use]
     pub fn is_for(&self, peer: &Peer) -> bool {
-        let has_only_logs = || logs::peers().iter().any(|other| other.name == peer.name);
+        let has_no_rows = || logs::peers().iter().chain(&raft::peers()).any(|other| other.name == peer.name);
         match self.job {
             Job::Logs(job) => logs::named(peer.name).is_some_and(|peer| {
                 let appends = matches!(job, LogsJob::Append { .. });
                 // A folder for each log takes more files than a process may open.
                 appends || peer.reads && !(peer.folder_each && job.logs() > 1000)
             }),
-            _ if has_only_logs() => false,
+            Job::Raft(job) => raft::named(peer.name).is_some_and(|peer| peer.snapshots || job != RaftJob::Snapshot),
+            _ if has_no_rows() => false,
             Job::Shop { .. } => crate::shops::named(peer.name).is_some(),
             Job::Insert => true,
             Job::Prepare | Job::CommitStep => peer.capabilities.two_phases,
@@ -354,7 +374,9 @@ impl Workload {
     pub fn unit(&self) -> &'static str {
         match self.job {
             Job::Get(_) | Job::Ycsb(_) | Job::Half | Job::Shop { .. } => "operations",
-            Job::GetMany(_) | Job::Backup | Job::Feed => "rows",
+            Job::GetMany(_) | Job::Backup | Job::Feed | Job::Raft(RaftJob::Snapshot) => "rows",
+            Job::Raft(RaftJob::Write) => "writes",
+            Job::Raft(RaftJob::Kill) => "kills",
             Job::KeptSnapshots => "operations",
             Job::Commit(1) | Job::Prepare | Job::CommitStep | Job::Insert | Job::CommitBesideBackups => "commits",
             Job::Scan(_) => "scans",
@@ -408,6 +430,14 @@ const fn shop(name: &'static str, title: &'static str, size: Size, traffic: Traf
 /// Entries of logs by index. The rows are the entries that a log or all logs together get.
 const fn entries(rows: u64) -> Data {
     Data { rows, value_bytes: 256, order: Order::Sorted, updates: 0, budget_bytes: 64 << 20, exceeds_memory: false }
+}
+
+/// Requests of 256 bytes to Raft nodes. The rows are those of a snapshot, of 1 KiB.
+const RAFT: Data = Data { budget_bytes: 256 << 20, ..entries(0) };
+const RAFT_SNAPSHOT: Data = Data { rows: 1_000_000, ..RAFT };
+
+const fn raft(name: &'static str, title: &'static str, data: Data, job: RaftJob, clients: usize) -> Workload {
+    Workload::new("21", name, title, data, Job::Raft(job)).durable().cold().threads(clients)
 }
 
 const fn log(name: &'static str, title: &'static str, rows: u64, job: LogsJob, threads: usize) -> Workload {
@@ -540,6 +570,10 @@ pub const WORKLOADS: &[Workload] = &{
         log("logs-follow", "logs: a follower far from the end, cold", 4_000_000, LogsJob::Follow, 1),
         log("logs-open", "logs: opening 10,000 logs after a kill", 10_000_000, LogsJob::Open { logs: 10_000 }, 1),
         log("logs-laggard", "logs: one log is never purged, ten are", 8_000_000, LogsJob::Laggard, 1),
+        raft("raft-1", "raft: writes to 3 nodes, 1 client", RAFT, RaftJob::Write, 1),
+        raft("raft-256", "raft: writes to 3 nodes, 256 clients", RAFT, RaftJob::Write, 256),
+        raft("raft-kill", "raft: the leader is killed, until a write succeeds", RAFT, RaftJob::Kill, 1),
+        raft("raft-snapshot", "raft: a snapshot to a new node, 8 clients", RAFT_SNAPSHOT, RaftJob::Snapshot, 8),
         of("S2", "insert-1k", "durable insert of a row of 1 KiB, 1 thread", S2, Job::Insert).durable().cold(),
         shop("commerce-small-balanced-1", "commerce, small, balanced, 1 agent", Size::Small, Traffic::Balanced, 1),
         shop("commerce-small-balanced-4", "commerce, small, balanced, 4 agents", Size::Small, Traffic::Balanced, 4),

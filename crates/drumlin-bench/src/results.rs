@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::audit::Audit;
 use crate::engine::{Capabilities, Peer};
 use crate::measure::median;
-use crate::plan::{Job, Workload};
+use crate::plan::{Job, RaftJob, Workload};
 use crate::workloads::Figures;
 
 /// The version of the JSON format.
@@ -51,13 +51,16 @@ impl EngineFacts {
     }
 }
 
+/// The lack of an engine whose rows don't outlive its process.
+const NO_RECOVERY: &str = "no recovery after a kill";
+
 fn lacks(capabilities: &Capabilities) -> Vec<String> {
     let all = [
         (capabilities.one_writer, "one writer at a time"),
         (!capabilities.multi_get, "no get of many rows: one get after another"),
         (!capabilities.transactions, "no transactions that read and write"),
         (!capabilities.atomic_batches, "batches are not atomic"),
-        (!capabilities.recovers, "no recovery after a kill"),
+        (!capabilities.recovers, NO_RECOVERY),
     ];
     all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, text)| text.to_owned()).collect()
 }
@@ -136,6 +139,12 @@ fn setting(workload: &Workload) -> String {
         let loaded = if data.rows > 0 { format!("{} entries", data.rows) } else { "entries".to_owned() };
         return format!("{} logs, {loaded} of {} B; {limits}", job.logs(), data.value_bytes);
     }
+    if let Job::Raft(job) = workload.job {
+        let loaded = if job == RaftJob::Snapshot { format!("{} rows of 1 KiB, ", data.rows) } else { String::new() };
+        let clients =
+            if workload.threads == 1 { "1 client".to_owned() } else { format!("{} clients", workload.threads) };
+        return format!("3 nodes in one process, {loaded}{clients}, requests of {} B; {limits}", data.value_bytes);
+    }
     let order = if data.order == crate::engine::Order::Sorted { "in order" } else { "at random" };
     let updated = if data.updates > 0 { format!(", then {} random updates", data.updates) } else { String::new() };
     let loaded = if workload.begins_empty() { "to be loaded" } else { "loaded" };
@@ -194,11 +203,14 @@ impl Results {
         Results { version: VERSION, machine, engines: Vec::new(), workloads: Vec::new(), audits: Vec::new() }
     }
 
-    /// Returns `true` if the workload's commits must be durable, but the audit found that the engine acknowledges such
-    /// commits before they are. In that case, its rate is for a weaker guarantee.
+    /// Returns `true` if the workload's commits must be durable, but the engine can't recover, or the audit found that
+    /// it acknowledges such commits before they are. In that case, its rate is for a weaker guarantee.
     #[must_use]
     pub fn breaks_promise(&self, workload: &Measured, engine: &str) -> bool {
-        workload.durable && self.audits.iter().any(|audit| audit.engine == engine && audit.acknowledges_early())
+        let is_volatile =
+            |facts: &EngineFacts| facts.name == engine && facts.lacks.iter().any(|lack| lack == NO_RECOVERY);
+        let acknowledges_early = |audit: &Audit| audit.engine == engine && audit.acknowledges_early();
+        workload.durable && (self.engines.iter().any(is_volatile) || self.audits.iter().any(acknowledges_early))
     }
 
     /// Reads the results of an earlier run from JSON.

@@ -218,6 +218,7 @@ fn a_quick_run_measures_every_engine() {
         "kept-snapshots",
         "feed",
         "logs",
+        "raft",
         "insert-1k",
         "commerce-small-balanced",
         "commerce-medium-writes-4",

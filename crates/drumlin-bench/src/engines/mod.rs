@@ -56,7 +56,12 @@ pub fn variants() -> Vec<Peer> {
 /// Returns the engine or variant with this name.
 #[must_use]
 pub fn named(name: &str) -> Option<Peer> {
-    all().into_iter().chain(crate::logs::peers()).chain(variants()).find(|peer| peer.name == name)
+    all()
+        .into_iter()
+        .chain(crate::logs::peers())
+        .chain(crate::raft::peers())
+        .chain(variants())
+        .find(|peer| peer.name == name)
 }
 
 #[cfg(test)]
@@ -68,7 +73,7 @@ mod tests {
     fn versions_are_those_of_the_manifest() {
         let manifest = include_str!("../../Cargo.toml");
         let mut names = Vec::new();
-        for peer in all().into_iter().chain(variants()).chain(crate::logs::peers()) {
+        for peer in all().into_iter().chain(variants()).chain(crate::logs::peers()).chain(crate::raft::peers()) {
             assert!(!names.contains(&peer.name), "{} twice", peer.name);
             names.push(peer.name);
             let pinned = manifest.contains(&format!("\"={}\"", peer.version));

@@ -114,6 +114,7 @@ impl Work<'_> {
             | Job::KeptSnapshots
             | Job::Feed
             | Job::Logs(_)
+            | Job::Raft(_)
             | Job::Open { .. }
             | Job::Shop { .. } => {
                 unreachable!("these jobs have other actors, or none")

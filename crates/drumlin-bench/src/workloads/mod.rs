@@ -8,6 +8,7 @@ mod loads;
 mod logs;
 mod open;
 mod prepared;
+mod raft;
 mod shop;
 mod tables;
 
@@ -148,6 +149,7 @@ pub(crate) fn perform(turn: &Turn<'_>) -> Result<Figures> {
         Job::KeptSnapshots => kept::measure_snapshots(turn)?,
         Job::Feed => kept::measure_feed(turn)?,
         Job::Logs(job) => logs::measure(turn, job)?,
+        Job::Raft(job) => raft::measure(turn, job)?,
         Job::Shop { size, traffic } => shop::measure(turn, size, traffic)?,
         _ => repeated(turn)?,
     };

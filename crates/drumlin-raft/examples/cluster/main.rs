@@ -76,14 +76,23 @@ async fn supervise(arguments: &Arguments) -> Result<bool, Failure> {
     std::fs::create_dir_all(folder)?;
     let plan = arguments.plan();
     println!("Three nodes in {}, {} faults, seed {}\n", folder.display(), plan.faults.len(), plan.seed);
-    let mut supervisor = Supervisor::start(plan, folder).await?;
-    let is_right = supervisor.run().await?.print();
+    // On any way out, the nodes are killed and the folder is removed.
+    let running = async {
+        let mut supervisor = Supervisor::start(plan, folder).await?;
+        let report = supervisor.run().await?;
+        Ok::<_, Failure>((supervisor, report))
+    };
+    let (supervisor, report) = tokio::select! {
+        finished = running => finished?,
+        interrupted = interrupted() => return interrupted.and(Err("interrupted".into())),
+    };
+    let is_right = report.print();
     if arguments.keep {
-        println!("\nThe cluster runs until this program is interrupted (Ctrl-C):");
+        println!("\nThe nodes run until this program is interrupted (Ctrl-C):");
         supervisor.urls().iter().for_each(|url| println!("  {url}"));
-        println!(
-            "Try: curl -L http://…/rows/key-000001, curl -X PUT -d 'a value' http://…/rows/a-key, curl http://…/metrics"
-        );
+        println!("Try, for example, on any of them, or on the leader, whose address the others tell:");
+        println!("  curl URL/metrics; curl URL/rows/key-000001?stale=true");
+        println!("  curl URL/rows/key-000001; curl -X PUT -d 'a value' URL/rows/my-key");
         interrupted().await?;
     }
     Ok(is_right)
@@ -103,13 +112,7 @@ fn run_node() -> Option<Result<(), Failure>> {
 fn run(arguments: &Arguments) -> Result<bool, Failure> {
     // One thread: it starts all children, which end when the thread does.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        tokio::select! {
-            // On any way out, the nodes are killed and the folder is removed.
-            finished = supervise(arguments) => finished,
-            interrupted = interrupted() => interrupted.map(|()| false),
-        }
-    })
+    runtime.block_on(supervise(arguments))
 }
 
 fn main() -> ExitCode {
