@@ -33,7 +33,7 @@ impl Store {
         (first..).zip(entries).for_each(|(index, entry)| batch.put(key(log, index), entry));
         let mut options = WriteOptions::default();
         options.set_sync(sync);
-        Ok(self.db.write_opt(&batch, &options)?)
+        Ok(self.db.write_opt(batch, &options)?)
     }
 }
 

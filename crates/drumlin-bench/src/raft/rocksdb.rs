@@ -39,7 +39,7 @@ impl Backend for Rocks {
     fn append(&self, entries: Vec<Row>) -> io::Result<()> {
         let mut batch = WriteBatch::default();
         entries.iter().for_each(|(index, entry)| batch.put(key(ENTRY, *index), entry));
-        self.db.write(&batch).map_err(io::Error::other)
+        self.db.write(batch).map_err(io::Error::other)
     }
 
     fn flush(&self) -> Option<io::Result<()>> {
@@ -70,14 +70,14 @@ impl Backend for Rocks {
     fn remove(&self, indexes: std::ops::Range<u64>) -> io::Result<()> {
         let mut batch = WriteBatch::default();
         batch.delete_range(key(ENTRY, indexes.start), key(ENTRY, indexes.end));
-        self.db.write(&batch).map_err(io::Error::other)
+        self.db.write(batch).map_err(io::Error::other)
     }
 
     fn write(&self, rows: Vec<Row>, name: &str, value: Vec<u8>) -> io::Result<()> {
         let mut batch = WriteBatch::default();
         rows.iter().for_each(|(number, value)| batch.put(key(ROW, *number), value));
         batch.put(name_key(name), value);
-        self.db.write(&batch).map_err(io::Error::other)
+        self.db.write(batch).map_err(io::Error::other)
     }
 
     fn value(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
