@@ -91,7 +91,7 @@ async fn supervise(arguments: &Arguments) -> Result<bool, Failure> {
         println!("\nThe nodes run until this program is interrupted (Ctrl-C):");
         supervisor.urls().iter().for_each(|url| println!("  {url}"));
         println!("Try, for example, on any of them, or on the leader, whose address the others tell:");
-        println!("  curl URL/metrics; curl URL/rows/key-000001?stale=true");
+        println!("  curl URL/metrics; curl 'URL/rows/key-000001?stale=true'");
         println!("  curl URL/rows/key-000001; curl -X PUT -d 'a value' URL/rows/my-key");
         interrupted().await?;
     }

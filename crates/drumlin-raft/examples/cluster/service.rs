@@ -65,7 +65,7 @@ fn unknown(error: impl ToString) -> Refused {
 /// Refuses a request that had no effect, and names the leader.
 #[allow(clippy::needless_pass_by_value, reason = "it is given to map_err")]
 fn misdirected(forward: ForwardToLeader<TypeConfig>) -> Refused {
-    let url = forward.leader_node.as_ref().map(|member| member.http.clone());
+    let url = forward.leader_node.as_ref().map(|member| format!("http://{}", member.http));
     let refusal = Refusal { error: "this node does not lead".to_owned(), leader: forward.leader_id, url };
     (StatusCode::MISDIRECTED_REQUEST, Json(refusal))
 }
