@@ -45,6 +45,8 @@ pub(super) struct Buffers {
     idle: Option<AlignedBuffer>,
     /// The records in flight. Stays set forever if their write fails.
     writing: Option<UnwrittenRecords>,
+    /// The end of the last batch whose write was begun.
+    writing_end: StreamPosition,
     /// Everything below this position is on the medium.
     durable_position: StreamPosition,
 }
@@ -58,6 +60,7 @@ impl Buffers {
             active: LogBuffer::empty(AlignedBuffer::zeroed(buffer_bytes), position),
             idle: Some(AlignedBuffer::zeroed(buffer_bytes)),
             writing: None,
+            writing_end: position,
             durable_position: position,
         }
     }
@@ -74,7 +77,16 @@ impl Buffers {
         (record_bytes + 2 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES)
     }
 
-    /// Returns the position after the last record.
+    /// Returns the position after the last record, at or above which the next one begins. While a write is in flight,
+    /// [`position`](Self::position) is the next block, and goes back if no record is appended during the write.
+    pub(super) fn end(&self) -> StreamPosition {
+        match self.writing {
+            Some(_) if self.active.pending.is_none() => self.writing_end,
+            _ => self.active.end(),
+        }
+    }
+
+    /// Returns the position at which a record that is appended now begins.
     pub(super) fn position(&self) -> StreamPosition {
         debug_assert!(self.durable_position <= self.active.end(), "more of a stream is durable than was appended");
         self.active.end()
@@ -148,6 +160,7 @@ impl Buffers {
         debug_assert!(base.is_block_start(), "a buffer begins within a block: {base}");
         let batch = std::mem::replace(&mut self.active, LogBuffer::empty(buffer, base));
         self.writing = batch.pending;
+        self.writing_end = batch.end();
         batch
     }
 
@@ -183,5 +196,34 @@ impl Buffers {
         self.durable_position = position;
         self.active.base = position;
         self.active.used = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No record begins below an end that was returned before, whether or not a record is appended during a write.
+    #[test]
+    fn the_end_never_goes_back() {
+        for appends_during_write in [false, true] {
+            let mut buffers = Buffers::new(4 * BLOCK_BYTES, StreamPosition::START);
+            buffers.push(Timestamp(1), 100, false);
+            assert_eq!(buffers.end(), StreamPosition::START + 100);
+            let batch = buffers.begin_write();
+            // The record may follow in the same block, after the write.
+            assert_eq!(buffers.end(), StreamPosition::START + 100);
+            let before = buffers.end();
+            if appends_during_write {
+                assert!(buffers.position() >= before);
+                buffers.push(Timestamp(2), 100, false);
+                assert_eq!(buffers.end(), StreamPosition::START + BLOCK_BYTES as u64 + 100);
+            }
+            buffers.complete(batch, 0);
+            assert!(buffers.end() >= before && buffers.end() == buffers.position());
+            let begin = buffers.position();
+            buffers.push(Timestamp(3), 100, false);
+            assert!(begin >= before, "a record begins at {begin}, below {before}");
+        }
     }
 }

@@ -395,7 +395,7 @@ impl Log {
         let [stream] = &*self.shared.streams else { panic!("a position is in one of several streams") };
         // Timestamps are taken under this lock.
         let tail = stream.tail.lock();
-        (self.last(), tail.position())
+        (self.last(), tail.end())
     }
 
     /// Reads the bytes of the only stream from `position` on into `target`, which must be durable. Returns `false` if

@@ -123,7 +123,12 @@ impl Stream {
 }
 
 impl Tail {
-    /// Returns the position after the last record.
+    /// Returns the position after the last record, at or above which the next one begins.
+    pub(super) fn end(&self) -> StreamPosition {
+        self.buffers.end()
+    }
+
+    /// Returns the position at which a record that is appended now begins.
     pub(super) fn position(&self) -> StreamPosition {
         self.buffers.position()
     }
