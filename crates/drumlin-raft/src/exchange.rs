@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::codec::EntryId;
 use crate::error::{Error, Result};
-use crate::locks::lock;
 use crate::machine::StateMachine;
 use crate::snapshot::{Kept, Snapshot, Snapshots};
 use crate::state::State;
+use crate::threads;
 
 /// The pause between looks at whether a snapshot still travels.
 #[cfg(feature = "openraft-0-9")]
@@ -32,7 +32,7 @@ impl<M: StateMachine> State<M> {
     pub(crate) fn wait_for_travelling(&self) {
         while !self.may_build_snapshot() {
             // Entries that are applied may end the wait as well as the reader.
-            std::thread::sleep(TRAVELLING_PAUSE);
+            drumlin_io::sync::sleep(TRAVELLING_PAUSE);
         }
     }
 
@@ -43,11 +43,11 @@ impl<M: StateMachine> State<M> {
     /// Those of [`drumlin::Database::keep_snapshot`].
     pub fn build_snapshot(&self) -> Result<Snapshot> {
         let snapshots = self.snapshots();
-        let _building = lock(&snapshots.building);
+        let _building = snapshots.building.lock();
         loop {
             let generation = self.generation();
             let is_current = || Arc::ptr_eq(&generation, &self.generation());
-            if let Some(newest) = &*lock(&snapshots.newest)
+            if let Some(newest) = &*snapshots.newest.lock()
                 && newest.index().is_some()
                 && newest.index() == self.applied_index()
             {
@@ -59,7 +59,7 @@ impl<M: StateMachine> State<M> {
                 Err(_) if !is_current() => continue,
                 Err(error) => return Err(error),
             };
-            let mut newest = lock(&snapshots.newest);
+            let mut newest = snapshots.newest.lock();
             if is_current() {
                 snapshots.replace(&mut newest, &kept);
                 return Ok(snapshots.hand_out(&kept));
@@ -71,7 +71,7 @@ impl<M: StateMachine> State<M> {
     #[must_use]
     pub fn newest_snapshot(&self) -> Option<Snapshot> {
         let snapshots = self.snapshots();
-        lock(&snapshots.newest).as_ref().map(|kept| snapshots.hand_out(kept))
+        snapshots.newest.lock().as_ref().map(|kept| snapshots.hand_out(kept))
     }
 
     /// Returns an empty snapshot, to be [written](Snapshot::write) what another node sends. It is restored into a
@@ -92,8 +92,8 @@ impl<M: StateMachine> State<M> {
             return Err(Error::snapshot("its last entry is not the one that was announced"));
         }
         let state = self.clone();
-        blocking::unblock(move || {
-            let mut newest = lock(&state.snapshots().newest);
+        threads::unblock(move || {
+            let mut newest = state.snapshots().newest.lock();
             if loaded.kept.index() < state.applied_index() {
                 return Err(Error::snapshot("it is older than the state"));
             }

@@ -40,7 +40,6 @@ mod exchange;
 mod group;
 mod identity;
 mod key_value;
-mod locks;
 mod log;
 mod machine;
 mod node;
@@ -53,6 +52,7 @@ mod progress;
 mod site;
 mod snapshot;
 mod state;
+mod threads;
 
 pub use codec::{Content, EntryId};
 pub use error::{Error, Result};

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use drumlin::logs::{Log, Logs, Receipt};
+use drumlin_io::sync::Mutex;
 
 use crate::codec::{self, EntryId};
 use crate::error::Result;
-use crate::locks::lock;
 use crate::progress::Progress;
 
 const VOTE: &str = "vote";
@@ -45,7 +45,7 @@ impl fmt::Debug for RaftLog {
 
 impl Shared {
     fn save_last_committed(&self) -> Result<()> {
-        if let Some(committed) = lock(&self.committed).take() {
+        if let Some(committed) = self.committed.lock().take() {
             drop(self.log.set(COMMITTED, committed)?);
         }
         Ok(())
@@ -98,7 +98,7 @@ impl RaftLog {
 
     /// Appends the committed id to the log, if it has changed.
     async fn save_pending(&self) -> Result<Option<Receipt>> {
-        let committed = lock(&self.shared.committed).take();
+        let committed = self.shared.committed.lock().take();
         Ok(match committed {
             Some(committed) => Some(self.shared.log.set_async(COMMITTED, committed).await?),
             None => None,
@@ -122,7 +122,7 @@ impl RaftLog {
     /// Saves the id up to which the log is committed. It becomes durable with the next append, so it may be old after a
     /// crash. That is allowed: the leader sends it again.
     pub fn save_committed(&self, committed: Option<&[u8]>) {
-        *lock(&self.shared.committed) = Some(committed.unwrap_or_default().to_vec());
+        *self.shared.committed.lock() = Some(committed.unwrap_or_default().to_vec());
     }
 
     /// Appends the committed id to the log before the group is closed.
@@ -133,7 +133,7 @@ impl RaftLog {
     /// Returns the committed id that was saved last.
     #[must_use]
     pub fn committed(&self) -> Option<Vec<u8>> {
-        let pending = lock(&self.shared.committed).clone();
+        let pending = self.shared.committed.lock().clone();
         pending.or_else(|| self.shared.log.value(COMMITTED)).filter(|committed| !committed.is_empty())
     }
 

@@ -42,6 +42,7 @@ use crate::machine::StateMachine;
 use crate::site::AppliedState;
 use crate::snapshot::Snapshot;
 use crate::state::{State, Step};
+use crate::threads;
 
 /// The most bytes that [`RaftLogReader::limited_get_log_entries`] returns, unless one entry has more.
 const LIMITED_BYTES_MAX: usize = 1 << 20;
@@ -287,7 +288,7 @@ impl<C: Types<M>, M: StateMachine> RaftSnapshotBuilder<C> for StateStore<C, M> {
 
     async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<C, Snapshot>> {
         let state = self.state.clone();
-        Ok(describe::<C>(blocking::unblock(move || state.build_snapshot()).await?)?)
+        Ok(describe::<C>(threads::unblock(move || state.build_snapshot()).await?)?)
     }
 }
 
@@ -297,7 +298,7 @@ impl<C: Types<M>, M: StateMachine> RaftStateMachine<C> for StateStore<C, M> {
 
     async fn applied_state(&mut self) -> io::Result<(Option<LogIdOf<C>>, StoredMembershipOf<C>)> {
         let state = self.state.clone();
-        Ok(decode_applied::<C>(&blocking::unblock(move || state.applied()).await?)?)
+        Ok(decode_applied::<C>(&threads::unblock(move || state.applied()).await?)?)
     }
 
     async fn apply<Strm>(&mut self, entries: Strm) -> io::Result<()>
@@ -321,7 +322,7 @@ impl<C: Types<M>, M: StateMachine> RaftStateMachine<C> for StateStore<C, M> {
                 }
             }
             let state = self.state.clone();
-            let answers = blocking::unblock(move || state.apply(&steps)).await?;
+            let answers = threads::unblock(move || state.apply(&steps)).await?;
             for (responder, answer) in responders.into_iter().zip(answers) {
                 if let Some(responder) = responder {
                     responder.send(answer);

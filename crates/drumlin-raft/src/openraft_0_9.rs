@@ -45,6 +45,7 @@ use crate::machine::StateMachine;
 use crate::site::AppliedState;
 use crate::snapshot::Snapshot;
 use crate::state::{State, Step};
+use crate::threads;
 
 /// The most bytes that [`RaftLogReader::limited_get_log_entries`] returns, unless one entry has more.
 const LIMITED_BYTES_MAX: usize = 1 << 20;
@@ -283,7 +284,7 @@ impl<C: Types<M>, M: StateMachine> RaftSnapshotBuilder<C> for StateStore<C, M> {
     /// While a snapshot travels, this waits; see [`State::may_build_snapshot`].
     async fn build_snapshot(&mut self) -> Fallible<C, openraft::Snapshot<C>> {
         let state = self.state.clone();
-        let built = blocking::unblock(move || {
+        let built = threads::unblock(move || {
             state.wait_for_travelling();
             state.build_snapshot()
         });
@@ -296,7 +297,7 @@ impl<C: Types<M>, M: StateMachine> RaftStateMachine<C> for StateStore<C, M> {
 
     async fn applied_state(&mut self) -> Fallible<C, (Option<Id<C>>, Members<C>)> {
         let state = self.state.clone();
-        let applied = blocking::unblock(move || state.applied()).await;
+        let applied = threads::unblock(move || state.applied()).await;
         applied.and_then(|applied| decode_applied::<C>(&applied)).during::<C>(StorageIOError::read_state_machine)
     }
 
@@ -308,7 +309,7 @@ impl<C: Types<M>, M: StateMachine> RaftStateMachine<C> for StateStore<C, M> {
         let steps: Result<Vec<_>> = entries.into_iter().map(into_step::<C, M>).collect();
         let steps = steps.during::<C>(StorageIOError::write_state_machine)?;
         let state = self.state.clone();
-        blocking::unblock(move || state.apply(&steps)).await.during::<C>(StorageIOError::write_state_machine)
+        threads::unblock(move || state.apply(&steps)).await.during::<C>(StorageIOError::write_state_machine)
     }
 
     async fn get_snapshot_builder(&mut self) -> StateStore<C, M> {

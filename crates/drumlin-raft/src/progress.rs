@@ -1,12 +1,11 @@
 //! The progress of a state machine: the last entry that is applied, and the last that is durably applied.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 
 use drumlin::{Database, Timestamp};
+use drumlin_io::sync::Mutex;
 
 use crate::error::Result;
-use crate::locks::lock;
 
 /// The last entry of a group that is applied, and the last that is durably applied.
 ///
@@ -53,7 +52,7 @@ impl Progress {
 
     /// Notes that a commit applied the entries up to an index.
     pub(crate) fn commit(&self, timestamp: Timestamp, index: u64) -> Result<()> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         assert!(inner.applied < Some(index), "entry {index} is applied again");
         inner.applied = Some(index);
         inner.pending.push_back((timestamp, index));
@@ -63,16 +62,16 @@ impl Progress {
     /// Notes that a snapshot took the place of the state, all of which is durable.
     pub(crate) fn install(&self, database: Database, generation: u64, applied: Option<u64>) {
         let pending = VecDeque::new();
-        *lock(&self.inner) = Inner { database, generation, applied, durable: applied, pending };
+        *self.inner.lock() = Inner { database, generation, applied, durable: applied, pending };
     }
 
     pub(crate) fn applied(&self) -> Option<u64> {
-        lock(&self.inner).applied
+        self.inner.lock().applied
     }
 
     /// Returns the index up to which the entries are durably applied.
     pub(crate) fn durable(&self) -> Result<Option<u64>> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.refresh()?;
         Ok(inner.durable)
     }
@@ -81,7 +80,7 @@ impl Progress {
     pub(crate) async fn secure(&self, index: u64) -> Result<Option<u64>> {
         loop {
             let (database, generation) = {
-                let mut inner = lock(&self.inner);
+                let mut inner = self.inner.lock();
                 inner.refresh()?;
                 if inner.durable >= inner.applied.min(Some(index)) {
                     return Ok(inner.durable);
@@ -90,7 +89,7 @@ impl Progress {
             };
             if let Err(error) = database.sync_async().await {
                 // A snapshot may have taken the place of the database while it was synced.
-                if lock(&self.inner).generation == generation {
+                if self.inner.lock().generation == generation {
                     return Err(error.into());
                 }
             }

@@ -9,16 +9,16 @@
 //! setting the value is the switch: one record of the log, there or not. Folders with other numbers are leftovers.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use drumlin::logs::{Log, Logs};
 use drumlin::{Config, Database, Keyspace};
+use drumlin_io::sync::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::{self, EntryId};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
-use crate::locks::lock;
 use crate::options::NodeOptions;
 
 /// The value of a group's log with the [`Generations`].
@@ -98,7 +98,7 @@ impl Site {
     }
 
     fn change_generations(&self, change: impl FnOnce(&mut Generations)) -> Result<Generations> {
-        let _numbering = lock(&self.numbering);
+        let _numbering = self.numbering.lock();
         let mut generations = self.generations()?;
         change(&mut generations);
         self.log.set(GENERATIONS, codec::encode(&generations)?)?.wait()?;

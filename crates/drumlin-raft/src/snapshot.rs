@@ -3,14 +3,15 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use async_channel::{Receiver, Sender};
 use drumlin::{BackupOptions, Database};
+use drumlin_io::sync::Mutex;
 
 use crate::error::{Error, Result};
-use crate::locks::lock;
 use crate::site::{AppliedState, Site, read_applied_of};
+use crate::threads;
 
 /// The beginning of the names of this crate's kept snapshots. A number follows.
 const NAME_PREFIX: &str = "raft-";
@@ -63,7 +64,7 @@ impl Drop for Kept {
         if *self.is_replaced.get_mut() {
             let (database, name) = (self.database.clone(), std::mem::take(&mut self.name));
             // It makes a checkpoint, for which a task must not wait.
-            let dropping = blocking::unblock(move || {
+            let dropping = threads::unblock(move || {
                 if let Err(error) = database.drop_snapshot(&name) {
                     log::debug!("the snapshot {name} is still kept: {error}");
                 }
@@ -98,7 +99,7 @@ impl Snapshots {
     }
 
     pub(crate) fn hand_out(&self, kept: &Arc<Kept>) -> Snapshot {
-        let mut handed_out = lock(&self.handed_out);
+        let mut handed_out = self.handed_out.lock();
         handed_out.retain(|kept| kept.strong_count() > 0);
         if !handed_out.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(kept))) {
             handed_out.push(Arc::downgrade(kept));
@@ -119,7 +120,7 @@ impl Snapshots {
             let lag = applied.map_or(0, |applied| applied.saturating_sub(kept.index().unwrap_or(0)));
             kept.reader_count.load(Ordering::SeqCst) > 0 && lag <= lag_max
         };
-        lock(&self.handed_out).iter().filter_map(Weak::upgrade).any(|kept| counts(&kept))
+        self.handed_out.lock().iter().filter_map(Weak::upgrade).any(|kept| counts(&kept))
     }
 }
 
@@ -180,7 +181,7 @@ impl Snapshot {
     pub(crate) fn receive(site: &Arc<Site>) -> Snapshot {
         let (sender, receiver) = async_channel::bounded(PIECES_MAX);
         let site = Arc::clone(site);
-        let loading = blocking::unblock(move || Loaded::load(&site, PieceReader::new(receiver)));
+        let loading = threads::unblock(move || Loaded::load(&site, PieceReader::new(receiver)));
         Snapshot { content: Inner::Receiving(Box::new(Receiving { sender, loading, received_bytes: 0 })) }
     }
 
@@ -225,7 +226,7 @@ impl Snapshot {
         let Inner::Kept(kept) = &self.content else { return Err(Error::NoSuchSnapshot) };
         let (sender, receiver) = async_channel::bounded(PIECES_MAX);
         let backed_up = Travelling::new(kept);
-        let backing_up = blocking::unblock(move || {
+        let backing_up = threads::unblock(move || {
             let mut writer = PieceWriter { sender, piece: Vec::new(), skip_bytes: offset };
             let options = BackupOptions::new().keep(&backed_up.0.name);
             let done = backed_up.0.database.backup_into(&mut writer, &options);
@@ -234,7 +235,7 @@ impl Snapshot {
                 Err(error) => Piece::Failed(error),
             };
             // The reader may be gone.
-            let _ = writer.sender.send_blocking(end);
+            let _ = threads::wait(writer.sender.send(end));
         });
         backing_up.detach();
         Ok(SnapshotReader {
@@ -370,7 +371,7 @@ impl SnapshotReader {
 impl Read for SnapshotReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while !self.is_at_end && self.read.position() == self.read.get_ref().len() as u64 {
-            let piece = self.receiver.recv_blocking();
+            let piece = threads::wait(self.receiver.recv());
             self.read = io::Cursor::new(self.take(piece.ok())?.unwrap_or_default());
         }
         self.read.read(buffer)
@@ -390,7 +391,7 @@ impl PieceWriter {
             return Ok(());
         }
         let piece = Piece::Bytes(std::mem::take(&mut self.piece));
-        self.sender.send_blocking(piece).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
+        threads::wait(self.sender.send(piece)).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
     }
 }
 
@@ -414,7 +415,7 @@ impl Write for PieceWriter {
 /// A snapshot that arrives.
 struct Receiving {
     sender: Sender<Vec<u8>>,
-    loading: blocking::Task<Result<Loaded>>,
+    loading: threads::Job<Result<Loaded>>,
     received_bytes: u64,
 }
 
@@ -433,7 +434,7 @@ impl PieceReader {
 impl Read for PieceReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.piece.position() == self.piece.get_ref().len() as u64 {
-            let Ok(piece) = self.receiver.recv_blocking() else { return Ok(0) };
+            let Ok(piece) = threads::wait(self.receiver.recv()) else { return Ok(0) };
             self.piece = io::Cursor::new(piece);
         }
         self.piece.read(buffer)

@@ -3,14 +3,14 @@
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use drumlin::{Database, Durability, Keyspace, Transaction, TxOptions};
+use drumlin_io::sync::{Mutex, MutexGuard, RwLock};
 
 use crate::codec::{self, Content, EntryId};
 use crate::error::{Error, Result};
-use crate::locks::{lock, read_lock, write_lock};
 use crate::machine::StateMachine;
 use crate::progress::Progress;
 use crate::site::{APPLIED, AppliedState, MEMBERSHIP, META, NodeShared, OWNER, Site, read_applied};
@@ -113,7 +113,7 @@ impl<M: StateMachine> State<M> {
     }
 
     pub(crate) fn generation(&self) -> Arc<Generation<M>> {
-        Arc::clone(&read_lock(&self.shared.current))
+        Arc::clone(&self.shared.current.read())
     }
 
     pub(crate) fn close(&self) -> Result<()> {
@@ -166,7 +166,7 @@ impl<M: StateMachine> State<M> {
     /// [`Error::Stopped`] if an entry can't be applied: the ones before it are. The state machine then applies nothing
     /// until it is opened again.
     pub fn apply(&self, steps: &[Step<M::Request>]) -> Result<Vec<Option<M::Response>>> {
-        let mut applying = lock(&self.shared.applying);
+        let mut applying = self.shared.applying.lock();
         let mut answers = Vec::with_capacity(steps.len());
         let mut rest = steps;
         while !rest.is_empty() {
@@ -224,7 +224,7 @@ impl<M: StateMachine> State<M> {
                 Some((_, Failure::Full(drumlin::Error::MemoryInUse { .. }))) if retries < SHORTAGE_RETRIES => {
                     drop(tx);
                     retries += 1;
-                    std::thread::sleep(SHORTAGE_PAUSE);
+                    drumlin_io::sync::sleep(SHORTAGE_PAUSE);
                     continue;
                 }
                 Some((index, failure)) => {
@@ -270,7 +270,7 @@ impl<M: StateMachine> State<M> {
 
     /// Puts a database that was restored from a snapshot in the place of the state.
     pub(crate) fn install(&self, number: u64, database: Database) -> Result<()> {
-        let stopped = lock(&self.shared.applying);
+        let stopped = self.shared.applying.lock();
         let meta = self.shared.site.verify_owner(&database)?;
         let AppliedState { applied, .. } = read_applied(|key| meta.get(key))?;
         let generation = Arc::new(Generation::new(number, database.clone(), meta, &self.shared.machine)?);
@@ -278,7 +278,7 @@ impl<M: StateMachine> State<M> {
         database.sync()?;
         self.shared.site.switch_to(number)?;
         self.shared.progress.install(database, number, applied.map(|id| id.index));
-        let old = std::mem::replace(&mut *write_lock(&self.shared.current), generation);
+        let old = std::mem::replace(&mut *self.shared.current.write(), generation);
         drop(stopped);
         if let Err(error) = old.database.clone().close() {
             log::warn!("the state {} was replaced, and is not closed: {error}", old.database.path().display());

@@ -573,16 +573,22 @@ impl Task {
         self.scheduler.lock().slots[self.number].token = false;
     }
 
-    /// Wakes a parked task, or makes its next park return immediately.
+    /// Wakes a parked task, or makes its next park return immediately. Then another task may take over.
     pub(crate) fn unpark(&self, thread: ThreadId) {
-        {
-            let mut state = self.scheduler.lock();
-            let is_it = |slot: &Slot| slot.thread == Some(thread) && !matches!(slot.mode, Mode::Free);
-            let Some(number) = state.slots.iter().position(is_it) else { return };
-            state.slots[number].token = true;
-            state.wake(PARKED | number);
+        if self.rouse(thread) {
+            self.point();
         }
-        self.point();
+    }
+
+    /// Wakes a parked task, or makes its next park return immediately. The caller runs on. Returns `false` if the task
+    /// has ended.
+    pub(crate) fn rouse(&self, thread: ThreadId) -> bool {
+        let mut state = self.scheduler.lock();
+        let is_it = |slot: &Slot| slot.thread == Some(thread) && !matches!(slot.mode, Mode::Free);
+        let Some(number) = state.slots.iter().position(is_it) else { return false };
+        state.slots[number].token = true;
+        state.wake(PARKED | number);
+        true
     }
 
     /// Waits until the task of `thread` has ended.

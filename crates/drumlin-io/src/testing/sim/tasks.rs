@@ -52,6 +52,15 @@ impl Sleeper {
     pub fn wake(&self) {
         self.0.unpark();
     }
+
+    /// Like [`wake`](Sleeper::wake), but no other task runs before the caller goes on. For wakers that are called by
+    /// code with locks of its own, which the scheduler does not know.
+    pub fn rouse(&self) {
+        match current() {
+            Some(task) => drop(task.rouse(self.0.id())),
+            None => self.0.unpark(),
+        }
+    }
 }
 
 /// Waits until the calling task is woken, or until `timeout` has passed. May return early.
