@@ -67,6 +67,23 @@ impl<M: StateMachine> State<M> {
         }
     }
 
+    /// Returns a snapshot that covers what the log has forgotten, for a node that lacks it. Builds one if the newest
+    /// does not. Blocks.
+    ///
+    /// After a power cut, the state may be ahead of the node's own log: the others have committed entries that were not
+    /// durable here. A Raft library then forgets the log up to the state.
+    ///
+    /// # Errors
+    /// Those of [`build_snapshot`](State::build_snapshot), and [`Error::Undecodable`].
+    pub fn covering_snapshot(&self) -> Result<Option<Snapshot>> {
+        let (purged, newest) = (self.shared.site.purged_index()?, self.newest_snapshot());
+        let covered = newest.as_ref().and_then(|snapshot| snapshot.applied()?.applied.as_ref().map(|id| id.index));
+        if purged > covered && purged <= self.applied_index() {
+            return self.build_snapshot().map(Some);
+        }
+        Ok(newest)
+    }
+
     /// Returns the newest snapshot, if there is one.
     #[must_use]
     pub fn newest_snapshot(&self) -> Option<Snapshot> {

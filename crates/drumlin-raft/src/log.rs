@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use drumlin::logs::{Log, Logs, Receipt};
 use drumlin_io::sync::Mutex;
@@ -35,6 +36,8 @@ struct Shared {
     progress: Arc<Progress>,
     /// The committed id that is not in the log: it goes with the next append, and takes no sync of its own.
     committed: Mutex<Option<Vec<u8>>>,
+    /// Set once a vote was saved since the group was opened.
+    has_saved_vote: AtomicBool,
 }
 
 impl fmt::Debug for RaftLog {
@@ -64,7 +67,8 @@ impl Drop for Shared {
 impl RaftLog {
     pub(crate) fn new(logs: &Logs, group: u64, progress: Arc<Progress>) -> RaftLog {
         let (logs, log) = (logs.clone(), logs.log(group));
-        RaftLog { shared: Arc::new(Shared { logs, log, progress, committed: Mutex::new(None) }) }
+        let (committed, has_saved_vote) = (Mutex::new(None), AtomicBool::new(false));
+        RaftLog { shared: Arc::new(Shared { logs, log, progress, committed, has_saved_vote }) }
     }
 
     /// Appends entries from an index on, which must follow on from the last one, and calls `answer` once they are
@@ -110,7 +114,18 @@ impl RaftLog {
     /// # Errors
     /// Those of [`Log::set`], and [`drumlin::Error::OutcomeUnknown`] if the log failed first.
     pub async fn save_vote(&self, vote: &[u8]) -> Result<()> {
-        Ok(self.shared.log.set_async(VOTE, vote).await?.await?)
+        self.shared.log.set_async(VOTE, vote).await?.await?;
+        self.shared.has_saved_vote.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Returns `true` if a vote was saved since the group was opened.
+    ///
+    /// An older vote may say that this node leads. It must not go on leading with it: its committed id may be old, so
+    /// it would serve old reads as linearizable until it commits another entry.
+    #[must_use]
+    pub fn has_saved_vote(&self) -> bool {
+        self.shared.has_saved_vote.load(Ordering::SeqCst)
     }
 
     /// Returns the vote.
@@ -175,8 +190,7 @@ impl RaftLog {
     /// # Errors
     /// [`Error::Undecodable`](crate::Error::Undecodable).
     pub fn purged(&self) -> Result<Option<EntryId>> {
-        let stored = self.shared.log.value(PURGED);
-        stored.map(|bytes| EntryId::decode("the id of the last purged entry", &bytes)).transpose()
+        read_purged(&self.shared.log)
     }
 
     /// Returns the id of the last entry, or of the last purged one if there is none.
@@ -217,4 +231,9 @@ impl RaftLog {
             }
         }
     }
+}
+
+/// Returns the id up to which the entries of a group were purged.
+pub(crate) fn read_purged(log: &Log) -> Result<Option<EntryId>> {
+    log.value(PURGED).map(|bytes| EntryId::decode("the id of the last purged entry", &bytes)).transpose()
 }

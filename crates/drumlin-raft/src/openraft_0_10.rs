@@ -31,6 +31,7 @@ use openraft::alias::{
 use openraft::storage::{
     EntryResponder, IOFlushed, LogState, RaftLogReader, RaftLogStorage, RaftSnapshotBuilder, RaftStateMachine,
 };
+use openraft::vote::RaftVote;
 use openraft::{AppData, Entry, EntryPayload, OptionalSend, RaftTypeConfig};
 use openraft_0_10 as openraft;
 
@@ -197,7 +198,11 @@ impl<C: Types<M>, M: StateMachine> RaftLogReader<C> for LogStore<C, M> {
     }
 
     async fn read_vote(&mut self) -> io::Result<Option<VoteOf<C>>> {
-        Ok(self.log.vote().map(|vote| codec::decode("the vote", &vote)).transpose()?)
+        let stored = self.log.vote().map(|vote| codec::decode::<VoteOf<C>>("the vote", &vote)).transpose()?;
+        // A leader of an earlier opening has to be elected again: see `RaftLog::has_saved_vote`.
+        let is_whole = self.log.has_saved_vote();
+        Ok(stored
+            .map(|vote| if is_whole { vote } else { VoteOf::<C>::from_leader_id(vote.leader_id().clone(), false) }))
     }
 }
 
@@ -349,6 +354,8 @@ impl<C: Types<M>, M: StateMachine> RaftStateMachine<C> for StateStore<C, M> {
     }
 
     async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf<C, Snapshot>>> {
-        Ok(self.state.newest_snapshot().map(describe::<C>).transpose()?)
+        let state = self.state.clone();
+        let covering = threads::unblock(move || state.covering_snapshot()).await?;
+        Ok(covering.map(describe::<C>).transpose()?)
     }
 }

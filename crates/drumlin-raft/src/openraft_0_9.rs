@@ -214,8 +214,11 @@ impl<C: Types<M>, M: StateMachine> RaftLogStorage<C> for LogStore<C, M> {
     }
 
     async fn read_vote(&mut self) -> Fallible<C, Option<Vote<C::NodeId>>> {
-        let decoded = self.log.vote().map(|vote| codec::decode("the vote", &vote)).transpose();
-        decoded.during::<C>(StorageIOError::read_vote)
+        let stored = self.log.vote().map(|vote| codec::decode::<Vote<C::NodeId>>("the vote", &vote)).transpose();
+        // A leader of an earlier opening has to be elected again: see `RaftLog::has_saved_vote`.
+        let is_whole = self.log.has_saved_vote();
+        let demoted = |vote: Vote<C::NodeId>| Vote { committed: vote.committed && is_whole, ..vote };
+        stored.map(|vote| vote.map(demoted)).during::<C>(StorageIOError::read_vote)
     }
 
     async fn save_committed(&mut self, committed: Option<Id<C>>) -> Fallible<C, ()> {
@@ -328,7 +331,9 @@ impl<C: Types<M>, M: StateMachine> RaftStateMachine<C> for StateStore<C, M> {
     }
 
     async fn get_current_snapshot(&mut self) -> Fallible<C, Option<openraft::Snapshot<C>>> {
-        let newest = self.state.newest_snapshot().map(describe::<C>).transpose();
-        newest.during::<C>(|error| StorageIOError::read_snapshot(None, error))
+        let state = self.state.clone();
+        let covering = threads::unblock(move || state.covering_snapshot()).await;
+        let covering = covering.and_then(|snapshot| snapshot.map(describe::<C>).transpose());
+        covering.during::<C>(|error| StorageIOError::read_snapshot(None, error))
     }
 }

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::{self, EntryId};
 use crate::error::{Error, Result};
 use crate::identity::Identity;
+use crate::log::read_purged;
 use crate::options::NodeOptions;
 
 /// The value of a group's log with the [`Generations`].
@@ -90,6 +91,11 @@ impl Site {
 
     pub(crate) fn owner(&self) -> Owner {
         Owner { cluster: self.node.identity.cluster.clone(), group: self.group }
+    }
+
+    /// Returns the index up to which the log was purged.
+    pub(crate) fn purged_index(&self) -> Result<Option<u64>> {
+        Ok(read_purged(&self.log)?.map(|id| id.index))
     }
 
     fn generations(&self) -> Result<Generations> {

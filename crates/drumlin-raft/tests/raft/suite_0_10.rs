@@ -3,7 +3,6 @@
 use std::fmt::Debug;
 use std::io;
 use std::ops::RangeBounds;
-use std::sync::Arc;
 
 use drumlin::IoBackend;
 use drumlin_raft::openraft_0_10::{LogStore, StateStore, stores};
@@ -16,9 +15,8 @@ use openraft::storage::{
 use openraft::testing::log::{StoreBuilder, Suite};
 use openraft::{OptionalSend, StorageError};
 use openraft_0_10 as openraft;
-use tokio::sync::Mutex;
 
-use crate::support::{Kind, Opened, Place};
+use crate::support::{Kind, Opened, Place, Reopening};
 
 openraft::declare_raft_types!(
     pub(crate) TypeConfig: D = KeyValueRequest, R = Option<KeyValueResponse>
@@ -59,29 +57,12 @@ fn suite_on_a_simulated_disk() {
     run(Suite::test_all(Builder(Kind::Simulated)));
 }
 
-/// Stores of a node that is closed and opened before each call.
-#[derive(Clone)]
-struct Reopening(Arc<Mutex<Opened<KeyValue>>>);
+async fn reopened_log(reopening: &Reopening) -> Log {
+    stores(&reopening.group().await).0
+}
 
-impl Reopening {
-    async fn stores(&self) -> (Log, State) {
-        let opened = Arc::clone(&self.0);
-        tokio::task::spawn_blocking(move || {
-            let mut opened = opened.blocking_lock();
-            opened.reopen(KeyValue);
-            stores(opened.group())
-        })
-        .await
-        .unwrap()
-    }
-
-    async fn log(&self) -> Log {
-        self.stores().await.0
-    }
-
-    async fn state(&self) -> State {
-        self.stores().await.1
-    }
+async fn reopened_state(reopening: &Reopening) -> State {
+    stores(&reopening.group().await).1
 }
 
 impl RaftLogReader<TypeConfig> for Reopening {
@@ -89,15 +70,16 @@ impl RaftLogReader<TypeConfig> for Reopening {
         &mut self,
         range: RB,
     ) -> io::Result<Vec<Entry>> {
-        self.log().await.try_get_log_entries(range).await
+        reopened_log(self).await.try_get_log_entries(range).await
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
-        self.log().await.limited_get_log_entries(start, end).await
+        reopened_log(self).await.limited_get_log_entries(start, end).await
     }
 
     async fn read_vote(&mut self) -> io::Result<Option<VoteOf<TypeConfig>>> {
-        self.log().await.read_vote().await
+        // The store would say that no node is elected. See `a_leader_does_not_lead_after_it_was_opened_again`.
+        Ok(self.group().await.log().vote().map(|vote| postcard::from_bytes(&vote).unwrap()))
     }
 }
 
@@ -105,7 +87,7 @@ impl RaftLogStorage<TypeConfig> for Reopening {
     type LogReader = Reopening;
 
     async fn get_log_state(&mut self) -> io::Result<LogState<TypeConfig>> {
-        self.log().await.get_log_state().await
+        reopened_log(self).await.get_log_state().await
     }
 
     async fn get_log_reader(&mut self) -> Reopening {
@@ -113,15 +95,15 @@ impl RaftLogStorage<TypeConfig> for Reopening {
     }
 
     async fn save_vote(&mut self, vote: &VoteOf<TypeConfig>) -> io::Result<()> {
-        self.log().await.save_vote(vote).await
+        reopened_log(self).await.save_vote(vote).await
     }
 
     async fn save_committed(&mut self, committed: Option<LogIdOf<TypeConfig>>) -> io::Result<()> {
-        self.log().await.save_committed(committed).await
+        reopened_log(self).await.save_committed(committed).await
     }
 
     async fn read_committed(&mut self) -> io::Result<Option<LogIdOf<TypeConfig>>> {
-        self.log().await.read_committed().await
+        reopened_log(self).await.read_committed().await
     }
 
     async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig>) -> io::Result<()>
@@ -129,15 +111,15 @@ impl RaftLogStorage<TypeConfig> for Reopening {
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        self.log().await.append(entries, callback).await
+        reopened_log(self).await.append(entries, callback).await
     }
 
     async fn truncate_after(&mut self, last_log_id: Option<LogIdOf<TypeConfig>>) -> io::Result<()> {
-        self.log().await.truncate_after(last_log_id).await
+        reopened_log(self).await.truncate_after(last_log_id).await
     }
 
     async fn purge(&mut self, log_id: LogIdOf<TypeConfig>) -> io::Result<()> {
-        self.log().await.purge(log_id).await
+        reopened_log(self).await.purge(log_id).await
     }
 }
 
@@ -145,7 +127,7 @@ impl RaftSnapshotBuilder<TypeConfig> for Reopening {
     type SnapshotData = Snapshot;
 
     async fn build_snapshot(&mut self) -> io::Result<SnapshotOf<TypeConfig, Snapshot>> {
-        self.state().await.build_snapshot().await
+        reopened_state(self).await.build_snapshot().await
     }
 }
 
@@ -154,14 +136,14 @@ impl RaftStateMachine<TypeConfig> for Reopening {
     type SnapshotBuilder = Reopening;
 
     async fn applied_state(&mut self) -> io::Result<(Option<LogIdOf<TypeConfig>>, StoredMembershipOf<TypeConfig>)> {
-        self.state().await.applied_state().await
+        reopened_state(self).await.applied_state().await
     }
 
     async fn apply<Strm>(&mut self, entries: Strm) -> io::Result<()>
     where
         Strm: Stream<Item = io::Result<EntryResponder<TypeConfig>>> + Unpin + OptionalSend,
     {
-        self.state().await.apply(entries).await
+        reopened_state(self).await.apply(entries).await
     }
 
     async fn get_snapshot_builder(&mut self) -> Reopening {
@@ -169,11 +151,11 @@ impl RaftStateMachine<TypeConfig> for Reopening {
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMetaOf<TypeConfig>, snapshot: Snapshot) -> io::Result<()> {
-        self.state().await.install_snapshot(meta, snapshot).await
+        reopened_state(self).await.install_snapshot(meta, snapshot).await
     }
 
     async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf<TypeConfig, Snapshot>>> {
-        self.state().await.get_current_snapshot().await
+        reopened_state(self).await.get_current_snapshot().await
     }
 }
 
@@ -181,7 +163,7 @@ struct ReopeningBuilder(Kind);
 
 impl StoreBuilder<TypeConfig, Reopening, Reopening> for ReopeningBuilder {
     async fn build(&self) -> Result<((), Reopening, Reopening), StorageError<TypeConfig>> {
-        let reopening = Reopening(Arc::new(Mutex::new(Opened::create(Place::new(self.0), KeyValue))));
+        let reopening = Reopening::new(self.0);
         Ok(((), reopening.clone(), reopening))
     }
 }
@@ -226,5 +208,47 @@ fn a_request_that_cannot_be_decoded_is_named() {
         let error = state.apply(entries).await.unwrap_err();
         assert!(error.to_string().contains("entry 2"), "{error}");
         assert_eq!(opened.group().state().applied_index(), Some(1));
+    });
+}
+
+/// A vote that says that this node was elected says so no longer once the group is opened again: the node's committed id
+/// may be old, so it must not go on leading. A vote that is saved later is read as it is.
+#[test]
+fn a_leader_does_not_lead_after_it_was_opened_again() {
+    let mut opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
+    let elected = VoteOf::<TypeConfig>::new_committed(3, 7);
+    smol::block_on(async {
+        let (mut log, _) = stores::<TypeConfig, KeyValue>(opened.group());
+        log.save_vote(&elected).await.unwrap();
+        assert_eq!(log.read_vote().await.unwrap(), Some(elected));
+    });
+    opened.reopen(KeyValue);
+    smol::block_on(async {
+        let (mut log, _) = stores::<TypeConfig, KeyValue>(opened.group());
+        assert_eq!(log.read_vote().await.unwrap(), Some(VoteOf::<TypeConfig>::new(3, 7)));
+        let next = VoteOf::<TypeConfig>::new_committed(4, 7);
+        log.save_vote(&next).await.unwrap();
+        assert_eq!(log.read_vote().await.unwrap(), Some(next));
+    });
+}
+
+/// A state that is ahead of its own log, as after a power cut, makes openraft forget the log up to it. The snapshot that
+/// is handed out then covers what was forgotten.
+#[test]
+fn a_snapshot_covers_what_the_log_has_forgotten() {
+    let opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
+    let (mut log, mut state) = stores::<TypeConfig, _>(opened.group());
+    smol::block_on(async {
+        let leader = openraft::impls::leader_id_adv::LeaderId { term: 1, node_id: 3 };
+        let id = |index| LogIdOf::<TypeConfig> { leader_id: leader, index };
+        let blank = |index| Entry { log_id: id(index), payload: openraft::EntryPayload::Blank };
+        let apply = |first, last| futures_util::stream::iter((first..=last).map(blank).map(|entry| Ok((entry, None))));
+        state.apply(apply(0, 4)).await.unwrap();
+        state.build_snapshot().await.unwrap();
+        state.apply(apply(5, 9)).await.unwrap();
+        log.append((0..7).map(blank), IOFlushed::noop()).await.unwrap();
+        log.purge(id(9)).await.unwrap();
+        let snapshot = state.get_current_snapshot().await.unwrap().unwrap();
+        assert_eq!(snapshot.meta.last_log_id, Some(id(9)));
     });
 }

@@ -128,6 +128,27 @@ impl<M: StateMachine + Clone> Opened<M> {
     }
 }
 
+/// A node that is closed and opened before each call.
+#[derive(Clone)]
+pub(crate) struct Reopening(Arc<tokio::sync::Mutex<Opened<KeyValue>>>);
+
+impl Reopening {
+    pub(crate) fn new(kind: Kind) -> Reopening {
+        Reopening(Arc::new(tokio::sync::Mutex::new(Opened::create(Place::new(kind), KeyValue))))
+    }
+
+    /// Closes the node, opens it again, and returns the group.
+    pub(crate) async fn group(&self) -> Group<KeyValue> {
+        let opened = Arc::clone(&self.0);
+        let reopened = tokio::task::spawn_blocking(move || {
+            let mut opened = opened.blocking_lock();
+            opened.reopen(KeyValue);
+            opened.group().clone()
+        });
+        reopened.await.unwrap()
+    }
+}
+
 /// An entry whose id is nothing but its index.
 pub(crate) fn step<R>(index: u64, request: R) -> Step<R> {
     Step { id: id(index), content: Content::Request(request) }

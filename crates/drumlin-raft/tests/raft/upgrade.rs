@@ -52,7 +52,10 @@ async fn read(opened: &Opened<KeyValue>) {
     let (mut log, mut state) = drumlin_raft::openraft_0_10::stores::<Config, _>(opened.group());
     let leader = new::impls::leader_id_adv::LeaderId::new(300, 2);
     let id = |index| LogIdOf::<Config> { leader_id: leader, index };
-    assert_eq!(log.read_vote().await.unwrap(), Some(Vote { leader_id: leader, committed: true }));
+    // The stored vote is whole, and the store says that its node has to be elected again.
+    let stored: Vote<_> = postcard::from_bytes(&opened.group().log().vote().unwrap()).unwrap();
+    assert_eq!(stored, Vote { leader_id: leader, committed: true });
+    assert_eq!(log.read_vote().await.unwrap(), Some(Vote { leader_id: leader, committed: false }));
     assert_eq!(log.read_committed().await.unwrap(), Some(id(2)));
     let log_state = log.get_log_state().await.unwrap();
     assert_eq!((log_state.last_purged_log_id, log_state.last_log_id), (Some(id(1)), Some(id(3))));
