@@ -5,6 +5,7 @@
 //! `drumlin_io::testing::sim` lists the faults of disks.
 
 pub mod client;
+pub mod cluster;
 pub mod crash_points;
 pub mod crowd;
 pub mod explore;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Parser, Subcommand};
+use drumlin_sim::cluster;
 use drumlin_sim::crash_points::{self, Bounds, Round, ScriptKind};
 use drumlin_sim::explore::{self, Limits};
 use drumlin_sim::logs;
@@ -67,6 +68,8 @@ enum Command {
     },
     /// Run histories of logs by index, one for each seed, with kills and power cuts; --from, --seeds and --finds apply
     Logs,
+    /// Run worlds of a whole Raft cluster, one for each seed; --from, --seeds and --finds apply
+    Cluster,
     /// Cut the power after every write and sync of a script, and of each recovery
     CrashPoints {
         /// Run the script that keeps its changes, and check the feed
@@ -127,13 +130,15 @@ fn main() -> ExitCode {
             let (from, seeds) = seed.map_or((arguments.from.unwrap_or(0), arguments.seeds), |seed| (seed, 1));
             histories_of_logs(from, seeds, duration_max(1.0), finds_max)
         }
+        (Some(Command::Cluster), Some(seed)) => replay_cluster(seed),
+        (Some(Command::Cluster), None) => {
+            let from = arguments.from.unwrap_or_else(seed_of_now);
+            explore_clusters(from, arguments.seeds, duration_max(1.0), finds_max)
+        }
         (Some(Command::Planted { only }), _) => exit_code(planted::run(&only, arguments.update_docs)),
         (None, Some(seed)) => replay(seed, fault, arguments.plain),
         (None, None) => {
-            let from = arguments.from.unwrap_or_else(|| {
-                let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                since.as_secs() << 20
-            });
+            let from = arguments.from.unwrap_or_else(seed_of_now);
             let limits = Limits {
                 from,
                 seeds_max: arguments.seeds,
@@ -149,6 +154,12 @@ fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Returns a seed that follows from the time.
+fn seed_of_now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    since.as_secs() << 20
 }
 
 /// A time limit, in minutes, that no run reaches: for runs that end after a number of simulated hours or states.
@@ -281,6 +292,59 @@ fn histories_of_logs(from: u64, seeds_max: u64, duration_max: Duration, finds_ma
         println!("FOUND by seed {seed}: {find}");
         println!("  again: cargo run --release -p drumlin-sim -- --seed {seed} logs");
     }
+    if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn replay_cluster(seed: u64) -> ExitCode {
+    explore::stay_on_one_processor(0);
+    let run = cluster::run(seed);
+    println!("{:?}", run.plan);
+    println!("trace {:016x}, {} points, {:?} simulated", run.trace, run.points, run.duration);
+    match run.result {
+        Ok(counts) => {
+            print!("{}", report::of_clusters(&counts));
+            println!("nothing found");
+            ExitCode::SUCCESS
+        }
+        Err(find) => {
+            println!("FOUND by seed {seed}: {find}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn explore_clusters(from: u64, seeds_max: u64, duration_max: Duration, finds_max: usize) -> ExitCode {
+    explore::stay_on_one_processor(0);
+    let began = Instant::now();
+    let mut shown = (Instant::now(), 0);
+    println!("from seed {from} on");
+    let report = cluster::explore(from, seeds_max, duration_max, finds_max, |report| {
+        for (seed, find) in &report.finds[shown.1..] {
+            println!("FOUND by seed {seed}: {}", find.lines().take(3).collect::<Vec<_>>().join("\n  "));
+            println!("  again: cargo run --release -p drumlin-sim -- --seed {seed} cluster");
+        }
+        shown.1 = report.finds.len();
+        if shown.0.elapsed() > Duration::from_secs(20) {
+            println!(
+                "{:.0} s: {} seeds, {} writes, {} openings, {} finds",
+                began.elapsed().as_secs_f64(),
+                report.seeds,
+                report.counts.writes,
+                report.counts.openings,
+                report.finds.len()
+            );
+            shown.0 = Instant::now();
+        }
+    });
+    println!(
+        "{} clusters in {:.0} s, {:.0} s simulated, {} points",
+        report.seeds,
+        began.elapsed().as_secs_f64(),
+        report.simulated.as_secs_f64(),
+        report.points
+    );
+    print!("{}", report::of_clusters(&report.counts));
+    println!("{}", planted::processor_time());
     if report.finds.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -25,12 +25,17 @@ pub enum Finder {
     RottenWorlds,
     /// Runs histories of logs by index, one for each seed.
     Logs,
+    /// Runs simulated worlds of a whole Raft cluster, one for each seed.
+    Cluster,
+    /// Runs the tests of drumlin-raft that cut the power after each answer.
+    RaftTests,
     /// Explores every interleaving of the lock-free parts, like `scripts/models`.
     Models,
 }
 
 impl Finder {
-    const ALL: [Self; 5] = [Self::CrashPoints, Self::Worlds, Self::RottenWorlds, Self::Logs, Self::Models];
+    const ALL: [Self; 7] =
+        [Self::CrashPoints, Self::Worlds, Self::RottenWorlds, Self::Logs, Self::Cluster, Self::RaftTests, Self::Models];
 
     /// Returns the name used in patches.
     fn name(self) -> &'static str {
@@ -39,6 +44,8 @@ impl Finder {
             Self::Worlds => "worlds",
             Self::RottenWorlds => "worlds --fault rot",
             Self::Logs => "logs",
+            Self::Cluster => "cluster",
+            Self::RaftTests => "raft tests",
             Self::Models => "models",
         }
     }
@@ -50,11 +57,13 @@ impl Finder {
             Self::Worlds => "worlds",
             Self::RottenWorlds => "worlds with `--fault rot`",
             Self::Logs => "histories of logs",
+            Self::Cluster => "clusters",
+            Self::RaftTests => "tests of drumlin-raft",
             Self::Models => "models",
         }
     }
 
-    /// Returns the arguments of this program, or of `cargo test` for the models. They limit the run to the same
+    /// Returns the arguments of this program, or of `cargo test` for the tests and the models. They limit the run to the same
     /// operations on every machine. The limit of ten minutes matters only if a run hangs.
     fn arguments(self) -> &'static [&'static str] {
         match self {
@@ -66,8 +75,10 @@ impl Finder {
                 &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "120", "--fault", "rot"]
             }
             Self::Logs => &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "60", "logs"],
+            Self::Cluster => &["--minutes", "10", "--finds", "1", "--from", "0", "--seeds", "100", "cluster"],
+            Self::RaftTests => &["durability", "--test-threads", "1"],
             // On one thread, the time of the run is its processor time.
-            Self::Models => &["loom_", "--", "--test-threads", "1"],
+            Self::Models => &["loom_", "--test-threads", "1"],
         }
     }
 }
@@ -76,7 +87,7 @@ impl Finder {
 const SECONDS_MAX: f64 = 60.0;
 
 /// The sources that drumlin-sim is built from, relative to the root of the workspace.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "Cargo.lock",
     "crates/drumlin/Cargo.toml",
     "crates/drumlin/src",
@@ -84,6 +95,7 @@ const SOURCES: [&str; 8] = [
     "crates/drumlin-io/src",
     "crates/drumlin-sim/Cargo.toml",
     "crates/drumlin-sim/src",
+    "crates/drumlin-raft",
     // The library's manifest lists `drumlin-testing` as a dev-dependency, so the build needs it.
     "crates/drumlin-testing",
 ];
@@ -271,8 +283,10 @@ struct Outcome {
 
 /// Builds a copy of the sources, and runs a finder.
 fn find(copy: &Path, finder: Finder) -> Result<Outcome> {
-    if finder == Finder::Models {
-        return explore_models(copy);
+    match finder {
+        Finder::Models => return run_tests(copy, finder, &["-p", "drumlin", "--lib"], "../models"),
+        Finder::RaftTests => return run_tests(copy, finder, &["-p", "drumlin-raft", "--test", "raft"], "../target"),
+        _ => {}
     }
     build(cargo(copy, &["build", "-p", "drumlin-sim"], "../target"), copy)?;
     let program = copy.with_file_name("target").join("planted/drumlin-sim");
@@ -292,18 +306,21 @@ fn find(copy: &Path, finder: Finder) -> Result<Outcome> {
     Ok(Outcome { found, processor_seconds, place, text })
 }
 
-/// Runs the library's models. One that fails has found the bug.
-fn explore_models(copy: &Path) -> Result<Outcome> {
+/// Runs tests: the library's models, or those of a package. One that fails has found the bug.
+fn run_tests(copy: &Path, finder: Finder, package: &[&str], target: &str) -> Result<Outcome> {
     let command = || {
-        let mut command = cargo(copy, &["test", "-p", "drumlin", "--lib"], "../models");
-        command.env("RUSTFLAGS", "--cfg drumlin_loom").env("LOOM_MAX_PREEMPTIONS", "3");
+        let mut command = cargo(copy, &["test"], target);
+        command.args(package);
+        if finder == Finder::Models {
+            command.env("RUSTFLAGS", "--cfg drumlin_loom").env("LOOM_MAX_PREEMPTIONS", "3");
+        }
         command
     };
     let mut compile = command();
     compile.arg("--no-run");
     build(compile, copy)?;
     let began = Instant::now();
-    let output = command().args(Finder::Models.arguments()).output()?;
+    let output = command().arg("--").args(finder.arguments()).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let failed = text.lines().find_map(|line| Some(line.strip_prefix("---- ")?.split_once(" stdout")?.0));
     let processor_seconds = began.elapsed().as_secs_f64();

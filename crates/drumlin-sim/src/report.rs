@@ -6,6 +6,7 @@ use std::time::Duration;
 use drumlin_io::testing::sim::FaultCounts;
 use drumlin_testing::documents::{self, figure};
 
+use crate::cluster;
 use crate::explore::Summary;
 use crate::progress::{CrashPoints, Worlds};
 use crate::world::RunReport;
@@ -52,6 +53,38 @@ pub fn of_story(report: &RunReport) -> String {
         (report.openings_behind, "opening| without the last acknowledged commits, after damage"),
     ];
     row(&mut text, "damage", &listed(damage));
+    text
+}
+
+/// Returns the report of the events in the worlds of clusters.
+#[must_use]
+pub fn of_clusters(counts: &cluster::Counts) -> String {
+    let mut text = String::new();
+    let requests = [
+        (counts.entries, "request| applied"),
+        (counts.writes, "write| acknowledged"),
+        (counts.writes_unknown, "write| without an answer"),
+        (counts.reads, "linearizable read"),
+    ];
+    row(&mut text, "clients", &listed(requests));
+    let cluster = [
+        (counts.leaders, "term| with a leader"),
+        (counts.changes_of_members, "node| removed"),
+        (counts.snapshots_sent, "snapshot| sent"),
+        (counts.snapshots_resumed, "snapshot| resumed"),
+    ];
+    row(&mut text, "cluster", &listed(cluster));
+    row(&mut text, "network", &listed([(counts.partitions, "partition"), (counts.messages_lost, "message| lost")]));
+    let nodes = [
+        (counts.openings, "opening"),
+        (counts.cuts, "power cut"),
+        (counts.cuts_while_opening, "power cut| while opening"),
+        (counts.kills, "kill"),
+        (counts.closes, "closing"),
+        (counts.bits_flipped, "flipped bit"),
+        (counts.damage_reported, "node| damaged"),
+    ];
+    row(&mut text, "nodes", &listed(nodes));
     text
 }
 

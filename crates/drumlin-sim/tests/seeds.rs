@@ -1,5 +1,6 @@
 //! Seeds that once found a bug, and a check for determinism.
 
+use drumlin_sim::cluster;
 use drumlin_sim::plan::{Fault, Plan};
 use drumlin_sim::world;
 
@@ -9,8 +10,15 @@ fn seeds_that_found_something_find_nothing() {
     let text = include_str!("../seeds.txt");
     for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
         let (seed, what) = line.split_once(' ').expect("a seed and what it was");
-        let plan = Plan::of(seed.parse().expect("a number"));
+        let number = seed.parse().expect("a number");
         let kind = what.split_once(':').map_or("", |(kind, _)| kind);
+        if kind == "cluster" {
+            if let Err(report) = cluster::run(number).result {
+                panic!("seed {seed} ({what}) found: {report}");
+            }
+            continue;
+        }
+        let plan = Plan::of(number);
         let run = world::run(if kind == "plain" { plan.plain() } else { plan.with(Fault::named(kind)) });
         if let Err(report) = run.result {
             panic!("seed {seed} ({what}) found: {report}");
