@@ -80,10 +80,13 @@ impl Buffers {
     /// Returns the position after the last record, at or above which the next one begins. While a write is in flight,
     /// [`position`](Self::position) is the next block, and goes back if no record is appended during the write.
     pub(super) fn end(&self) -> StreamPosition {
-        match self.writing {
+        let end = match self.writing {
             Some(_) if self.active.pending.is_none() => self.writing_end,
             _ => self.active.end(),
-        }
+        };
+        debug_assert!(end <= self.active.end(), "the end {end} of a stream is above its next record");
+        debug_assert!(self.durable_position <= end, "more of a stream is durable than was appended");
+        end
     }
 
     /// Returns the position at which a record that is appended now begins.
@@ -161,6 +164,7 @@ impl Buffers {
         let batch = std::mem::replace(&mut self.active, LogBuffer::empty(buffer, base));
         self.writing = batch.pending;
         self.writing_end = batch.end();
+        debug_assert!(self.writing_end <= base, "a batch ends at {}, above the next buffer", self.writing_end);
         batch
     }
 
