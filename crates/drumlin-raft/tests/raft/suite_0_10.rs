@@ -211,8 +211,8 @@ fn a_request_that_cannot_be_decoded_is_named() {
     });
 }
 
-/// A vote that says that this node was elected says so no longer once the group is opened again: the node's committed id
-/// may be old, so it must not go on leading. A vote that is saved later is read as it is.
+/// A vote that says that this node was elected says so no longer once the group is opened again: the node's committed
+/// id may be old, so it must not lead on. A vote that is saved later is read as it is.
 #[test]
 fn a_leader_does_not_lead_after_it_was_opened_again() {
     let mut opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
@@ -232,8 +232,8 @@ fn a_leader_does_not_lead_after_it_was_opened_again() {
     });
 }
 
-/// A state that is ahead of its own log, as after a power cut, makes openraft forget the log up to it. The snapshot that
-/// is handed out then covers what was forgotten.
+/// A state that is ahead of its own log, as after a power cut, makes openraft forget the log up to it. The snapshot
+/// that is handed out then covers the forgotten entries.
 #[test]
 fn a_snapshot_covers_what_the_log_has_forgotten() {
     let opened = Opened::create(Place::new(Kind::Simulated), KeyValue);
