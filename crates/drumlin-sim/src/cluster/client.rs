@@ -10,15 +10,15 @@ use openraft::async_runtime::WatchReceiver;
 use openraft::{AsyncRuntime, ReadPolicy};
 
 use super::network::{CLIENT, Network};
-use super::node::Running;
 use super::oracle::{Oracle, ReadState};
 use super::plan::Plan;
+use super::running::Running;
 use super::runtime::Runtime;
 
 /// The time after which a client gives an operation up.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// What the clients of a cluster share.
+/// The parts of a cluster's world that its clients share.
 pub(crate) struct Clients {
     pub(crate) plan: Plan,
     pub(crate) network: Network,

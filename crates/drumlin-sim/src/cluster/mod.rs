@@ -9,6 +9,7 @@ mod network;
 mod node;
 mod oracle;
 mod plan;
+mod running;
 mod runtime;
 mod store;
 mod world;
@@ -31,8 +32,6 @@ openraft::declare_raft_types!(
         LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>,
         AsyncRuntime = runtime::Runtime
 );
-
-pub(crate) type Raft = openraft::Raft<TypeConfig, node::State>;
 
 /// The group that the nodes have.
 const GROUP: u64 = 1;

@@ -19,8 +19,8 @@ use openraft::raft::{
 use openraft::{AsyncRuntime, BasicNode, RaftNetworkFactory, RaftNetworkV2};
 
 use super::TypeConfig;
-use super::node::Running;
 use super::oracle::Oracle;
+use super::running::Running;
 use super::runtime::{Runtime, WORLD};
 
 /// The longest delay of a message, usually.

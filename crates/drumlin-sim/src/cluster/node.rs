@@ -5,26 +5,18 @@ use std::sync::Arc;
 use drumlin::Config as StateConfig;
 use drumlin::logs::LogsOptions;
 use drumlin_io::testing::sim::{Disk, Faults, Loss, Medium, Random};
-use drumlin_raft::openraft_0_10::{StateStore, stores};
-use drumlin_raft::{Group, Identity, Node, NodeOptions};
+use drumlin_raft::openraft_0_10::stores;
+use drumlin_raft::{Identity, Node, NodeOptions};
 use openraft::async_runtime::WatchReceiver;
 use openraft::{AsyncRuntime, Config};
 
 use super::network::{Connections, Network};
 use super::oracle::{Oracle, Watched, read_all};
 use super::plan::Plan;
+use super::running::{Raft, Running};
 use super::runtime::Runtime;
 use super::store::{Told, ToldLog};
-use super::{GROUP, Raft, TypeConfig};
-
-/// A node that runs, as others reach it.
-#[derive(Clone)]
-pub(crate) struct Running {
-    pub(crate) raft: Raft,
-    pub(crate) group: Group<Watched>,
-    /// The number of the opening, which no other opening of a cluster has.
-    pub(crate) opening: u64,
-}
+use super::{GROUP, TypeConfig};
 
 /// A member of the cluster, up or down.
 pub(crate) struct Member {
@@ -149,8 +141,8 @@ impl Member {
         if let Some(lost) = lost.map_err(|error| error.to_string())? {
             return Err(format!("it has lost {lost}"));
         }
-        let (log, connections) =
-            (ToldLog { log, told: self.told.clone() }, Connections { network: network.clone(), from: number });
+        let log = ToldLog { log, told: self.told.clone() };
+        let connections = Connections { network: network.clone(), from: number };
         let config: Arc<Config> = Arc::new(plan.raft.clone());
         let started =
             Runtime::spawn_as(number, async move { Raft::new(number, config, connections, log, state).await });
@@ -256,6 +248,3 @@ impl Member {
         }
     }
 }
-
-/// The state store of a node, as openraft has it.
-pub(crate) type State = StateStore<TypeConfig, Watched>;

@@ -1,4 +1,4 @@
-//! What a cluster has promised, and the checks of it.
+//! The promises of a cluster, and the checks of them.
 //!
 //! # Checks
 //! 1. Every node that applies the request at an index applies the same request, and gets the answer that follows from

@@ -21,7 +21,7 @@ type Entry = EntryOf<TypeConfig>;
 type EntryIdentity = LogIdOf<TypeConfig>;
 type Vote = VoteOf<TypeConfig>;
 
-/// What the log store of a node has told to be durable, over all openings. Clones share it.
+/// The votes and entries that the log store of a node has told to be durable, over all openings. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Told(Arc<Mutex<Inner>>);
 
@@ -80,7 +80,7 @@ impl Told {
         let inner = &mut *self.lock();
         let purged = state.last_purged_log_id.map(|id| id.index);
         inner.written.clone_from(&found);
-        // It need not say any more that the node was elected.
+        // It need not say that the node was elected.
         if vote.map(|vote| vote.leader_id) < inner.vote.map(|vote| vote.leader_id) {
             return Ok(Some(format!("the vote {:?}; found was {vote:?}", inner.vote)));
         }

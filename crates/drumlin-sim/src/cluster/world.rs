@@ -12,9 +12,10 @@ use openraft::{AsyncRuntime, BasicNode, ChangeMembers};
 use super::Counts;
 use super::client::{Client, Clients, some_leader};
 use super::network::{CLIENT, Network};
-use super::node::{Health, Member, Running, Start};
+use super::node::{Health, Member, Start};
 use super::oracle::Oracle;
 use super::plan::Plan;
+use super::running::Running;
 use super::runtime::{JoinHandle, Runtime, WORLD};
 
 /// The pause between two looks at the members.
@@ -254,14 +255,14 @@ impl World {
             }
             return;
         }
-        // Whoever is no member any more ends for good.
+        // A node that was removed ends for good.
         let gone: Vec<u64> = self.members.keys().copied().filter(|number| !self.wanted.contains(number)).collect();
         for number in gone {
             if let Some(mut member) = self.members.remove(&number) {
                 member.kill(&self.network);
                 self.due.remove(&number);
                 self.counts.changes_of_members += 1;
-                self.tell(|| format!("node {number} is no member any more"));
+                self.tell(|| format!("node {number} was removed"));
             }
         }
     }
