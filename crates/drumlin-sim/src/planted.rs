@@ -63,8 +63,8 @@ impl Finder {
         }
     }
 
-    /// Returns the arguments of this program, or of `cargo test` for the tests and the models. They limit the run to the
-    /// same operations on every machine. The limit of ten minutes matters only if a run hangs.
+    /// Returns the arguments of this program, or of `cargo test` for the tests and the models. They limit the run to
+    /// the same operations on every machine. The limit of ten minutes matters only if a run hangs.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::CrashPoints => {
