@@ -17,7 +17,7 @@ mod timeline;
 mod types;
 mod workload;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ struct Arguments {
     /// A few faults with few keys, in some seconds.
     #[arg(long)]
     short: bool,
-    /// The folder for the nodes' folders; one that is removed at the end, unless it is given.
+    /// The folder for the nodes' folders; one that is removed after a run without errors, unless it is given.
     #[arg(long)]
     folder: Option<PathBuf>,
 }
@@ -72,11 +72,19 @@ async fn interrupted() -> Result<(), Failure> {
 
 async fn supervise(arguments: &Arguments) -> Result<bool, Failure> {
     let temporary = tempfile::Builder::new().prefix("drumlin-cluster-").tempdir()?;
-    let folder = arguments.folder.as_deref().unwrap_or(temporary.path());
-    std::fs::create_dir_all(folder)?;
+    let folder = arguments.folder.clone().unwrap_or_else(|| temporary.path().to_owned());
+    std::fs::create_dir_all(&folder)?;
+    let finished = supervise_in(&folder, arguments).await;
+    if !matches!(finished, Ok(true)) && temporary.path() == folder {
+        println!("The folders of the nodes are still in {}", temporary.keep().display());
+    }
+    finished
+}
+
+async fn supervise_in(folder: &Path, arguments: &Arguments) -> Result<bool, Failure> {
     let plan = arguments.plan();
     println!("Three nodes in {}, {} faults, seed {}\n", folder.display(), plan.faults.len(), plan.seed);
-    // On any way out, the nodes are killed and the folder is removed.
+    // On any way out, the nodes are killed.
     let running = async {
         let mut supervisor = Supervisor::start(plan, folder).await?;
         let report = supervisor.run().await?;
@@ -84,7 +92,11 @@ async fn supervise(arguments: &Arguments) -> Result<bool, Failure> {
     };
     let (supervisor, report) = tokio::select! {
         finished = running => finished?,
-        interrupted = interrupted() => return interrupted.and(Err("interrupted".into())),
+        interrupted = interrupted() => {
+            interrupted?;
+            println!("interrupted");
+            return Ok(true);
+        }
     };
     let is_right = report.print();
     if arguments.keep {
