@@ -13,7 +13,6 @@ use std::io::Read;
 use std::sync::Arc;
 
 use super::attach::Attached;
-use super::encoding;
 use super::merging;
 use super::packed_tree::{KeyBounds, PackedTree};
 use super::packing::TakenRow;
@@ -299,10 +298,7 @@ impl LoadMemory {
     fn reserve_with(budget: &Arc<Budget>, page_bytes: usize, sorting_bytes: u64) -> Result<LoadMemory> {
         let [mut packing, mut sorting] = [(); 2].map(|()| budget.grant(Account::Loads));
         let left_bytes = packing.limit_bytes().saturating_sub(budget.taken_bytes(Account::Loads));
-        let bytes_with = |buffer_bytes: usize| {
-            let encoding_bytes = encoding::memory_bytes(buffer_bytes, page_bytes) as u64;
-            WRITE_BUFFERS * buffer_bytes as u64 + encoding_bytes + LOAD_PAGES * page_bytes as u64
-        };
+        let bytes_with = |buffer_bytes: usize| WRITE_BUFFERS * buffer_bytes as u64 + LOAD_PAGES * page_bytes as u64;
         let least = BUFFER_BYTES_MIN.max(2 * page_bytes);
         let mut buffer_bytes = budget.write_buffer_bytes();
         while buffer_bytes > least && bytes_with(buffer_bytes) + sorting_bytes > left_bytes / 4 {

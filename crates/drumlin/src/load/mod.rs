@@ -2,7 +2,6 @@
 //! describes the life of a load and the reasons why loads are correct.
 
 mod attach;
-mod encoding;
 mod loader;
 mod merging;
 mod packed_tree;

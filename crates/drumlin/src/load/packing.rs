@@ -19,7 +19,7 @@ use super::pages::LoadPages;
 use crate::counts::loaded::LoadedCounts;
 use crate::error::Result;
 use crate::format::PageId;
-use crate::format::extent::Kind;
+use crate::format::extent::{Kind, PageKey};
 use crate::format::node::{SLOT_BYTES, SLOTS_OFFSET, is_page_bytes};
 use crate::tree::node::{PackedRow, child_rest, common_bytes, pack, separator_between};
 
@@ -47,10 +47,7 @@ impl NodeSink for CountedPages<'_> {
     fn put_node(&mut self, level: u8, rows: u64, page: &[u8]) -> Result<PageId> {
         let number = self.pages.take_numbers(1)?;
         assert!(number != PageId::ROOT, "the root's number is taken for another node");
-        if level == 0 {
-            self.pages.count_leaf(rows);
-        }
-        self.pages.append_node(number, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)?;
+        append_node(self.pages, number, level, rows, page)?;
         self.count(number, rows);
         Ok(number)
     }
@@ -63,6 +60,14 @@ impl NodeSink for CountedPages<'_> {
         self.count(PageId::ROOT, rows);
         Ok(())
     }
+}
+
+fn append_node(pages: &mut LoadPages, number: PageId, level: u8, rows: u64, page: &[u8]) -> Result<()> {
+    if level == 0 {
+        pages.count_leaf(rows);
+    }
+    let name = PageKey { keyspace: pages.keyspace(), page: number };
+    pages.append(number, name, if level == 0 { Kind::Leaf } else { Kind::Inner }, page)
 }
 
 /// A row whose node is not complete yet. The fields are offsets into the level's buffer: the start of the row, the end

@@ -10,15 +10,13 @@
 //! 1. Before a load is attached, nothing durable refers to any part of it. So a power cut leaves no trace of the load,
 //!    and its segments are free at the next opening.
 //! 2. A load that is dropped before it is attached returns everything: page numbers, extents, the open segment.
-//! 3. Nodes get their addresses once they are encoded, in batches. Values and page tables get theirs at once.
-//! 4. All appended pages have been written, though not synced, when [`finish`](LoadPages::finish) or
+//! 3. All appended pages have been written, though not synced, when [`finish`](LoadPages::finish) or
 //!    [`finish_run`](LoadPages::finish_run) returns.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::encoding::{NodeBatch, batch_bytes};
 use crate::error::{Error, Result};
 use crate::format::extent::{Encoder, HEADER_BYTES, Kind, PageKey, TABLE_PAGES};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse};
@@ -75,13 +73,7 @@ pub(crate) struct LoadPages {
     root_node: Option<(Kind, Vec<u8>)>,
     /// The address of the root, if it was written as page 1.
     root: ExtentAddress,
-    /// Encodes the pages that are not nodes.
     encoder: Encoder,
-    /// The nodes that are waiting to be encoded, and the size of a full batch in bytes.
-    batch: NodeBatch,
-    batch_bytes: usize,
-    /// The batch that was handed over for encoding.
-    encoding: Option<Deferred<NodeBatch>>,
     /// The write of the last buffer that was handed over.
     write: Option<Deferred<()>>,
     reclaim: Arc<dyn Reclaim>,
@@ -128,9 +120,6 @@ impl LoadPages {
             root_node: None,
             root: ExtentAddress::NONE,
             encoder: Encoder::default(),
-            batch: NodeBatch::default(),
-            batch_bytes: batch_bytes(buffer_bytes, pages.page_bytes()),
-            encoding: None,
             write: None,
             reclaim: Arc::clone(reclaim),
             leaf_count: 0,
@@ -196,53 +185,6 @@ impl LoadPages {
     pub(crate) fn append(&mut self, number: PageId, name: PageKey, kind: Kind, page: &[u8]) -> Result<()> {
         let address = self.append_extent(name, kind, page)?;
         self.pages.table.store(number, PageEntry::Unattached(address));
-        Ok(())
-    }
-
-    /// Appends a node other than the root, under a number that the load has taken. After an error, the load can only be
-    /// dropped.
-    pub(super) fn append_node(&mut self, number: PageId, kind: Kind, page: &[u8]) -> Result<()> {
-        let page_key = PageKey { keyspace: self.pages.id, page: number };
-        if self.batch_bytes == 0 {
-            return self.append(number, page_key, kind, page);
-        }
-        if !self.batch.has_room(page.len(), self.batch_bytes) {
-            self.encode_batch()?;
-        }
-        self.batch.push(number, page_key, kind, page, self.batch_bytes);
-        Ok(())
-    }
-
-    /// Hands the batch over for encoding, after appending the nodes of the last one.
-    fn encode_batch(&mut self) -> Result<()> {
-        let encoded = self.append_encoded()?;
-        let mut batch = std::mem::replace(&mut self.batch, encoded);
-        self.encoding = Some(Deferred::begin(&self.pool, move |_| {
-            batch.encode();
-            Ok(batch)
-        }));
-        Ok(())
-    }
-
-    /// Waits for the batch that was handed over, and appends its nodes. Returns the empty batch.
-    fn append_encoded(&mut self) -> Result<NodeBatch> {
-        let Some(encoding) = self.encoding.take() else { return Ok(NodeBatch::default()) };
-        let mut batch = encoding.wait()?;
-        for (number, extent) in batch.extents() {
-            let address = self.place(extent)?;
-            self.pages.table.store(number, PageEntry::Unattached(address));
-        }
-        batch.clear();
-        Ok(batch)
-    }
-
-    /// Appends all nodes that are being encoded or waiting for it.
-    fn append_all_nodes(&mut self) -> Result<()> {
-        if !self.batch.is_empty() {
-            self.encode_batch()?;
-        }
-        self.append_encoded()?;
-        assert!(self.batch.is_empty() && self.encoding.is_none(), "nodes are left");
         Ok(())
     }
 
@@ -323,17 +265,9 @@ impl LoadPages {
     }
 
     fn append_extent(&mut self, name: PageKey, kind: Kind, page: &[u8]) -> Result<ExtentAddress> {
-        let mut encoder = std::mem::take(&mut self.encoder);
-        let placed = self.place(encoder.encode(page, name, kind));
-        self.encoder = encoder;
-        placed
-    }
-
-    /// Appends an encoded extent.
-    fn place(&mut self, extent: &[u8]) -> Result<ExtentAddress> {
         self.pool.space.check_failure()?;
         assert!(!self.is_attached, "a load that is attached goes on");
-        if self.appender.is_full(extent.len()) {
+        if self.appender.is_full(self.encoder.encode(page, name, kind).len()) {
             // The load has only two buffers: one is being written while the other is being filled.
             self.wait_for_write()?;
         }
@@ -342,6 +276,7 @@ impl LoadPages {
         let mut has_reclaimed = false;
         let address = loop {
             let take = || space.take_segment(Purpose::Value);
+            let extent = self.encoder.encoded();
             let appended = self.appender.append(&space.segments, self.epoch, extent, None, &mut jobs, take);
             match appended {
                 Err(Error::DiskFull { .. }) if !std::mem::replace(&mut has_reclaimed, true) => {
@@ -365,7 +300,6 @@ impl LoadPages {
     /// Completes a sorted run by writing out the buffer. Its pages can be read afterwards, but will never be attached.
     pub(crate) fn finish_run(&mut self) -> Result<()> {
         assert!(self.root.is_none() && self.tables.is_none(), "a sorted run is completed twice");
-        self.append_all_nodes()?;
         self.append_root()?;
         self.seal(Buffered::Write)
     }
@@ -374,7 +308,6 @@ impl LoadPages {
     /// can be appended afterwards.
     pub(crate) fn finish(&mut self, placement: Placement) -> Result<()> {
         assert!(self.tables.is_none(), "a load is completed twice");
-        self.append_all_nodes()?;
         let root = match placement {
             Placement::Tree => {
                 self.append_root()?;
@@ -464,7 +397,6 @@ impl LoadPages {
     pub(super) fn free_buffers(&mut self) {
         assert!(self.tables.is_some() && self.write.is_none(), "a load that is being written frees its buffers");
         self.appender.free_buffers();
-        self.batch = NodeBatch::default();
     }
 
     /// Leaves the pages to the keyspace that they were attached to.

@@ -1,5 +1,5 @@
-//! Deferred work. A thread of the pool does it while its owner continues: it encodes nodes or writes a buffer of a bulk
-//! load, writes a block of spilled changes, or reads the next leaves of a sorted run or the next block.
+//! Deferred work. A thread of the pool does it while its owner continues: it writes a buffer of a bulk load or a block
+//! of spilled changes, or reads the next leaves of a sorted run or the next block.
 //!
 //! The read-ahead threads do this work. If they have not begun by the time the owner needs the result, the owner does
 //! the work itself. So the owner is never slower than without these threads.

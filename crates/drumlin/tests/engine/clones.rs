@@ -243,7 +243,7 @@ fn recovery_makes_a_clone_again() {
 /// order of drops.
 #[test]
 fn pages_that_are_shared_take_space_once() {
-    const ROWS: u64 = 60_000;
+    const ROWS: u64 = 30_000;
     for order in [["k", "one", "two"], ["two", "k", "one"], ["one", "two", "k"]] {
         let (db, k) = filled(&small().backend(drumlin_io::in_memory()), "/db", ROWS);
         db.checkpoint().unwrap();
