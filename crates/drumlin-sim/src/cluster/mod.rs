@@ -1,8 +1,8 @@
 //! Worlds of a whole cluster: three to five nodes of `drumlin-raft` and openraft under one seed.
 //!
 //! Each node has a simulated disk of its own, whose power is cut and which may flip a bit. The nodes are killed, cut,
-//! closed and opened, parted from each other, added and removed, while clients write and read. [`oracle`] lists the
-//! checks, [`store`] checks what logs have told to be durable, and [`runtime`] says how one thread runs all nodes.
+//! closed and opened, parted from each other, added and removed, while clients write and read. `oracle.rs` lists the
+//! checks, `store.rs` checks what logs have told to be durable, and `runtime.rs` says how one thread runs all nodes.
 
 mod client;
 mod network;
