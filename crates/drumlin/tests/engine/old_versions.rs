@@ -116,7 +116,7 @@ fn versions_file(folder: &Folder) -> std::path::PathBuf {
 }
 
 /// Waits until the database's background threads have made a condition true.
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !holds() {
         assert!(begun.elapsed() < std::time::Duration::from_secs(60), "never: {what}");
