@@ -92,7 +92,7 @@ impl Deliverer {
         if !self.backend.exists(path).map_err(text)? {
             if number > 1 {
                 return Err(format!(
-                    "{} is gone, and with it the files before; bring it back, or create it to archive without them",
+                    "the folder {} is gone, with the earlier files; bring it back, or create it to go on without",
                     path.display()
                 ));
             }

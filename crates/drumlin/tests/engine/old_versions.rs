@@ -124,6 +124,29 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// A relaxed batch leaves old versions only if a snapshot is open. The snapshot still sees the rows as they were.
+#[test]
+fn batches_leave_versions_only_for_snapshots() {
+    const ROWS: u64 = 1000;
+    let db = config().memory(64 * MIB).backend(drumlin_io::in_memory()).open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let write = |round: u8| {
+        let mut batch = db.batch().unwrap();
+        (0..ROWS).for_each(|number| batch.insert(&k, key(number), [round; 40]).unwrap());
+        batch.commit().unwrap();
+    };
+    write(1);
+    write(2);
+    assert_eq!(db.stats().version_bytes, 0);
+    let snapshot = db.snapshot();
+    write(3);
+    assert!(db.stats().version_bytes > ROWS * 40);
+    for number in 0..ROWS {
+        assert_eq!(snapshot.get(&k, key(number)).unwrap().unwrap(), [2; 40]);
+        assert_eq!(k.get(key(number)).unwrap().unwrap(), [3; 40]);
+    }
+}
+
 /// Snapshots of several ages still see their rows after changes whose versions exceed the memory for versions many
 /// times over, across splits and merges. The file is removed with the last of the snapshots.
 #[test]
