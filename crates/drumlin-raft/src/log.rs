@@ -121,7 +121,7 @@ impl RaftLog {
 
     /// Returns `true` if a vote was saved since the group was opened.
     ///
-    /// An older vote may say that this node leads. It must not go on leading with it: its committed id may be old, so
+    /// An older vote may say that this node leads. It must not lead because of it: its committed id may be old, so
     /// it would serve old reads as linearizable until it commits another entry.
     #[must_use]
     pub fn has_saved_vote(&self) -> bool {
@@ -225,7 +225,7 @@ impl RaftLog {
             match self.shared.log.range((Bound::Included(start), indexes.end_bound().cloned())) {
                 Ok(range) => return Ok(Some(range)),
                 Err(drumlin::Error::NoSuchLog { .. }) => return Ok(None),
-                // The first entries were purged since: begin after them.
+                // The first of these entries have been purged in the meantime. Begin after them.
                 Err(drumlin::Error::LogPurged { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

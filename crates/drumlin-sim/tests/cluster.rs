@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drumlin_sim::cluster;
 
-/// Clusters find nothing, and meet everything that can happen to them.
+/// A few worlds find no bug, and together they contain every kind of event.
 #[test]
 fn clusters_find_nothing() {
     let report = cluster::explore(1000, 14, Duration::from_secs(300), 1, |_| ());
@@ -24,8 +24,8 @@ fn clusters_find_nothing() {
     assert!(counts.leaders > report.seeds, "no leader was followed by another: {counts:?}");
 }
 
-/// A seed determines the whole run of a cluster, down to the last decision of the scheduler and the last byte on each
-/// disk.
+/// Two runs of the same seed are identical: they have the same trace, the same number of scheduling decisions, the same
+/// duration and the same result.
 #[test]
 fn a_seed_goes_one_way() {
     for seed in 1000..1003 {

@@ -15,9 +15,9 @@ use openraft::{BasicNode, Config, RaftNetworkFactory, RaftNetworkV2, SnapshotPol
 use super::types::{Request, Store, TypeConfig};
 use crate::engine::Result;
 
-/// The longest time without a message of the leader after which a node wants to lead.
+/// The upper limit of the election timeout.
 pub(crate) const ELECTION_TIMEOUT_MAX: Duration = Duration::from_millis(600);
-/// The time for anything that must happen in the end.
+/// The longest wait for anything that has to happen eventually.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The pause between looks at the nodes.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);

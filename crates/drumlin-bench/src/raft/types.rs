@@ -13,7 +13,7 @@ openraft::declare_raft_types!(
     pub(crate) TypeConfig: D = Request, R = Option<u64>
 );
 
-/// The length of the values that [`Request::Load`] writes.
+/// The length in bytes of the values that [`Request::Load`] writes.
 pub(crate) const LOAD_VALUE_BYTES: usize = 1024;
 
 /// A change of the state: rows with numbers as keys.

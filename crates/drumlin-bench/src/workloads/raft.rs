@@ -77,8 +77,7 @@ impl RaftMeasure<'_> {
         })
     }
 
-    /// Lets clients write to the leader, each its next request after the answer to the last one. `done` counts their
-    /// writes.
+    /// Runs clients that write to the leader, each with one request in flight. `done` counts their writes.
     async fn write<S: Store>(&self, cluster: &Cluster<S>, duration: Duration, done: &AtomicU64) -> Result<Written> {
         let (_, leader) = cluster.leader().await?;
         let value_bytes = self.turn.workload.data.value_bytes;

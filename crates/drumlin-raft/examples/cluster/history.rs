@@ -12,7 +12,7 @@ use std::fmt;
 /// A value by its number, or `None` if the key has none.
 pub(crate) type Value = Option<u64>;
 
-/// The number of a value that no client has written.
+/// Stands for any value that no client can have written, for example one with a wrong character.
 pub(crate) const FOREIGN: u64 = u64::MAX;
 
 /// The states of a key that are kept at once. More would take minutes.
@@ -20,7 +20,7 @@ const STATES_MAX: usize = 200_000;
 /// The operations that a violation shows.
 const SHOWN_COUNT: usize = 12;
 
-/// The thing that a client asked for.
+/// An operation, as a client requests it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
     Read,
@@ -397,17 +397,17 @@ mod tests {
         assert_wrong(&history(&[unknown(compare, 3), read((8, 9), Some(7))]), 0);
     }
 
-    /// An acknowledged write that is gone.
+    /// Detects a lost acknowledged write.
     #[test]
     fn a_lost_write_is_found() {
         let lost = [put(1, (0, 1), None), put(2, (2, 3), Some(1))];
         assert_wrong(&[&lost[..], &[read((4, 5), Some(1))]].concat(), 1);
         assert_wrong(&[&lost[..], &[read((4, 5), None)]].concat(), 2);
-        // The next write gives it away too.
+        // The value that the next write reports as replaced shows the loss too.
         assert_wrong(&[&lost[..], &[put(3, (4, 5), Some(1))]].concat(), 0);
     }
 
-    /// A read that finds an old value after another client has read the new one.
+    /// Detects a read of an old value after another client has read the new one.
     #[test]
     fn a_stale_read_is_found() {
         let write = [put(1, (0, 1), None), put(2, (2, 9), Some(1))];
@@ -419,7 +419,7 @@ mod tests {
         assert_wrong(&[&write[..], &[read((10, 11), Some(1)), read((12, 13), Some(2))]].concat(), 0);
     }
 
-    /// A value that no client has written, or that was written only later.
+    /// Detects a value that no client has written, or that was written only after the read.
     #[test]
     fn a_value_from_nowhere_is_found() {
         assert_wrong(&[put(1, (0, 1), None), read((2, 3), Some(FOREIGN)), read((4, 5), Some(1))], 0);
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(foreign_reads(&writes, &[read((2, 3), Some(2)), read((20, 21), Some(FOREIGN))]), 2);
     }
 
-    /// A write that takes effect again after another one.
+    /// Detects a write that takes effect a second time, after another write.
     #[test]
     fn a_write_applied_twice_is_found() {
         assert_wrong(&[put(1, (0, 1), None), put(2, (2, 3), Some(1)), put(3, (4, 5), Some(1))], 0);
@@ -445,7 +445,7 @@ mod tests {
         assert_wrong(&[put(1, (0, 1), None), remove((2, 3), Some(1)), remove((4, 5), Some(1))], 0);
     }
 
-    /// A comparison whose answer says that it took effect although it found another value.
+    /// Detects a compare-and-set that took effect although it found another value.
     #[test]
     fn an_absurd_answer_is_found() {
         let mut absurd = set(Some(1), 3, (2, 3), Some(1));
@@ -459,7 +459,7 @@ mod tests {
         if !left().any(|at| history[at].is_known()) {
             return true;
         }
-        // Nothing may come after what ends before it begins.
+        // An operation may not come after one that began only when it had already ended.
         let first_end = left().filter(|at| history[*at].is_known()).map(|at| history[at].end).min().unwrap_or(u64::MAX);
         let candidates: Vec<usize> = left().filter(|at| history[*at].begin <= first_end).collect();
         candidates.into_iter().any(|at| {

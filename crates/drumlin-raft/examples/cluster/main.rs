@@ -84,7 +84,7 @@ async fn supervise(arguments: &Arguments) -> Result<bool, Failure> {
 async fn supervise_in(folder: &Path, arguments: &Arguments) -> Result<bool, Failure> {
     let plan = arguments.plan();
     println!("Three nodes in {}, {} faults, seed {}\n", folder.display(), plan.faults.len(), plan.seed);
-    // On any way out, the nodes are killed.
+    // However this function returns, the nodes are killed.
     let running = async {
         let mut supervisor = Supervisor::start(plan, folder).await?;
         let report = supervisor.run().await?;
@@ -151,7 +151,8 @@ mod tests {
         }
     }
 
-    /// After a kill, a node that is added by a snapshot, a cut and a change of leaders, every answer is right.
+    /// In a short run, a leader is killed, a node joins from a snapshot, a leader is cut off, and leadership is handed
+    /// over. Every answer to the clients is right.
     #[test]
     fn a_short_run_is_right() {
         assert!(run(&Arguments::parse_from(["cluster", "--short"])).unwrap());

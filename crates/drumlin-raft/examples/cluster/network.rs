@@ -1,5 +1,5 @@
-//! The network between nodes: openraft's messages as frames over TCP, and snapshots as a stream on a connection of its
-//! own, which goes on where it broke.
+//! The network between nodes: openraft's messages as frames over TCP. A snapshot is a stream on its own connection, and
+//! is resumed from where the connection broke.
 //!
 //! ```text
 //! connection  a hello, then requests, each of which is answered before the next
@@ -88,7 +88,7 @@ struct Partial {
 pub(crate) struct Wire {
     number: u64,
     process: u64,
-    /// The nodes with which the supervisor has forbidden to speak.
+    /// The nodes from which the supervisor has cut this node off.
     cut_from: Mutex<BTreeSet<u64>>,
     /// The bytes after which the next snapshot's connection breaks, or 0.
     break_after: AtomicU64,
@@ -252,7 +252,7 @@ impl Connection {
     }
 }
 
-/// Makes a method's answer of a response: any other response is an error.
+/// Extracts the expected answer from a response. Any other response is an error.
 macro_rules! answer {
     ($response:expr, $kind:ident) => {
         match $response {

@@ -21,7 +21,7 @@ use crate::types::{CLUSTER, Event, Failure, Raft, Settings};
 const GROUP: u64 = 1;
 /// The time for which a port that a killed node had may be taken.
 const BIND_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest time without a message of the leader after which a node wants to lead.
+/// The upper limit of the election timeout.
 pub(crate) const ELECTION_TIMEOUT_MAX: Duration = Duration::from_millis(1000);
 
 fn options() -> NodeOptions {

@@ -19,7 +19,8 @@ use crate::types::{Event, Failure, Member, NODE, Settings};
 /// The time in which a process that was killed must be gone.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The arguments with which this program runs a node. The harness of tests runs a test that is one.
+/// The arguments with which this program starts itself as a node. In a test, the program is the test harness, so the
+/// arguments select the test that is a node.
 const NODE_ARGUMENTS: &[&str] = if cfg!(test) { &["--exact", "tests::node_process", "--nocapture"] } else { &[] };
 
 /// A node that was started at least once.
@@ -136,7 +137,8 @@ impl Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        // All first, so that they end at the same time. Who is gone already gives an error.
+        // Kill all of them before waiting for any, so that they end at the same time. Ignore errors: they mean that a
+        // process has already ended.
         self.nodes.values_mut().filter_map(|process| process.child.as_mut()).for_each(|child| drop(child.start_kill()));
         let begun = Instant::now();
         for child in self.nodes.values_mut().filter_map(|process| process.child.as_mut()) {

@@ -18,7 +18,7 @@ use crate::timeline::{Timeline, time_text};
 use crate::types::{Failure, Member, Metrics};
 use crate::workload::{Record, Worker, key_text, values_of};
 
-/// The time for anything that must happen in the end.
+/// The longest wait for anything that has to happen eventually.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause between looks at the nodes.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
@@ -35,12 +35,12 @@ pub(crate) struct Plan {
     pub(crate) calm: Duration,
     /// The time for which a node is frozen or cut off after the others have a leader.
     pub(crate) hold: Duration,
-    /// The faults go on for at least this long.
+    /// The minimum time for which faults are injected.
     pub(crate) at_least: Duration,
     pub(crate) faults: &'static [Fault],
 }
 
-/// A thing that happens to the cluster.
+/// A fault, or a planned change of the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     KillLeader,
@@ -163,7 +163,7 @@ impl Supervisor {
         Err("the nodes elect no leader".into())
     }
 
-    /// Waits until clients have written again after this moment, and says for how long they could not.
+    /// Waits until a client has written after this moment, and prints the longest time in which no write succeeded.
     async fn wait_for_writes(&mut self, from: Duration) -> Result<(), Failure> {
         let begun = Instant::now();
         while self.timeline.last_write() <= from {
@@ -215,7 +215,7 @@ impl Supervisor {
         }
     }
 
-    /// Lets something happen, and waits until the cluster has recovered from it.
+    /// Injects a fault, and waits until the cluster has recovered from it.
     async fn suffer(&mut self, fault: Fault) -> Result<(), Failure> {
         self.timeline.mark();
         match fault {
@@ -284,7 +284,7 @@ impl Supervisor {
         let call = Call::new(Method::POST, "/snapshot");
         self.client.call(&call.until_done()).await.decode::<()>()?;
         let begun = Instant::now();
-        // Then it can't get all entries.
+        // Once the leader has purged entries, the new node can't get them all, and needs the snapshot.
         while self.leader().await?.purged == 0 {
             if begun.elapsed() > PATIENCE {
                 return Err("the leader purges nothing after a snapshot".into());
@@ -312,7 +312,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Lets all faults happen.
+    /// Injects all faults, one after another.
     async fn suffer_all(&mut self) -> Result<(), Failure> {
         let begun = Instant::now();
         let mut faults = shuffled(self.plan.faults, &mut self.random);

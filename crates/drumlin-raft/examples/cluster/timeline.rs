@@ -87,7 +87,7 @@ impl Timeline {
         self.print("", text);
     }
 
-    /// Prints what a node has told.
+    /// Prints an event that a node has reported.
     pub(crate) fn event(&self, node: u64, event: &Event) {
         let text = match event {
             Event::Ready { millis, applied: 0 } => format!("serves after {millis} ms"),

@@ -103,7 +103,7 @@ impl Worker {
         }
     }
 
-    /// Writes the keys, and then works until it is told to stop. Returns what it has done.
+    /// Writes the keys, and then makes random operations until `stop` is set. Returns the record of all operations.
     pub(crate) async fn run(mut self, keys: Range<u32>, stop: Arc<AtomicBool>) -> Result<Record, Failure> {
         for key in keys {
             self.put(key).await?;
@@ -224,7 +224,7 @@ impl Worker {
         let node = nodes[self.random.index(nodes.len())];
         let begin = self.timeline.nanos();
         let call = Call::new(Method::GET, format!("/rows/{}?stale=true", key_text(key)));
-        // A node that does not answer is no news.
+        // Nothing can be checked if the node does not answer.
         if let Ok(found) = self.client.ask_node::<Option<String>>(node, &call).await {
             let outcome = Outcome::Known { before: found.as_deref().map(value_number), done: true };
             let (client, end) = (self.number, self.timeline.nanos());

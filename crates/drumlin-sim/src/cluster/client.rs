@@ -1,4 +1,4 @@
-//! A client of a simulated cluster: it writes and reads, and tells the oracle.
+//! A client of a simulated cluster. It writes and reads keys, and reports each operation and its answer to the oracle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,7 +37,7 @@ pub(crate) struct Client {
     value_count: u64,
 }
 
-/// Returns a node that believes to lead, or any that runs.
+/// Returns a running node that considers itself the leader or, if there is none, any running node.
 pub(crate) fn some_leader(network: &Network, random: &mut Random) -> Option<u64> {
     let all = network.all();
     if all.is_empty() {
@@ -89,7 +89,7 @@ impl Client {
         }
     }
 
-    /// Writes something. Returns `true` if it was acknowledged.
+    /// Makes one random write through a node. Returns `true` if the write was acknowledged.
     pub(crate) async fn write(&mut self, node: u64) -> bool {
         let (request, own) = (self.request(), Arc::clone(&self.clients));
         let began = own.oracle.begin();
@@ -106,7 +106,7 @@ impl Client {
                 own.writes.fetch_add(1, Ordering::Relaxed);
                 true
             }
-            // Some of these say that nothing was written. Then nothing is found later, and that is allowed.
+            // Some of these errors mean that nothing was written. The oracle allows unacknowledged writes to be lost.
             Ok(Some(Err(_)) | None) | Err(_) => {
                 own.writes_unknown.fetch_add(1, Ordering::Relaxed);
                 false
@@ -114,7 +114,7 @@ impl Client {
         }
     }
 
-    /// Reads what is the newest on the leader.
+    /// Makes a linearizable read of a key.
     async fn read(&mut self, node: u64) {
         let (key, own) = (self.key(), Arc::clone(&self.clients));
         let began = own.oracle.begin();
@@ -128,7 +128,7 @@ impl Client {
         }
     }
 
-    /// Reads what a node has.
+    /// Reads a key from the state of a node, which may be out of date.
     async fn read_stale(&mut self, node: u64) {
         let (key, own) = (self.key(), Arc::clone(&self.clients));
         let call = |running: Running| read_key(running, key);

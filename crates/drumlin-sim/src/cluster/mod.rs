@@ -1,8 +1,9 @@
 //! Worlds of a whole cluster: three to five nodes of `drumlin-raft` and openraft under one seed.
 //!
-//! Each node has a simulated disk of its own, whose power is cut and which may flip a bit. The nodes are killed, cut,
-//! closed and opened, parted from each other, added and removed, while clients write and read. `oracle.rs` lists the
-//! checks, `store.rs` checks what logs have told to be durable, and `runtime.rs` says how one thread runs all nodes.
+//! Each node has its own simulated disk, which can lose power or flip a bit. While clients write and read, nodes are
+//! killed, lose power, are closed and reopened, are partitioned from each other, and are added and removed. `oracle.rs`
+//! lists the checks. `store.rs` checks that everything that a log reported as durable is still there. `runtime.rs`
+//! explains how one thread runs all nodes.
 
 mod client;
 mod network;
@@ -33,7 +34,7 @@ openraft::declare_raft_types!(
         AsyncRuntime = runtime::Runtime
 );
 
-/// The group that the nodes have.
+/// The only Raft group of the cluster.
 const GROUP: u64 = 1;
 
 /// The number of events of each kind, in one world or in all.

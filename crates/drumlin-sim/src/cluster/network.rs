@@ -1,4 +1,4 @@
-//! A network that delays messages, loses them, and can be parted. A message is delivered at most once.
+//! A network that delays messages, loses them, and can be partitioned. A message is delivered at most once.
 //!
 //! A request runs as a task of the node that receives it, so it ends when that node is killed. A lost request, a lost
 //! answer and a killed node look the same to the sender: nothing arrives in time.
@@ -62,7 +62,7 @@ impl Network {
         Network { wires: Arc::new(Mutex::new(wires)), oracle: oracle.clone() }
     }
 
-    /// The lock is held for no point of the scheduler.
+    /// No task yields to the scheduler while it holds this lock.
     fn lock(&self) -> MutexGuard<'_, Wires> {
         self.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,7 +75,7 @@ impl Network {
         self.lock().running.remove(&number)
     }
 
-    /// Returns a node if it runs.
+    /// Returns the node with this number, if it is running.
     pub(crate) fn running(&self, number: u64) -> Option<Running> {
         self.lock().running.get(&number).cloned()
     }
@@ -90,12 +90,12 @@ impl Network {
         (wires.lost_one_in, wires.slow_one_in) = (lost_one_in, slow_one_in);
     }
 
-    /// Lets nothing arrive between these senders and receivers.
+    /// Partitions the network: drops every message between these pairs of sender and receiver.
     pub(crate) fn part(&self, parted: BTreeSet<(u64, u64)>) {
         self.lock().parted = parted;
     }
 
-    /// Returns the numbers of lost messages, of snapshots sent, and of breaks after which one was resumed.
+    /// Returns the numbers of lost messages, of sent snapshots, and of snapshots resumed after a broken connection.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
         let wires = self.lock();
         (wires.lost, wires.snapshots_sent, wires.snapshots_resumed)
@@ -248,7 +248,7 @@ impl RaftNetworkV2<TypeConfig> for Connection {
                     received.finish().await?;
                     return Ok::<Snapshot, drumlin_raft::Error>(received);
                 }
-                // The connection is broken. A new one goes on, as long as the receiver has what has arrived.
+                // The connection broke. A new one resumes the transfer if the receiver still has the first part.
                 Runtime::sleep(option.soft_ttl()).await;
                 if self.network.running(self.to).is_none_or(|running| running.opening != target.opening) {
                     return Err(drumlin_raft::Error::NoSuchSnapshot);

@@ -41,7 +41,7 @@ pub(crate) enum Start {
     Running,
     /// The power was cut while it started.
     Cut,
-    /// Its disk is damaged, and it has said so, or has lost what it promised. It has to be replaced.
+    /// The node has reported damage of its disk, or has lost acknowledged data because of it. It must be replaced.
     Damaged,
 }
 
@@ -77,7 +77,7 @@ impl Member {
         NodeOptions::new().logs(logs).state(state).snapshot_lag_max(plan.snapshot_lag_max)
     }
 
-    /// Opens the node, compares what it has with what it and the cluster have promised, and lets it join.
+    /// Opens the node, checks that nothing is missing that it or the cluster has acknowledged, and starts Raft on it.
     ///
     /// With `cut_after`, its power is cut after that number of changes of the disk, maybe before this returns.
     pub(crate) async fn start(
@@ -155,7 +155,7 @@ impl Member {
         }
     }
 
-    /// Says whether the node can go on.
+    /// Returns whether the node still runs and, if not, the reason.
     pub(crate) fn health(&self, network: &Network) -> Health {
         let Some(up) = &self.up else { return Health::Well };
         if up.disk.is_off() {
@@ -164,7 +164,7 @@ impl Member {
         let Some(running) = network.running(self.number) else { return Health::Well };
         let stopped = running.raft.metrics().borrow_watched().running_state.clone().err();
         match stopped {
-            // The disk may have gone off since.
+            // The disk may have lost power since the check above.
             Some(_) if up.disk.is_off() => Health::Off,
             Some(error) => {
                 assert!(self.is_rotten, "node {} has stopped: {error}", self.number);
@@ -180,7 +180,7 @@ impl Member {
         let running = network.detach(self.number);
         Runtime::kill(self.number);
         let up = self.up.take();
-        // Its threads have to notice first.
+        // This waits for the threads of the database, which notice only now that the power is off.
         drop(Runtime::spawn_blocking(move || drop((running, up))));
     }
 

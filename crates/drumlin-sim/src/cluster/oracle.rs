@@ -3,7 +3,7 @@
 //! # Checks
 //! 1. Every node that applies the request at an index applies the same request, and gets the answer that follows from
 //!    the requests before it. A request is applied because it is committed, so none is lost or replaced afterwards.
-//! 2. An acknowledged write was applied at the index that the client was told, and its index follows those of all
+//! 2. An acknowledged write was applied at the index that the client received, and its index follows those of all
 //!    operations that had ended when the write began.
 //! 3. A linearizable read sees the state at an index that is not before those of the operations that had ended when the
 //!    read began. All keys are read from one state, so histories are linearizable for each key and for all of them.
@@ -53,7 +53,7 @@ fn tell(value: Option<&[u8]>) -> String {
 }
 
 impl Oracle {
-    /// The lock is held for no point of the scheduler.
+    /// No task yields to the scheduler while it holds this lock.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

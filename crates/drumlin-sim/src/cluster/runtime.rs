@@ -210,7 +210,7 @@ impl Runtime {
     pub fn spawn_as<T: Send + 'static>(owner: u64, future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         let (answer, answered) = oneshot::channel();
         let task = async move {
-            // The one who waits may be gone.
+            // The waiting task may have been dropped.
             let _ = answer.send(future.await);
         };
         current().spawn(owner, Box::pin(task));

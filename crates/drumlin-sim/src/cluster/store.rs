@@ -1,4 +1,4 @@
-//! The log store of a node, with a note of everything that it has told to be durable.
+//! The log store of a node. It records everything that the log reports as durable, and checks it at the next opening.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -21,7 +21,7 @@ type Entry = EntryOf<TypeConfig>;
 type EntryIdentity = LogIdOf<TypeConfig>;
 type Vote = VoteOf<TypeConfig>;
 
-/// The votes and entries that the log store of a node has told to be durable, over all openings. Clones share them.
+/// The votes and entries that a node's log has reported as durable in all its openings. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Told(Arc<Mutex<Inner>>);
 
@@ -30,12 +30,12 @@ struct Inner {
     vote: Option<Vote>,
     /// The entries that are in the log, durable or not.
     written: BTreeMap<u64, EntryIdentity>,
-    /// Those that are durable. A truncation or a purge takes them away before it is made.
+    /// The entries reported as durable. A truncation or purge removes entries here before it removes them from the log.
     durable: BTreeMap<u64, EntryIdentity>,
 }
 
 impl Told {
-    /// The lock is held for no point of the scheduler.
+    /// No task yields to the scheduler while it holds this lock.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -46,7 +46,7 @@ impl Told {
 
     fn is_durable(&self, ids: &[EntryIdentity]) {
         let inner = &mut *self.lock();
-        // Unless they were cut off since.
+        // Unless they have been truncated in the meantime.
         let still = ids.iter().filter(|id| inner.written.get(&id.index) == Some(id));
         inner.durable.extend(still.map(|id| (id.index, *id)));
     }
@@ -57,7 +57,7 @@ impl Told {
         inner.durable.retain(|index, _| is_kept(*index));
     }
 
-    /// Compares a log that was just opened with what was told, and with what the cluster has committed. `applied` is
+    /// Compares a log that was just opened with this record, and with what the cluster has committed. `applied` is
     /// the index up to which the node has applied its entries. Returns what is lost.
     pub(crate) async fn find_lost(
         &self,
@@ -70,7 +70,7 @@ impl Told {
         let entries = log.try_get_log_entries(..).await?;
         let found: BTreeMap<u64, EntryIdentity> = entries.iter().map(|entry| (entry.index(), entry.log_id())).collect();
         for entry in &entries {
-            // The others may be cut off yet.
+            // Later entries may still be truncated.
             if entry.index() <= applied
                 && let EntryPayload::Normal(request) = &entry.payload
             {
@@ -89,7 +89,7 @@ impl Told {
     }
 }
 
-/// A log store that notes what it tells.
+/// A log store that records what it reports as durable.
 #[derive(Clone)]
 pub(crate) struct ToldLog {
     pub(crate) log: Log,

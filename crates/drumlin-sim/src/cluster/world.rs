@@ -36,7 +36,7 @@ pub(super) struct World {
     members: BTreeMap<u64, Member>,
     /// When to start a node that is down, and after how many changes of its disk to cut its power.
     due: BTreeMap<u64, (Duration, Option<u64>)>,
-    /// The members that the cluster shall have.
+    /// The members that the cluster should have.
     wanted: BTreeSet<u64>,
     /// A change of members that was asked for, and has not ended.
     changing: Option<JoinHandle<()>>,
@@ -90,7 +90,7 @@ impl World {
         self.finish(&clients).await
     }
 
-    /// Starts the first nodes, and lets them be a cluster. It exists once it has taken a write.
+    /// Starts the first nodes and initializes the cluster. Returns once the cluster has acknowledged a write.
     async fn found(&mut self, clients: &Arc<Clients>) {
         for number in self.wanted.clone() {
             self.members.insert(number, Member::new(number));
@@ -148,7 +148,7 @@ impl World {
         Duration::from_millis(self.random.below(1 << order))
     }
 
-    /// Schedules the next start of a node, often with a power cut early on.
+    /// Schedules the next start of a node. Often also schedules a power cut soon after that start.
     fn restart_later(&mut self, number: u64) {
         let pause = self.pause(2, 8);
         let cut_after = match self.random.below(100) {
@@ -159,7 +159,7 @@ impl World {
         self.due.insert(number, (sim::now() + pause, cut_after));
     }
 
-    /// Plans a cluster without a node that is damaged for good.
+    /// Replaces a member that is permanently damaged with a new one.
     fn replace(&mut self, number: u64) {
         self.due.remove(&number);
         if self.wanted.remove(&number) {
@@ -167,7 +167,7 @@ impl World {
         }
     }
 
-    /// Plans a cluster with a new node.
+    /// Adds a new node to the members that the cluster should have.
     fn add(&mut self) {
         self.last_number += 1;
         let number = self.last_number;
@@ -176,7 +176,7 @@ impl World {
         self.due.insert(number, (sim::now(), None));
     }
 
-    /// Waits, and tends the members.
+    /// Waits for this time, and [tends](Self::tend) the members in between.
     async fn wait(&mut self, duration: Duration) {
         let end = sim::now() + duration;
         loop {
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Starts nodes whose time has come, ends those without power, and goes on with changes of members.
+    /// Starts nodes that are due, ends nodes that have lost power, and continues the change of members.
     async fn tend(&mut self) {
         for number in self.members.keys().copied().collect::<Vec<_>>() {
             let Some(member) = self.members.get_mut(&number) else { continue };
@@ -231,7 +231,7 @@ impl World {
         (!is_joint && learners == 0).then_some(voters)
     }
 
-    /// Asks the leader for the members that the cluster shall have, until it has them.
+    /// Asks the leader for the next change of members, until the cluster has the members that it should have.
     async fn change_members(&mut self) {
         if let Some(changing) = &mut self.changing {
             let is_over = futures_util::future::poll_immediate(changing).await.is_some();
@@ -285,10 +285,10 @@ impl World {
                 if !unwanted.is_empty() {
                     let _ = running.raft.change_membership(ChangeMembers::RemoveNodes(unwanted), false).await;
                 }
-                // It says if another change is under way, or if the node does not lead.
+                // The answer is an error if another change is in progress, or if the node is not the leader.
                 let _ = running.raft.change_membership(wanted, false).await;
             };
-            // Without an answer it is asked for again.
+            // If no answer arrives, ask again later.
             let _ = Runtime::timeout(CHANGE_PATIENCE, network.call((CLIENT, leader), call)).await;
         }));
     }
@@ -299,7 +299,7 @@ impl World {
         (!all.is_empty()).then(|| all[self.random.below(all.len() as u64) as usize])
     }
 
-    /// Lets something happen to the cluster.
+    /// Draws an event, such as a kill or a partition, and carries it out.
     async fn happen(&mut self) {
         match self.random.below(100) {
             0..22 => {
@@ -364,7 +364,7 @@ impl World {
         self.restart_later(number);
     }
 
-    /// Flips a bit of a node that is down, in some worlds and once.
+    /// In some worlds, flips a bit on the disk of a node that is down, once.
     fn rot(&mut self, number: u64) {
         if !self.plan.rots || self.counts.bits_flipped > 0 || !self.random.chance(50) {
             return;
@@ -375,7 +375,7 @@ impl World {
         }
     }
 
-    /// Parts some nodes from the others, in one direction or both, or heals the network.
+    /// Partitions some nodes from the others, in one direction or both, or heals the network.
     fn part(&mut self) {
         let numbers: Vec<u64> = self.members.keys().copied().collect();
         let mut parted = BTreeSet::new();
@@ -396,7 +396,7 @@ impl World {
         self.network.part(parted);
     }
 
-    /// Starts a request to some node.
+    /// Sends a request to a node that considers itself the leader, without waiting for the answer.
     fn trigger<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         request: impl FnOnce(Running) -> F + Send + 'static,
@@ -406,7 +406,7 @@ impl World {
         drop(Runtime::spawn_as(WORLD, async move { network.call((CLIENT, node), request).await }));
     }
 
-    /// Heals everything. The cluster must then take writes, have the members that it shall have, and agree.
+    /// Ends all faults. Then the cluster must accept writes and have the right members, and all nodes must agree.
     async fn recover(&mut self, clients: &Arc<Clients>) {
         self.network.part(BTreeSet::new());
         self.network.disturb(0, 0);

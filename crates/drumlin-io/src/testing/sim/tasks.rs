@@ -53,8 +53,8 @@ impl Sleeper {
         self.0.unpark();
     }
 
-    /// Like [`wake`](Sleeper::wake), but no other task runs before the caller goes on. For wakers that are called by
-    /// code with locks of its own, which the scheduler does not know.
+    /// Like [`wake`](Sleeper::wake), but does not let another task run first. For wakers that are called under locks
+    /// that the scheduler does not know.
     pub fn rouse(&self) {
         match current() {
             Some(task) => drop(task.rouse(self.0.id())),
