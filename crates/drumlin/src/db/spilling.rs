@@ -28,31 +28,37 @@ impl Transaction {
         change: Option<&Change<'_>>,
         value_bytes: usize,
     ) -> Result<()> {
-        self.finish_spill(mode).await?;
-        let secure = |transaction: &mut Transaction| {
-            if let Some(change) = change {
-                transaction.check_record(open, key, change)?;
-            }
-            transaction.secure_memory(key, Some(value_bytes))
-        };
-        match secure(self) {
-            Err(error) if self.is_relieved_by_spilling(&error) => {
-                self.spill(mode).await?;
-                secure(self)
-            }
-            secured => secured,
+        while !self.has_room(open, key, change, value_bytes)? {
+            self.spill(mode).await?;
         }
+        Ok(())
+    }
+
+    /// Like [`make_room`](Self::make_room), but returns `false` instead of spilling.
+    fn has_room(
+        &mut self,
+        open: &OpenKeyspace,
+        key: &[u8],
+        change: Option<&Change<'_>>,
+        value_bytes: usize,
+    ) -> Result<bool> {
+        if self.pending_spill.is_some() {
+            return Ok(false);
+        }
+        let checked = change.map_or(Ok(()), |change| self.check_record(open, key, change));
+        let secured = checked.and_then(|()| self.secure_memory(key, Some(value_bytes)));
+        self.is_secured(secured)
     }
 
     /// Reserves memory for locking a row. Spills changes if there is no memory.
     pub(super) async fn make_room_for_lock(&mut self, mode: WaitMode<'_>, key: &[u8]) -> Result<()> {
         self.finish_spill(mode).await?;
-        match self.secure_memory(key, None) {
-            Err(error) if self.is_relieved_by_spilling(&error) => {
-                self.spill(mode).await?;
-                self.secure_memory(key, None)
+        loop {
+            let secured = self.secure_memory(key, None);
+            if self.is_secured(secured)? {
+                return Ok(());
             }
-            secured => secured,
+            self.spill(mode).await?;
         }
     }
 
@@ -62,8 +68,14 @@ impl Transaction {
         self.reader.view.reads.is_none() && self.writes().set.can_spill()
     }
 
-    fn is_relieved_by_spilling(&self, error: &Error) -> bool {
-        matches!(error, Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) && self.may_spill()
+    /// Returns `true` if memory was secured, and `false` if it can be once the changes in memory are spilled.
+    #[inline]
+    fn is_secured(&self, secured: Result<()>) -> Result<bool> {
+        match secured {
+            Ok(()) => Ok(true),
+            Err(Error::TransactionTooLarge { .. } | Error::MemoryInUse { .. }) if self.may_spill() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Takes the result of a spill whose call was dropped.

@@ -384,6 +384,7 @@ impl Budget {
 
     /// Takes memory from an account for the duration of a call. Refuses, without effect, if the account has too little
     /// left or other requests are queued for it.
+    #[inline]
     pub(crate) fn try_hold(&self, of: Account, bytes: u64) -> Option<Held<'_>> {
         let is_awaited = self.queue(of).is_some_and(WaitQueue::are_awaited);
         (!is_awaited && self.try_take(of, bytes)).then(|| Held { budget: self, of, bytes })

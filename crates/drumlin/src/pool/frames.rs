@@ -324,7 +324,7 @@ impl Frames {
     }
 
     /// Returns the latched page if the frame still holds it, and records a use for the clock.
-    #[inline]
+    #[inline(always)]
     fn used<'p>(
         &'p self,
         frame: FrameIndex,

@@ -127,7 +127,7 @@ impl SharedLog {
 
     /// Reserves space if it is available immediately. Otherwise takes a place in the stream's queue.
     fn ask(&self, index: usize, body_bytes: usize, claim: Claim) -> Result<Answer<'_>> {
-        let body_bytes_max = self.options.body_bytes_max(index);
+        let body_bytes_max = self.streams[index].body_bytes_max;
         if body_bytes > body_bytes_max {
             return Err(Error::record_too_large(0, body_bytes as u64, body_bytes_max as u64));
         }

@@ -167,9 +167,8 @@ impl Log {
         let mut history = History::default();
         history.add(incarnation, Timestamp(1));
         let new_stream = |index| {
-            let buffer_bytes = options.stream_buffer_bytes(index);
             let spares = Spares::new(Vec::new(), UseNumber::FIRST, SlotNumber::FIRST);
-            Stream::new(buffer_bytes, StreamPosition::START, Vec::new(), spares)
+            Stream::new(index, options, StreamPosition::START, Vec::new(), spares)
         };
         let streams = (0..usize::from(options.streams)).map(new_stream).collect();
         let log = Log::assemble(LogParts {
@@ -323,13 +322,13 @@ impl Log {
 
     /// Returns the maximum length of a body. It is the limit of the first stream, which accepts the longest bodies.
     pub(crate) fn body_bytes_max(&self) -> usize {
-        self.shared.options.body_bytes_max(0)
+        self.shared.streams[0].body_bytes_max
     }
 
     /// Returns `true` if the stream accepts a body of this length. The first stream accepts every body that any other
     /// stream accepts.
     pub(crate) fn takes(&self, stream: usize, body_bytes: usize) -> bool {
-        let body_bytes_max = self.shared.options.body_bytes_max(stream);
+        let body_bytes_max = self.shared.streams[stream].body_bytes_max;
         debug_assert!(body_bytes_max <= self.body_bytes_max(), "stream {stream} takes what the first does not");
         body_bytes <= body_bytes_max
     }

@@ -616,8 +616,7 @@ impl StreamScan {
         assert!(kept.iter().chain(&self.windows).all(is_used), "use {use_number_next} is given out twice");
         let mut spares = Vec::new();
         self.retire(old, &mut spares);
-        let buffer_bytes = options.stream_buffer_bytes(number.index());
-        Stream::new(buffer_bytes, position, kept, Spares::new(spares, use_number_next, slot_next))
+        Stream::new(number.index(), options, position, kept, Spares::new(spares, use_number_next, slot_next))
     }
 
     /// Returns `true` if a later use of the same range exists. The later use then counts instead of this one.

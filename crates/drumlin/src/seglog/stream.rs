@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::sync::{CachePadded, Condvar, Mutex};
 
 use super::buffers::{Buffers, LogBuffer};
+use super::options::LogOptions;
 use super::queue::Queue;
 use super::record::Body;
 use super::segment::{BLOCK, Segment, Spare, SpareSize};
@@ -79,15 +80,23 @@ pub(super) struct Stream {
     /// The total length of all record bodies appended since the log was opened, in bytes. Changed only while the tail
     /// is locked.
     pub(super) appended_bytes: AtomicU64,
+    /// The length of the longest body that the stream accepts. Every commit asks for it.
+    pub(super) body_bytes_max: usize,
     /// Signalled when space in the buffer or a window is freed, or when no more space will ever be freed.
     pub(super) space: Condvar,
 }
 
 impl Stream {
     /// Creates an idle stream that continues at `position`, which must be the start of a block.
-    pub(super) fn new(buffer_bytes: usize, position: StreamPosition, windows: Vec<Window>, spares: Spares) -> Stream {
+    pub(super) fn new(
+        index: usize,
+        options: &LogOptions,
+        position: StreamPosition,
+        windows: Vec<Window>,
+        spares: Spares,
+    ) -> Stream {
         let tail = Tail {
-            buffers: Buffers::new(buffer_bytes, position),
+            buffers: Buffers::new(options.stream_buffer_bytes(index), position),
             batch_time_ms: 0,
             reserved: Reserved::default(),
             windows: Windows::new(windows, position),
@@ -101,6 +110,7 @@ impl Stream {
             flush_requested: CachePadded::new(AtomicU8::new(0)),
             tail: Mutex::new(tail),
             appended_bytes: AtomicU64::new(0),
+            body_bytes_max: options.body_bytes_max(index),
             space: Condvar::new(),
         }
     }

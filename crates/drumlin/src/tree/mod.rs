@@ -404,7 +404,7 @@ impl Tree {
     }
 
     /// Returns `true` if the latched frame is still the current one of its page, and the leaf covers the target.
-    #[inline]
+    #[inline(always)]
     fn is_leaf_of(&self, read: &FrameRead<'_>, target: Target<'_>) -> bool {
         self.pages.table.shows(read.page(), PageEntry::Leaf(read.frame())) && target.is_in(&Node::new(read))
     }

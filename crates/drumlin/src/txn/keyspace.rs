@@ -24,6 +24,7 @@ impl OpenKeyspace {
     }
 
     /// Returns an error if the key is too long for the keyspace.
+    #[inline]
     pub(crate) fn check_key(&self, key: &[u8]) -> Result<()> {
         let limit_bytes = self.tree.key_bytes_max();
         if key.len() > limit_bytes {

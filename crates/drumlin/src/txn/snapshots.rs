@@ -110,7 +110,7 @@ impl Snapshots {
                 self.newest.store(timestamp.0, Ordering::Relaxed);
             }
             // The snapshot is counted, and noted as the newest, before its timestamp is chosen. Pairs with the fences
-            // in `are_open` and `note_change`.
+            // in `are_open_besides` and `note_change`.
             atomic::fence(Ordering::SeqCst);
             let chosen = choose();
             if chosen == timestamp {
@@ -126,12 +126,15 @@ impl Snapshots {
         SnapshotHandle { snapshots: Some(Arc::clone(self)), timestamp }
     }
 
-    /// Returns `false` if no snapshot is or will be registered below the visible horizon. A snapshot that is opened
-    /// after this call sees everything that was visible or published before the call.
+    /// Returns `false` if no snapshot is or will be registered below the visible horizon, except for the caller's
+    /// `own_count`, at which no reader will read again. A snapshot that is opened after this call sees everything that
+    /// was visible or published before the call.
     #[inline]
-    pub(crate) fn are_open(&self) -> bool {
+    pub(crate) fn are_open_besides(&self, own_count: u64) -> bool {
         atomic::fence(Ordering::SeqCst);
-        self.open_count.load(Ordering::Acquire) > 0
+        let open_count = self.open_count.load(Ordering::Acquire);
+        debug_assert!(own_count <= open_count, "a transaction's snapshot is not counted");
+        open_count > own_count
     }
 
     /// Notes in a keyspace's record that this commit, which is published, has changed rows of the keyspace. The caller
@@ -139,7 +142,7 @@ impl Snapshots {
     #[inline]
     pub(crate) fn note_change(&self, changed_at: &atomic::AtomicU64, timestamp: Timestamp) {
         // Without a snapshot, no reader asks. One that is opened later sees this commit.
-        if self.are_open() && changed_at.load(Ordering::Acquire) <= self.newest.load(Ordering::Relaxed) {
+        if self.are_open_besides(0) && changed_at.load(Ordering::Acquire) <= self.newest.load(Ordering::Relaxed) {
             changed_at.fetch_max(timestamp.0, Ordering::AcqRel);
         }
     }
@@ -219,7 +222,7 @@ mod models {
             let shared = (Arc::clone(&snapshots), Arc::clone(&clock));
             let opener = thread::spawn(move || open(&shared.0, &shared.1));
             clock.mark_applied(Timestamp(1));
-            let leaves_none = clock.try_show_relaxed(Timestamp(1)) && !snapshots.are_open();
+            let leaves_none = clock.try_show_relaxed(Timestamp(1)) && !snapshots.are_open_besides(0);
             let snapshot = opener.join().unwrap();
             assert!(!leaves_none || snapshot.timestamp >= Timestamp(1), "a version is missing");
         });
@@ -231,6 +234,22 @@ mod models {
     fn loom_a_version_is_left_for_each_snapshot_before_it() {
         explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.published()));
         explore(|snapshots, clock| snapshots.open_snapshot(Duration::ZERO, || clock.visible()));
+    }
+
+    /// A commit that leaves no version for its own transaction's snapshot leaves one for every other before it.
+    #[test]
+    fn loom_a_version_is_left_for_each_other_snapshot() {
+        loom::model(|| {
+            let (snapshots, clock) = (Arc::new(Snapshots::default()), Arc::new(Clock::new(Timestamp(0))));
+            let own = snapshots.open_snapshot(Duration::ZERO, || clock.published());
+            let shared = (Arc::clone(&snapshots), Arc::clone(&clock));
+            let opener = thread::spawn(move || shared.0.open_snapshot(Duration::ZERO, || shared.1.visible()));
+            clock.mark_applied(Timestamp(1));
+            let leaves_none = clock.try_show_relaxed(Timestamp(1)) && !snapshots.are_open_besides(1);
+            let snapshot = opener.join().unwrap();
+            drop(own);
+            assert!(!leaves_none || snapshot.timestamp >= Timestamp(1), "a version is missing");
+        });
     }
 
     /// The model fails if the timestamp is chosen before the snapshot is counted, which proves that the model can find

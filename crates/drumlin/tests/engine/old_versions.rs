@@ -1,10 +1,12 @@
 //! Old versions of rows that outgrow memory. Snapshots still see their rows, with the help of a file that is created
 //! and removed as needed.
 
+use std::cell::RefCell;
 use std::ops::Bound;
 
 use drumlin::{
-    Config, Database, Durability, Error, Field, Isolation, Keyspace, Snapshot, Sum, TxOptions, Value, VersionOverflow,
+    Config, Database, Durability, Error, Field, Isolation, Keyspace, Snapshot, Sum, Transaction, TxOptions, Value,
+    VersionOverflow,
 };
 
 use crate::support::{Folder, Model, Random};
@@ -144,6 +146,33 @@ fn batches_leave_versions_only_for_snapshots() {
     for number in 0..ROWS {
         assert_eq!(snapshot.get(&k, key(number)).unwrap().unwrap(), [2; 40]);
         assert_eq!(k.get(key(number)).unwrap().unwrap(), [3; 40]);
+    }
+}
+
+/// The snapshot of a relaxed transaction needs no old versions of the rows that the transaction itself changes, unless
+/// a range of the transaction is still open. The range goes on at the snapshot after the commit.
+#[test]
+fn transactions_leave_versions_only_for_other_readers() {
+    const ROWS: u64 = 100;
+    let db = config().memory(64 * MIB).backend(drumlin_io::in_memory()).open("/db").unwrap();
+    let k = db.keyspace("k").unwrap();
+    let change = |round: u8, rows: u64, look: &dyn Fn(&Transaction)| {
+        let mut tx = db.begin().unwrap();
+        look(&tx);
+        (0..rows).for_each(|number| tx.insert(&k, key(number), [round; 40]).unwrap());
+        tx.commit().unwrap();
+    };
+    change(1, ROWS, &|_| ());
+    change(2, ROWS, &|tx| assert_eq!(tx.get(&k, key(7)).unwrap().unwrap(), [1; 40]));
+    change(2, 1, &|_| ());
+    assert_eq!(db.stats().version_bytes, 0);
+    for rows in [1, ROWS] {
+        let range = RefCell::new(None);
+        change(3, rows, &|tx| *range.borrow_mut() = Some(tx.range(&k, ..)));
+        assert!(db.stats().version_bytes > rows * 40);
+        let range = range.into_inner().unwrap();
+        assert_eq!(range.filter(|row| *row.as_ref().unwrap().1 == [2; 40]).count() as u64, ROWS);
+        change(2, rows, &|_| ());
     }
 }
 

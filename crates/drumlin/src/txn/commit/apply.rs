@@ -85,7 +85,7 @@ impl Latched<'_> {
             }
         }
         let is_visible = sink.mark_applied(timestamp);
-        engine.keep_versions(undo_records, timestamp, is_visible);
+        engine.keep_versions(undo_records, timestamp, is_visible, work.own_snapshots);
         drop(writes);
     }
 }
@@ -104,7 +104,8 @@ impl<L> Engine<L> {
         let Prepared { rows, reads, incoming, pinned, removals, .. } = prepared;
         assert!(medium.values.len() <= rows.len(), "a medium value has no row");
         assert_eq!(incoming.len(), rows.len());
-        let mut work = CommitRows { rows, incoming: &incoming, reads, since: seen.since(), removals };
+        let (since, own_snapshots) = (seen.since(), seen.own_snapshots());
+        let mut work = CommitRows { rows, incoming: &incoming, reads, since, own_snapshots, removals };
         let mut pinned_reads = self.pin_reads(mode, reads, &pinned).await?;
         let mut provider = Provider::new(mode, &self.pool);
         loop {
@@ -154,11 +155,12 @@ impl<L> Engine<L> {
     }
 
     /// Adds the undo records of a commit to its leaves, which are still latched. If the commit is visible already and
-    /// no snapshot is open, no reader will need them (docs/concurrency.md). Then it adds only those that name large
-    /// values, which have to be freed.
-    fn keep_versions(&self, undo_records: Vec<LeafUndo>, timestamp: Timestamp, is_visible: bool) {
+    /// no snapshot is open but `own_snapshots`, no reader will need them (docs/concurrency.md). Then it adds only those
+    /// that name large values, which have to be freed.
+    fn keep_versions(&self, undo_records: Vec<LeafUndo>, timestamp: Timestamp, is_visible: bool, own_snapshots: u64) {
         assert!(!is_visible || timestamp <= self.clock.visible(), "commit {timestamp} is taken for a visible one");
-        let are_needed = !is_visible || self.snapshots.are_open();
+        assert!(own_snapshots <= 1, "a transaction has {own_snapshots} snapshots");
+        let are_needed = !is_visible || self.snapshots.are_open_besides(own_snapshots);
         if !are_needed {
             crate::coverage::mark!("a commit of several rows left no version, since no snapshot needed it");
         }

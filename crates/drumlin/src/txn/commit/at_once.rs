@@ -20,7 +20,8 @@
 //! 2. It overtakes no other commit: it reserves no memory or log space for which other commits are queued.
 //! 3. The order in which commits reserve does not apply to it, because it never waits while it holds a resource.
 //! 4. As in `apply`, it adds no undo record if no snapshot needs one when the leaf is unlatched. A `Relaxed` commit is
-//!    visible by then if the commits before it are applied ([`are_open`](crate::txn::snapshots::Snapshots::are_open)).
+//!    visible by then if the commits before it are applied
+//!    ([`are_open_besides`](crate::txn::snapshots::Snapshots::are_open_besides)).
 //! 5. Under the latches, the log assigns the record's timestamp and its position in one step, or refuses. After that,
 //!    nothing can fail.
 
@@ -35,7 +36,6 @@ use super::prepare::{Row, incoming_of, old_value_bytes_max, row_version_bytes_ma
 use super::sink::{CommitSink, LiveLog, LogSpace, RowsSeen, Unready};
 use super::{Applied, Durability, Recorded, prepared_body};
 use crate::error::Result;
-use crate::format::Timestamp;
 use crate::memory::Account;
 use crate::seglog::Appended;
 use crate::tree::Incoming;
@@ -83,20 +83,20 @@ fn give_spare(spare: &'static LocalKey<Cell<Vec<u8>>>, vector: Vec<u8>) {
     }
 }
 
-/// Returns the maximum sizes of these rows' record and versions. Returns `None` if a value needs its own extent,
-/// because the commit may then have to wait for a buffer.
-fn bytes_max(rows: &[Row<'_>]) -> Option<(usize, usize)> {
-    let (mut body_bytes, mut version_bytes) = (0, 0);
+/// Returns the maximum size of these rows' record. Returns `None` if a value needs its own extent, because the commit
+/// may then have to wait for a buffer.
+#[inline]
+fn body_bytes_max(rows: &[Row<'_>]) -> Option<usize> {
+    let mut bytes = 0;
     for row in rows {
-        body_bytes += row.key.len() + 24;
+        bytes += row.key.len() + 24;
         match row.change {
-            Change::Put(value) if value.len() <= row.tree.inline_bytes_max(row.key) => body_bytes += value.len(),
+            Change::Put(value) if value.len() <= row.tree.inline_bytes_max(row.key) => bytes += value.len(),
             Change::Put(_) | Change::PutLarge(_) => return None,
             Change::Remove => {}
         }
-        version_bytes += row_version_bytes_max(row);
     }
-    Some((body_bytes, version_bytes))
+    Some(bytes)
 }
 
 impl Engine {
@@ -136,7 +136,7 @@ impl Engine {
             return Ok(None);
         }
         debug_assert!(rows.is_sorted_by(|left, right| left.order() < right.order()), "rows out of order");
-        let Some((body_bytes_max, version_bytes_max)) = bytes_max(rows) else { return Ok(None) };
+        let Some(body_bytes_max) = body_bytes_max(rows) else { return Ok(None) };
         let old_bytes_max = if self.keeps_old_values { rows.iter().map(old_value_bytes_max).sum() } else { 0 };
         let _work;
         if rows.len() > 1 || body_bytes_max + old_bytes_max > SPARE_BYTES_MAX {
@@ -163,7 +163,7 @@ impl Engine {
             let old_bytes_max = old_bytes_max.min(log.body_bytes_max().saturating_sub(body.bytes().len()));
             let body = Cow::Borrowed(&body);
             let mut sink = LiveLog { clock: &self.clock, body, old_bytes_max, space, ends_prepared, is_relaxed };
-            self.try_apply_rows(rows, version_bytes_max, seen.since(), &mut sink)
+            self.try_apply_rows(rows, seen, &mut sink)
         };
         give_spare(&SPARE_RECORD, body.into_bytes());
         let logged = match applied {
@@ -189,38 +189,34 @@ impl Engine {
         Ok(Some(Applied { logged, reserved_pages }))
     }
 
-    /// Applies the rows. Their versions use at most `version_bytes_max` of memory.
     fn try_apply_rows(
         &self,
         rows: &[Row<'_>],
-        version_bytes_max: usize,
-        since: Option<Timestamp>,
+        seen: RowsSeen<'_>,
         sink: &mut LiveLog<'_>,
     ) -> Result<Appended, Unready> {
         if let [row] = rows {
-            return self.try_apply_one(row, since, sink);
+            return self.try_apply_one(row, seen, sink);
         }
         // This memory is held only until the versions are added, which then account for the memory that they use.
+        let version_bytes_max = rows.iter().map(row_version_bytes_max).sum::<usize>();
         let memory = self.budget.try_hold(Account::Versions, version_bytes_max as u64);
         let _memory = memory.ok_or(Unready::Memory)?;
         let incoming: Vec<Incoming<'_>> = rows.iter().map(incoming_of).collect();
-        self.try_apply(&CommitRows { rows, incoming: &incoming, reads: None, since, removals: None }, &[], &[], sink)
+        let (since, own_snapshots) = (seen.since(), seen.own_snapshots());
+        let work = CommitRows { rows, incoming: &incoming, reads: None, since, own_snapshots, removals: None };
+        self.try_apply(&work, &[], &[], sink)
     }
 
     /// Applies a single row. This needs no list of leaves, and memory only for the version that the row replaces.
-    fn try_apply_one(
-        &self,
-        row: &Row<'_>,
-        since: Option<Timestamp>,
-        sink: &mut LiveLog<'_>,
-    ) -> Result<Appended, Unready> {
+    fn try_apply_one(&self, row: &Row<'_>, seen: RowsSeen<'_>, sink: &mut LiveLog<'_>) -> Result<Appended, Unready> {
         // Declared first, so that it is dropped last: dropping it may wake a thread, which must not happen under a
         // latch.
         let mut memory = None;
         let incoming = incoming_of(row);
         let pages = &row.tree.pages;
         let epoch_guard = self.space.epoch_latch.shared();
-        if self.is_overtaken(since) {
+        if self.is_overtaken(seen.since()) {
             return Err(Unready::Overtaken);
         }
         let mut write = row.tree.write_leaf(row.key, &|_| false)?;
@@ -253,7 +249,7 @@ impl Engine {
         leaf.set_newest(timestamp);
         let is_visible = sink.mark_applied(timestamp);
         if let Some((mut undo, held)) = undo {
-            if is_visible && !undo.names_values() && !self.snapshots.are_open() {
+            if is_visible && !undo.names_values() && !self.snapshots.are_open_besides(seen.own_snapshots()) {
                 crate::coverage::mark!("a commit left no version, since no snapshot needed it");
             } else {
                 let kept = undo.exact(SPARE_BYTES_MAX);

@@ -22,6 +22,8 @@ pub(super) struct CommitRows<'a> {
     pub(super) reads: Option<Reads<'a>>,
     /// No run attached up to this timestamp has changed a row that the commit must find unchanged.
     pub(super) since: Option<Timestamp>,
+    /// The number of open snapshots that do not need the versions that the commit replaces.
+    pub(super) own_snapshots: u64,
     /// The ranges that the commit removes.
     pub(super) removals: Option<&'a Removals<'a>>,
 }

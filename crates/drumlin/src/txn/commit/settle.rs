@@ -101,10 +101,15 @@ impl Engine {
     }
 
     /// Merges the leaves that an applied commit has left underfull.
+    #[inline]
     fn merge_after_removals(&self, rows: &[Row<'_>]) {
-        if !rows.iter().any(|row| matches!(row.change, Change::Remove)) {
-            return;
+        if rows.iter().any(|row| matches!(row.change, Change::Remove)) {
+            self.merge_underfull(rows);
         }
+    }
+
+    fn merge_underfull(&self, rows: &[Row<'_>]) {
+        debug_assert!(!rows.is_empty(), "a commit without rows leaves no leaf underfull");
         let reclaim_guard = self.pool.reclaim_guard();
         let mut sparse = Vec::new();
         for row in rows.iter().filter(|row| matches!(row.change, Change::Remove)) {

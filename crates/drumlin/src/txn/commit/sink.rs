@@ -24,7 +24,7 @@ pub(crate) enum RowsSeen<'a> {
     /// The commit depends on no earlier version of its rows.
     Nothing,
     /// The rows as of a snapshot.
-    Snapshot(&'a SnapshotHandle),
+    Snapshot(&'a Arc<SnapshotHandle>),
     /// The newest version of rows that were locked at this timestamp or later.
     Newest(Timestamp),
     /// The given versions of all rows that a transaction has locked, whether the commit changes them or not.
@@ -45,6 +45,17 @@ impl RowsSeen<'_> {
             RowsSeen::Snapshot(snapshot) => Some(snapshot.timestamp),
             RowsSeen::Newest(since) => Some(*since),
             RowsSeen::Of(_, seen) => seen.since(),
+        }
+    }
+
+    /// Returns the number of open snapshots at which no reader will read once the commit is applied: 1 if the commit's
+    /// transaction has a snapshot and shares it with no range, or else 0.
+    #[inline]
+    pub(super) fn own_snapshots(&self) -> u64 {
+        match self {
+            RowsSeen::Snapshot(snapshot) => u64::from(Arc::strong_count(snapshot) == 1),
+            RowsSeen::Of(_, seen) => seen.own_snapshots(),
+            RowsSeen::Nothing | RowsSeen::Newest(_) => 0,
         }
     }
 }
@@ -126,17 +137,10 @@ pub(super) enum LogSpace<'e> {
     Taken,
 }
 
-impl CommitSink for LiveLog<'_> {
-    type Committed = Appended;
-
-    const IN_ORDER: bool = true;
-
-    const FOLD_PURPOSE: Purpose = Purpose::Remove;
-
-    fn record_old_values<'l>(&mut self, rows: &[Row<'_>], old: impl Iterator<Item = Option<RowValue<'l>>>) {
-        if self.old_bytes_max == 0 {
-            return;
-        }
+impl LiveLog<'_> {
+    /// Adds the old values of the rows to the record.
+    fn lengthen_record<'l>(&mut self, rows: &[Row<'_>], old: impl Iterator<Item = Option<RowValue<'l>>>) {
+        debug_assert!(self.old_bytes_max > 0, "the record has no space for old values");
         let Cow::Borrowed(body) = self.body else { unreachable!("a commit takes its timestamp once") };
         let is_told = |(row, _): &(&Row<'_>, _)| row.tree.pages.id != KeyspaceId::PREPARED;
         let mut old = rows.iter().zip(old).filter(is_told).map(|(_, old)| match old {
@@ -158,6 +162,21 @@ impl CommitSink for LiveLog<'_> {
         }
         assert!(bytes.len() <= bytes_max, "old values take more space than was reserved");
         self.body = Cow::Owned(body.with_bytes(bytes));
+    }
+}
+
+impl CommitSink for LiveLog<'_> {
+    type Committed = Appended;
+
+    const IN_ORDER: bool = true;
+
+    const FOLD_PURPOSE: Purpose = Purpose::Remove;
+
+    #[inline]
+    fn record_old_values<'l>(&mut self, rows: &[Row<'_>], old: impl Iterator<Item = Option<RowValue<'l>>>) {
+        if self.old_bytes_max > 0 {
+            self.lengthen_record(rows, old);
+        }
     }
 
     #[inline]
