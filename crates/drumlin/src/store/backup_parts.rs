@@ -366,7 +366,9 @@ impl PartSink for PartFolder {
         let direct = self.write_ahead.is_some();
         let options = OpenOptions { write: true, create: true, direct, ..OpenOptions::default() };
         let begun = self.folder.open(&file_name(number), options).and_then(|file| {
-            file.set_len(0)?;
+            if file.len()? > 0 {
+                file.set_len(0)?;
+            }
             let Some(ahead) = &mut self.write_ahead else {
                 file.write_at(part, 0, Persist::Later)?;
                 self.unsynced.push(Written { number, file, bytes });
