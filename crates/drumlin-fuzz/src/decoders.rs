@@ -682,7 +682,12 @@ fn sample_catalogue() -> Catalogue {
             has_values: true,
             name: "rows".into(),
             chunks: vec![address, ExtentAddress::NONE],
-            origins: vec![KeyspaceId(1)],
+            origins: vec![catalogue::CloneOrigin {
+                keyspace: KeyspaceId(1),
+                as_of: Timestamp(40),
+                last_use: SegmentUse(30),
+                own_after: SegmentUse(20),
+            }],
             runs: vec![
                 catalogue::RunEntry {
                     root: PageId(9),

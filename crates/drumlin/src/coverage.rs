@@ -29,6 +29,7 @@ pub(crate) const MARKS: &[&str] = &[
     "a keyspace that was itself a clone was cloned",
     "a clone left out a value that only snapshots could see",
     "a recovery cloned a keyspace again",
+    "a clone left out an origin of which it has no pages",
     "an extent of an origin was moved for its clone",
     "the catalogue of a kept snapshot was moved",
     "extents were moved out of segments that kept snapshots pin",

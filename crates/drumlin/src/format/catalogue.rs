@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! next keyspace (4)   next value identity (8)
-//! list of keyspaces:  id (4)   page size (4)   end of the page numbers (8)   leaves on disk (8)   rows in them (8)   1 if a row may have had a value on pages of its own (1)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs   list of origins: id (4), in a clone
+//! list of keyspaces:  id (4)   page size (4)   end of the page numbers (8)   leaves on disk (8)   rows in them (8)   1 if a row may have had a value on pages of its own (1)   length of the name (2)   name   list of chunks of the table's base image: address (8), 0 if all its pages are free   list of runs   list of origins, in a clone
+//! origin:             id (4)   timestamp of the checkpoint that was cloned (8)   newest use of a segment in it (8)   newest use of a segment before it (8)
 //! run:                root (4), 0 without rows   timestamp (8)   length of the key (2)   key below which its rows are folded and its pages free   list of removed ranges
 //! removed range:      length of the lower key (2)   length of the upper key (2), 65535 without one   lower key   upper key
 //! list of summaries:  address (8)
@@ -25,7 +26,7 @@
 //! ```
 
 use super::backup::SnapshotId;
-use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, Timestamp, ValueId};
+use super::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp, ValueId};
 
 /// The number of catalogue bytes in each part except the last.
 pub(crate) const PART_BYTES: usize = 48 << 10;
@@ -42,8 +43,14 @@ pub(crate) const REMOVED_RANGE_BYTES: u64 = 4;
 pub(super) const NO_UPPER: u16 = u16::MAX;
 
 /// Returns the size of a keyspace's entry without its list of chunks, in bytes.
+fn entry_bytes(name_bytes: usize, origin_count: usize) -> u64 {
+    (47 + name_bytes + origin_count * CloneOrigin::BYTES) as u64
+}
+
+/// Returns the bytes that a checkpoint needs for a keyspace besides its page table and the list of its chunks: its
+/// entry in the catalogue, and the origins of a clone once more, in its page table.
 pub(crate) fn keyspace_bytes(name_bytes: usize, origin_count: usize) -> u64 {
-    (47 + name_bytes + origin_count * size_of::<KeyspaceId>()) as u64
+    entry_bytes(name_bytes, origin_count) + (origin_count * CloneOrigin::BYTES) as u64
 }
 
 /// Returns the size of a kept snapshot's entry, in bytes.
@@ -104,14 +111,59 @@ pub(crate) struct KeyspaceEntry {
     pub(crate) chunks: Vec<ExtentAddress>,
     /// The runs above the keyspace's tree, in ascending order of timestamps.
     pub(crate) runs: Vec<RunEntry>,
-    /// The keyspaces whose extents a clone shares: that from which it was cloned, and the origins of that one.
-    pub(crate) origins: Vec<KeyspaceId>,
+    /// The keyspaces whose extents a clone shares, newest first: that from which it was cloned, and those origins of
+    /// that one whose extents it had.
+    pub(crate) origins: Vec<CloneOrigin>,
+}
+
+/// A keyspace whose extents a clone shares. `space/clones.rs` explains the fields.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CloneOrigin {
+    pub(crate) keyspace: KeyspaceId,
+    /// The checkpoint of this keyspace that was cloned.
+    pub(crate) as_of: Timestamp,
+    /// The newest use of a segment among those of the extents that are shared.
+    pub(crate) last_use: SegmentUse,
+    /// A use of a segment that is older than all extents that were written for the clone.
+    pub(crate) own_after: SegmentUse,
+}
+
+impl CloneOrigin {
+    /// The size in bytes.
+    pub(crate) const BYTES: usize = 28;
+
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.keyspace.0.to_le_bytes());
+        out.extend(self.as_of.0.to_le_bytes());
+        out.extend(self.last_use.0.to_le_bytes());
+        out.extend(self.own_after.0.to_le_bytes());
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Option<CloneOrigin> {
+        let (keyspace, as_of) = (KeyspaceId(reader.u32()?), Timestamp(reader.u64()?));
+        Some(CloneOrigin { keyspace, as_of, last_use: SegmentUse(reader.u64()?), own_after: SegmentUse(reader.u64()?) })
+    }
+
+    /// Appends the origins of a clone to the entries of its page table's first chunk.
+    pub(crate) fn encode_all(origins: &[CloneOrigin], out: &mut Vec<u8>) {
+        origins.iter().for_each(|origin| origin.encode(out));
+    }
+
+    /// Decodes the bytes after the entries of a page table's chunk. Returns `None` if they are malformed.
+    pub(crate) fn decode_all(bytes: &[u8]) -> Option<Vec<CloneOrigin>> {
+        let mut reader = Reader { bytes };
+        let mut origins = Vec::with_capacity(bytes.len() / CloneOrigin::BYTES);
+        while !reader.bytes.is_empty() {
+            origins.push(CloneOrigin::decode(&mut reader)?);
+        }
+        Some(origins)
+    }
 }
 
 impl KeyspaceEntry {
     /// Returns `true` if extents of the keyspace may have this id.
     pub(crate) fn is_stored_as(&self, id: KeyspaceId) -> bool {
-        id == self.id || self.origins.contains(&id)
+        id == self.id || self.origins.iter().any(|origin| origin.keyspace == id)
     }
 }
 
@@ -257,9 +309,7 @@ fn encode_keyspaces(keyspaces: &[KeyspaceEntry], out: &mut Vec<u8>) {
             }
         }
         out.extend((keyspace.origins.len() as u32).to_le_bytes());
-        for origin in &keyspace.origins {
-            out.extend(origin.0.to_le_bytes());
-        }
+        CloneOrigin::encode_all(&keyspace.origins, out);
     }
 }
 
@@ -321,7 +371,7 @@ impl<'a> Reader<'a> {
             let is_something = root > PageId::ROOT || root == PageId::NONE && !removed.is_empty();
             is_something.then_some(RunEntry { root, timestamp, freed_to, removed })
         })?;
-        let origins = self.list(|reader| Some(KeyspaceId(reader.u32()?)))?;
+        let origins = self.list(CloneOrigin::decode)?;
         Some(KeyspaceEntry { id, page_bytes, page_end, leaf_count, leaf_rows, has_values, name, chunks, runs, origins })
     }
 
@@ -339,7 +389,6 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::SegmentUse;
 
     /// A catalogue survives encoding. A truncated catalogue is refused without a panic.
     #[test]
@@ -360,7 +409,12 @@ mod tests {
                 name: "käse".into(),
                 chunks: vec![address, ExtentAddress::NONE],
                 runs: vec![run],
-                origins: vec![KeyspaceId(1)],
+                origins: vec![CloneOrigin {
+                    keyspace: KeyspaceId(1),
+                    as_of: Timestamp(5),
+                    last_use: SegmentUse(9),
+                    own_after: SegmentUse(7),
+                }],
             }],
             summaries: vec![ExtentAddress::new(8192, 640, SegmentUse(1))],
             segments: vec![ExtentRef { address, segment_use: SegmentUse(1) }, ExtentRef::NONE],
@@ -388,7 +442,7 @@ mod tests {
         let bytes = catalogue.encode();
         let (addresses, extents) = (3 * size_of::<u64>(), 2 * ExtentRef::BYTES);
         let known_bytes = HEAD_BYTES
-            + keyspace_bytes("käse".len(), 1)
+            + entry_bytes("käse".len(), 1)
             + RUN_BYTES
             + 3
             + 2 * REMOVED_RANGE_BYTES

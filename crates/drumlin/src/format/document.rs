@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::backup::SnapshotId;
-use super::catalogue::{Catalogue, KeptEntry, KeyspaceEntry, Orphan, RunEntry};
+use super::catalogue::{Catalogue, CloneOrigin, KeptEntry, KeyspaceEntry, Orphan, RunEntry};
 use super::extent::Kind;
 use super::record::{AttachedRoot, Attachment, OldValue, Operation, SegmentRun};
 use super::{
@@ -377,6 +377,8 @@ fn the_catalogue_is_as_documented() {
     let (address, other) = (ExtentAddress::new(4096, 64, SegmentUse(1)), ExtentAddress::new(8192, 640, SegmentUse(2)));
     let chunk = ExtentRef { address: other, segment_use: SegmentUse(2) };
     let removed = vec![(b"a".to_vec(), Some(b"bc".to_vec()))];
+    let (last_use, own_after) = (SegmentUse(80), SegmentUse(70));
+    let origin = CloneOrigin { keyspace: KeyspaceId(3), as_of: Timestamp(60), last_use, own_after };
     let entry = KeyspaceEntry {
         id: KeyspaceId(7),
         page_bytes: 4096,
@@ -387,7 +389,7 @@ fn the_catalogue_is_as_documented() {
         name: "name".into(),
         chunks: vec![address],
         runs: vec![RunEntry { root: PageId(6), timestamp: Timestamp(55), freed_to: b"key".to_vec(), removed }],
-        origins: vec![KeyspaceId(3)],
+        origins: vec![origin],
     };
     let orphan = Orphan { keyspace: KeyspaceId(7), first_page: PageId(5), page_count: 6 };
     let catalogue = Catalogue {
@@ -419,14 +421,15 @@ fn the_catalogue_is_as_documented() {
     assert_eq!(bytes[88..92], 1u32.to_le_bytes());
     compare_sample("A removed range", &bytes[92..], &[1, 2]);
     assert_eq!(bytes[96..99], *b"abc");
-    assert_eq!(bytes[99..107], [1u32.to_le_bytes(), 3u32.to_le_bytes()].concat());
-    assert_eq!(bytes[111..119], other.to_bits().to_le_bytes());
-    compare_sample("Reference to an extent", &bytes[123..], &[other.to_bits(), 2]);
-    compare_sample("An orphan", &bytes[143..], &[7, 5, 6]);
-    assert_eq!(bytes[155..159], 1u32.to_le_bytes());
-    compare_sample("A kept snapshot", &bytes[159..], &[8, 54, 1_700_000_000_000, 900, 4]);
-    assert_eq!(bytes[193..], [b"kept", &chunk.to_bytes()[..]].concat());
-    assert_eq!(bytes.len(), 213);
+    assert_eq!(bytes[99..103], 1u32.to_le_bytes());
+    compare_sample("An origin of a clone", &bytes[103..], &[3, 60, 80, 70]);
+    assert_eq!(bytes[135..143], other.to_bits().to_le_bytes());
+    compare_sample("Reference to an extent", &bytes[147..], &[other.to_bits(), 2]);
+    compare_sample("An orphan", &bytes[167..], &[7, 5, 6]);
+    assert_eq!(bytes[179..183], 1u32.to_le_bytes());
+    compare_sample("A kept snapshot", &bytes[183..], &[8, 54, 1_700_000_000_000, 900, 4]);
+    assert_eq!(bytes[217..], [b"kept", &chunk.to_bytes()[..]].concat());
+    assert_eq!(bytes.len(), 237);
 }
 
 /// The bits of an address, the kinds of extents and the numbers in the text are as documented.

@@ -107,7 +107,7 @@ impl Finder<'_> {
         for damaged in std::mem::take(&mut self.store.keyspaces) {
             let (entry, pages) = (damaged.entry, damaged.pages);
             let mut source = Source::new(entry.id, entry.name.clone(), entry.page_bytes as usize, None);
-            source.origins.clone_from(&entry.origins);
+            source.origins = entry.origins.iter().map(|origin| origin.keyspace).collect();
             for RunEntry { timestamp, removed, .. } in &entry.runs {
                 let range = |(lower, upper): &(Vec<u8>, Option<Vec<u8>>)| {
                     (*timestamp, RemovedRange { lower: lower.clone(), upper: upper.clone() })

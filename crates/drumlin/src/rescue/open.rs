@@ -114,7 +114,7 @@ fn hidden_pages(store: &DamagedStore) -> Vec<Error> {
         origin.map_or("a dropped keyspace".to_owned(), |origin| format!("keyspace {:?}", origin.entry.name))
     };
     let clones = store.keyspaces.iter().filter(|keyspace| keyspace.pages.are_searched());
-    let origins = clones.filter_map(|keyspace| Some((&keyspace.entry.name, *keyspace.entry.origins.first()?)));
+    let origins = clones.filter_map(|keyspace| Some((&keyspace.entry.name, keyspace.entry.origins.first()?.keyspace)));
     let errors = origins.map(|(name, origin)| {
         let what = format!("the page table of keyspace {name:?}");
         let reason = format!(

@@ -18,7 +18,7 @@ use super::table::{CHUNK_BYTES, CHUNK_PAGES};
 use super::table_log::EpochChanges;
 use super::{ChunkImage, Space};
 use crate::error::Result;
-use crate::format::catalogue::{self, Catalogue, KeptCatalogue, KeyspaceEntry};
+use crate::format::catalogue::{self, Catalogue, CloneOrigin, KeptCatalogue, KeyspaceEntry};
 use crate::format::extent::{Kind, SEGMENT_TABLE_ENTRIES};
 use crate::format::summary::{self, TableChange};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, Superblock};
@@ -122,6 +122,8 @@ pub(crate) struct PageTableStore {
     change_count_max: usize,
     /// Set while a clone is being made, which needs the page tables as of a checkpoint in a base image.
     pub(super) always_folds: bool,
+    /// Clones whose first chunk is still that of their origin. The next checkpoint writes one that names the origins.
+    pub(super) new_clones: Vec<KeyspaceId>,
 }
 
 #[derive(Debug, Default)]
@@ -151,6 +153,7 @@ impl PageTableStore {
             corrupted: Corrupted::default(),
             change_count_max,
             always_folds: false,
+            new_clones: Vec::new(),
         }
     }
 
@@ -285,6 +288,7 @@ impl PageTableStore {
             || self.must_evacuate(space)
             || self.kept.is_wanted()
             || self.always_folds
+            || !self.new_clones.is_empty()
         {
             crate::coverage::mark!("a checkpoint wrote a new base image");
             drop(fresh);
@@ -408,7 +412,7 @@ impl PageTableStore {
         let mut addresses = Vec::with_capacity(entries.len() / CHUNK_PAGES);
         for (chunk, entries) in entries.chunks(CHUNK_PAGES).enumerate() {
             assert!(entries.len() == CHUNK_PAGES, "chunk {chunk} of {keyspace} has {} entries", entries.len());
-            addresses.push(append_entries(space, epoch, keyspace, chunk, entries)?);
+            addresses.push(append_entries(space, epoch, (keyspace, chunk), entries, &[])?);
         }
         let replaced = self.chunks.insert(keyspace, addresses.into());
         assert!(replaced.is_none(), "keyspace {keyspace} is restored twice");
@@ -503,6 +507,8 @@ impl PageTableStore {
                 }
             }
         }
+        let new_clones = std::mem::take(&mut self.new_clones);
+        unchanged.extend(new_clones.into_iter().filter(|id| self.chunks.contains_key(id)).map(|id| (id, 0)));
         for changes in table_changes.chunk_by(|left, right| chunk_of(left) == chunk_of(right)) {
             let table_chunk = chunk_of(&changes[0]);
             unchanged.remove(&table_chunk);
@@ -538,12 +544,12 @@ impl PageTableStore {
         addresses.lengthen(chunk + 1);
         let old = addresses[chunk];
         assert!(old.is_none() || space.segments.is_plausible(old), "chunk {chunk} of {keyspace} lies at {old:?}");
+        // A dropped keyspace is gone once its pages are freed, and so are the names of its origins.
+        let pages = space.page_space(keyspace);
         let mut entries = match known {
             Some(entries) => entries,
             None if old.is_none() => vec![0; CHUNK_PAGES],
             None => {
-                // A dropped keyspace is gone once its pages are freed, and so are the names of its origins.
-                let pages = space.page_space(keyspace);
                 let is_stored_as = |id| pages.as_ref().is_none_or(|pages| pages.is_stored_as(id));
                 chunk_entries(space, is_stored_as, chunk, old, read_extent(space, old)?)?
             }
@@ -552,25 +558,29 @@ impl PageTableStore {
         for change in changes {
             entries[change.page.0 as usize % CHUNK_PAGES] = change.address.to_bits();
         }
-        let new = append_entries(space, epoch, keyspace, chunk, &entries)?;
+        let origins = pages.as_ref().filter(|_| chunk == 0).map_or(&[][..], |pages| pages.origins());
+        let new = append_entries(space, epoch, (keyspace, chunk), &entries, origins)?;
         self.chunks.get_mut(&keyspace).expect("entered above")[chunk] = new;
         release(space, old, epoch);
         Ok(())
     }
 }
 
-/// Appends a chunk of a table's base image. A chunk without pages has no extent.
+/// Appends a chunk of a table's base image. A chunk without pages has no extent. The first chunk of a clone names the
+/// origins, for a rescue without the catalogue.
 fn append_entries(
     space: &Space,
     epoch: Epoch,
-    keyspace: KeyspaceId,
-    chunk: usize,
+    (keyspace, chunk): (KeyspaceId, usize),
     entries: &[u64],
+    origins: &[CloneOrigin],
 ) -> Result<ExtentAddress> {
+    assert!(chunk == 0 || origins.is_empty(), "chunk {chunk} of {keyspace} names origins");
     if entries.iter().all(|entry| *entry == 0) {
         return Ok(ExtentAddress::NONE);
     }
-    let payload: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    let mut payload: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    CloneOrigin::encode_all(origins, &mut payload);
     append_payload(space, epoch, Kind::Table, keyspace, chunk, &payload)
 }
 

@@ -6,8 +6,20 @@
 //! - *Space.* Each table counts the extents to which it refers ([`Segments`](super::segments::Segments)). A page of
 //!   either keyspace that changes is written elsewhere, as always, and releases the old extent for its own table.
 //! - *Identity.* An extent names its keyspace. A clone also accepts extents of its *origins*: the keyspace from which
-//!   it was cloned, and the origins of that one. New extents have its own id.
+//!   it was cloned, and those origins of that one whose extents it had. New extents have its own id.
 //! - *Moving.* Whoever moves an extent of an origin makes it one of the clone.
+//!
+//! # Which origins a clone of a clone has
+//! Otherwise the list would grow with each clone that is made of the one before. The uses of segments say whose the
+//! extents in a table are, without a look at them. Those that a clone shares with an origin were all there when it was
+//! cloned, so none is in a newer use than [`last_use`](CloneOrigin::last_use) of that origin. Extents of its own are
+//! written after the cloning began, to segments that were taken for it later, so all are in newer uses than
+//! [`own_after`](CloneOrigin::own_after). So an origin is left out if no extent lies between its `last_use` and the
+//! `own_after` of the origin before it. The checkpoint that is cloned takes segments too, so the two ranges of uses
+//! overlap a little, and an origin may stay in the list for longer than necessary.
+//!
+//! The catalogue lists the origins. The first chunk of the clone's table repeats them, for a rescue without the
+//! catalogue. The next checkpoint writes this chunk, since at first it is that of the keyspace that was cloned.
 //!
 //! # Making a clone
 //! While [`hold_base_images`](PageTableStore::hold_base_images) is in effect, each checkpoint folds the changes of page
@@ -27,15 +39,16 @@ use super::parts::read_parts;
 use super::runs::Run;
 use super::table::CHUNK_PAGES;
 use crate::error::{Error, Result};
-use crate::format::catalogue::{Catalogue, KeyspaceEntry, Orphan};
+use crate::format::catalogue::{Catalogue, CloneOrigin, KeyspaceEntry, Orphan};
 use crate::format::extent::Kind;
-use crate::format::{ExtentAddress, KeyspaceId, PageId, SegmentId, Timestamp};
+use crate::format::{ExtentAddress, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp};
 use crate::hash::HashMap;
 
 /// A keyspace as of the newest checkpoint, in the form in which the catalogue records it.
 #[derive(Debug)]
 pub(crate) struct CloneBase {
     entry: KeyspaceEntry,
+    as_of: Timestamp,
     /// Large values to which no row of the keyspace referred. The clone does without them.
     orphans: Vec<Orphan>,
 }
@@ -71,13 +84,15 @@ impl PageTableStore {
         let Catalogue { keyspaces, mut orphans, .. } = Catalogue::decode(&bytes).ok_or_else(malformed)?;
         let entry = keyspaces.into_iter().find(|entry| entry.id == keyspace);
         orphans.retain(|orphan| orphan.keyspace == keyspace);
-        Ok(entry.map(|entry| CloneBase { entry, orphans }))
+        let as_of = self.superblock.timestamp;
+        Ok(entry.map(|entry| CloneBase { entry, as_of, orphans }))
     }
 
     /// Adds the base image of a clone that has been published.
     pub(crate) fn add_clone(&mut self, keyspace: KeyspaceId, chunks: Vec<ExtentAddress>) {
         let replaced = self.chunks.insert(keyspace, chunks.into());
         assert!(replaced.is_none(), "keyspace {keyspace} is cloned twice");
+        self.new_clones.push(keyspace);
     }
 }
 
@@ -88,12 +103,17 @@ impl CloneBase {
         PageTable::memory_bytes_of(page_end(&self.entry))
     }
 
-    /// Makes the pages of a clone with this id and name. Reads the page table. The caller has made the memory
-    /// available, and no checkpoint may begin before the clone is published. O(pages).
-    pub(crate) fn read<'s>(&self, space: &'s Space, id: KeyspaceId, name: &str) -> Result<ClonedPages<'s>> {
-        let CloneBase { entry, orphans } = self;
+    /// Makes the pages of a clone with this id and name. Reads the page table. `own_after` is a use of a segment that
+    /// is older than all that were taken since the cloned checkpoint began. The caller has made the memory available,
+    /// and no checkpoint may begin before the clone is published. O(pages).
+    pub(crate) fn read<'s>(
+        &self,
+        space: &'s Space,
+        (id, name): (KeyspaceId, &str),
+        own_after: SegmentUse,
+    ) -> Result<ClonedPages<'s>> {
+        let CloneBase { entry, orphans, .. } = self;
         let pages = PageSpace::new(id, entry.page_bytes as usize, name, &space.budget);
-        let pages = Arc::new(pages.with_origins(&[&[entry.id], &entry.origins[..]].concat()));
         pages.leaves_on_disk.set(entry.leaf_count, entry.leaf_rows);
         if entry.has_values {
             pages.expect_values();
@@ -125,6 +145,7 @@ impl CloneBase {
             }
             pages.table.restore_chunk(chunk, &entries);
         }
+        let pages = Arc::new(pages.with_origins(&self.origins_of_clone(space, bytes_of.keys(), own_after)));
         // Extents of the same checkpoint, so none of them has been freed.
         let shared: Vec<(SegmentId, u64)> = bytes_of.into_iter().collect();
         debug_assert!(shared.iter().all(|(_, bytes)| *bytes > 0), "a segment is shared without extents");
@@ -132,6 +153,44 @@ impl CloneBase {
         let cloned = ClonedPages { space, pages, chunks: entry.chunks.clone(), left_out, shared };
         space.restore_runs(&cloned.pages, entry.runs.iter().cloned().map(Run::from).collect());
         Ok(cloned)
+    }
+}
+
+impl CloneBase {
+    /// Returns the origins of a clone whose extents lie in these segments.
+    fn origins_of_clone<'i>(
+        &self,
+        space: &Space,
+        segments: impl Iterator<Item = &'i SegmentId>,
+        own_after: SegmentUse,
+    ) -> Vec<CloneOrigin> {
+        let CloneBase { entry, as_of, .. } = self;
+        let mut uses: Vec<SegmentUse> = segments.map(|segment| space.segments.segment_use(*segment)).collect();
+        uses.sort_unstable();
+        let last_use = uses.last().copied().expect("a keyspace has a root");
+        let mut origins = vec![CloneOrigin { keyspace: entry.id, as_of: *as_of, last_use, own_after }];
+        origins.extend_from_slice(&entry.origins);
+        if last_use == SegmentUse::UNKNOWN {
+            // The database was opened despite corruption.
+            return origins;
+        }
+        // From the oldest to the newest, so that each range of uses begins at the origin before it.
+        let mut begin = SegmentUse(0);
+        let is_held = |origin: &CloneOrigin| {
+            let first = uses.partition_point(|segment_use| *segment_use <= begin);
+            begin = origin.own_after;
+            uses.get(first).is_some_and(|segment_use| *segment_use <= origin.last_use)
+        };
+        let held: Vec<bool> = origins.iter().rev().map(is_held).collect();
+        let mut is_held = held.into_iter().rev();
+        origins.retain(|_| {
+            let is_held = is_held.next().expect("one for each");
+            if !is_held {
+                crate::coverage::mark!("a clone left out an origin of which it has no pages");
+            }
+            is_held
+        });
+        origins
     }
 }
 

@@ -3,7 +3,8 @@
 use super::Space;
 use super::table::CHUNK_PAGES;
 use crate::error::{Error, Result};
-use crate::format::extent::{HEADER_BYTES, Header, Kind, PageKey};
+use crate::format::catalogue::CloneOrigin;
+use crate::format::extent::{HEADER_BYTES, Header, Kind, PageKey, TABLE_PAGES};
 use crate::format::{Epoch, ExtentAddress, KeyspaceId, PageId, extent};
 use crate::io::AlignedBuffer;
 
@@ -87,10 +88,11 @@ pub(super) fn chunk_entries(
 ) -> Result<Vec<u64>> {
     assert!(chunk <= u32::MAX as usize / CHUNK_PAGES, "chunk {chunk} is of no pages");
     let payload = payload_of(space, Kind::Table, is_stored_as, PageId(chunk as u32), address, extent)?;
-    if payload.len() != CHUNK_PAGES * 8 {
+    let (entries, origins) = payload.split_at_checked(TABLE_PAGES * 8).unwrap_or_default();
+    if entries.is_empty() || (chunk > 0 && !origins.is_empty()) || CloneOrigin::decode_all(origins).is_none() {
         return Err(space.corrupted("a page table", address, extent::ExtentError::Length));
     }
-    Ok(numbers(&payload))
+    Ok(numbers(entries))
 }
 
 pub(crate) fn numbers(payload: &[u8]) -> Vec<u64> {

@@ -10,7 +10,7 @@ use super::runs::Run;
 use super::table::CHUNK_PAGES;
 use super::{PageSpace, PageTable, Space};
 use crate::error::{Error, Result};
-use crate::format::catalogue::{KeptCatalogue, KeyspaceEntry};
+use crate::format::catalogue::{CloneOrigin, KeptCatalogue, KeyspaceEntry};
 use crate::format::extent::Kind;
 use crate::format::{ExtentAddress, KeyspaceId};
 
@@ -52,7 +52,14 @@ impl KeptSnapshot {
         for keyspace in &catalogue.keyspaces {
             let id = space.kept.new_id();
             let pages = PageSpace::new(id, keyspace.page_bytes as usize, &keyspace.name, &space.budget);
-            let pages = pages.with_origins(&[&[keyspace.id], &keyspace.origins[..]].concat());
+            let newest_use = space.segments.newest_use();
+            let itself = CloneOrigin {
+                keyspace: keyspace.id,
+                as_of: self.timestamp,
+                last_use: newest_use,
+                own_after: newest_use,
+            };
+            let pages = pages.with_origins(&[&[itself], &keyspace.origins[..]].concat());
             pages.leaves_on_disk.set(keyspace.leaf_count, keyspace.leaf_rows);
             pages.runs.restore(keyspace.runs.iter().cloned().map(Run::from).collect());
             let pages = Arc::new(pages);

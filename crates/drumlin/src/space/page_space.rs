@@ -10,6 +10,7 @@ use super::load_gate::LoadGate;
 use super::runs::Runs;
 use super::table::PageTable;
 use crate::error::quoted;
+use crate::format::catalogue::CloneOrigin;
 use crate::format::node::is_page_bytes;
 use crate::format::{Epoch, KeyspaceId, PageId, Timestamp};
 use crate::memory::Budget;
@@ -62,9 +63,9 @@ impl LeavesOnDisk {
 #[derive(Debug)]
 pub(crate) struct PageSpace {
     pub(crate) id: KeyspaceId,
-    /// The ids other than its own that its extents may have: those of the keyspaces from which it was cloned, newest
-    /// first, or those of the keyspace of which a kept snapshot has this form. `None` if there are none, because few
-    /// keyspaces have any.
+    /// The keyspaces whose ids its extents may have besides its own: those from which it was cloned, newest first, or
+    /// the keyspace of which a kept snapshot has this form, and the origins of that one. `None` if there are none,
+    /// because few keyspaces have any.
     origins: Option<Box<Origins>>,
     /// The logarithm of the page size. A byte keeps an empty keyspace small.
     page_bytes_log2: u8,
@@ -111,9 +112,9 @@ impl PartialEq for PagesById {
 
 impl Eq for PagesById {}
 
-/// The ids of a keyspace's origins.
+/// A keyspace's origins.
 #[derive(Debug)]
-struct Origins(Box<[KeyspaceId]>);
+struct Origins(Box<[CloneOrigin]>);
 
 impl PageSpace {
     pub(crate) fn new(id: KeyspaceId, page_bytes: usize, name: &str, budget: &Arc<Budget>) -> PageSpace {
@@ -136,23 +137,29 @@ impl PageSpace {
         }
     }
 
-    /// Lets extents have these ids too.
-    pub(crate) fn with_origins(self, origins: &[KeyspaceId]) -> PageSpace {
-        debug_assert!(!origins.contains(&self.id), "keyspace {} is a clone of itself", self.id);
+    /// Lets extents have the ids of these keyspaces too.
+    pub(crate) fn with_origins(self, origins: &[CloneOrigin]) -> PageSpace {
+        let is_itself = |origin: &CloneOrigin| origin.keyspace == self.id;
+        debug_assert!(!origins.iter().any(is_itself), "keyspace {} is a clone of itself", self.id);
         debug_assert!(self.origins.is_none(), "keyspace {} has origins already", self.id);
         let origins = (!origins.is_empty()).then(|| Box::new(Origins(origins.into())));
         PageSpace { origins, ..self }
     }
 
-    /// Returns the ids other than its own that its extents may have.
-    pub(crate) fn origins(&self) -> &[KeyspaceId] {
+    /// Returns the keyspaces whose ids its extents may have besides its own.
+    pub(crate) fn origins(&self) -> &[CloneOrigin] {
         self.origins.as_ref().map_or(&[], |origins| &origins.0)
+    }
+
+    /// Returns `true` if extents with this id are shared with the keyspace that has it.
+    pub(crate) fn has_origin(&self, id: KeyspaceId) -> bool {
+        self.origins().iter().any(|origin| origin.keyspace == id)
     }
 
     /// Returns `true` if extents of the keyspace may have this id.
     #[inline]
     pub(crate) fn is_stored_as(&self, id: KeyspaceId) -> bool {
-        id == self.id || self.origins().contains(&id)
+        id == self.id || self.has_origin(id)
     }
 
     /// Returns `true` if the two keyspaces may share extents: one is a clone of the other, or both have an origin in
@@ -160,7 +167,7 @@ impl PageSpace {
     pub(crate) fn is_related(&self, other: &PageSpace) -> bool {
         debug_assert!(self.id != other.id, "keyspace {} is compared with itself", self.id);
         self.is_stored_as(other.id)
-            || self.origins().iter().any(|origin| other.is_stored_as(*origin))
+            || self.origins().iter().any(|origin| other.is_stored_as(origin.keyspace))
             || other.is_stored_as(self.id)
     }
 

@@ -196,6 +196,11 @@ impl Segments {
         Origin { database: self.database, segment_use }
     }
 
+    /// Returns the newest use of any segment.
+    pub(crate) fn newest_use(&self) -> SegmentUse {
+        SegmentUse(self.state.lock().next_use.0 - 1)
+    }
+
     /// Returns the current or last use of a segment.
     pub(crate) fn segment_use(&self, segment: SegmentId) -> SegmentUse {
         self.uses.get(segment)

@@ -7,7 +7,7 @@ use super::requests::PausedMaintenance;
 use super::state::Store;
 use crate::error::{Error, Result};
 use crate::format::record::{self, Operation};
-use crate::format::{ExtentAddress, KeyspaceId, Timestamp, catalogue};
+use crate::format::{ExtentAddress, KeyspaceId, SegmentUse, Timestamp, catalogue};
 use crate::seglog::Body;
 use crate::space::Purpose;
 use crate::space::checkpoint::PageTableStore;
@@ -18,28 +18,33 @@ use crate::task::{WaitMode, ready};
 use crate::txn::keyspace::OpenKeyspace;
 
 /// Makes each checkpoint write a base image for as long as it exists.
-struct HeldBaseImages<'s>(&'s Store);
+struct HeldBaseImages<'s> {
+    store: &'s Store,
+    /// The newest use of a segment at the beginning.
+    began_at: SegmentUse,
+}
 
 impl<'s> HeldBaseImages<'s> {
     fn new(store: &'s Store) -> HeldBaseImages<'s> {
+        let began_at = store.engine.space.segments.newest_use();
         store.lock_page_tables().hold_base_images(true);
-        HeldBaseImages(store)
+        HeldBaseImages { store, began_at }
     }
 
     /// Locks the page tables as of the newest checkpoint, which was made since this exists.
     fn lock(&self) -> MutexGuard<'s, PageTableStore> {
-        self.0.lock_page_tables()
+        self.store.lock_page_tables()
     }
 
     /// Like [`lock`](Self::lock), but returns `None` while a checkpoint is being made.
     fn try_lock(&self) -> Option<MutexGuard<'s, PageTableStore>> {
-        self.0.page_tables.try_lock()
+        self.store.page_tables.try_lock()
     }
 }
 
 impl Drop for HeldBaseImages<'_> {
     fn drop(&mut self) {
-        self.0.lock_page_tables().hold_base_images(false);
+        self.store.lock_page_tables().hold_base_images(false);
     }
 }
 
@@ -122,7 +127,7 @@ impl Store {
         let Some(base) = page_tables.clone_base(space, origin)? else { return Ok(None) };
         space.check_table_growth(base.table_bytes())?;
         engine.pool.fit_frames(base.table_bytes())?;
-        let cloned = base.read(space, id, to)?;
+        let cloned = base.read(space, (id, to), held.began_at)?;
         drop(page_tables);
         let is_published = self.publish_clone(held, origin, as_of, cloned, to)?;
         Ok(is_published.then_some(as_of))

@@ -458,7 +458,7 @@ impl Replay<'_> {
         let base = self.page_tables.clone_base(space, from)?.ok_or_else(malformed)?;
         space.check_table_growth(base.table_bytes())?;
         engine.pool.fit_frames(base.table_bytes())?;
-        let mut cloned = base.read(space, id, name)?;
+        let mut cloned = base.read(space, (id, name), space.segments.newest_use())?;
         self.cloned.lock().push((id, std::mem::take(&mut cloned.chunks)));
         self.keyspaces.add_clone(engine, &space.epoch_latch.exclusive(), &mut cloned, timestamp);
         for image in loads.iter().filter(|image| image.keyspace == id) {

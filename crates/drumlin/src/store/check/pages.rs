@@ -43,7 +43,7 @@ impl Verifier<'_> {
         let has_leaves_of_tree_only = *is_closed && !pages.runs.all().iter().any(Run::has_rows);
         let mut extents = extents_of(pool, pages);
         if pages.id.is_of_kept()
-            && let Some(newest) = pages.origins().first().and_then(|id| pool.space.page_space(*id))
+            && let Some(newest) = pages.origins().first().and_then(|origin| pool.space.page_space(origin.keyspace))
         {
             // These extents have been verified as those of the keyspace itself.
             extents.retain(|(address, page)| address_of(pool, &newest, *page) != Some(*address));

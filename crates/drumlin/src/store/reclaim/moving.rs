@@ -213,7 +213,7 @@ impl Reclaimer<'_> {
             };
             let epoch_guard = space.epoch_latch.shared();
             let mut copied = Cow::Borrowed(&bytes[..header.stored_bytes]);
-            if pages.origins().contains(&header.page_key.keyspace) {
+            if pages.has_origin(header.page_key.keyspace) {
                 crate::coverage::mark!("an extent of an origin was moved for its clone");
                 extent::set_keyspace(copied.to_mut(), pages.id);
             }
