@@ -142,7 +142,14 @@ impl<'s> LogChanges<'s> {
                 }
                 Operation::Clone { from, as_of, name } => {
                     let clone = self.source(from).clone_as(keyspace, name, as_of);
-                    self.sources.keyspaces.insert(keyspace, clone);
+                    match self.sources.keyspaces.get_mut(&keyspace) {
+                        // A checkpoint after this record is known, or what is left of its page table.
+                        Some(source) if !source.origins.is_empty() => {
+                            name.clone_into(&mut source.name);
+                            source.removed.extend(clone.removed);
+                        }
+                        _ => drop(self.sources.keyspaces.insert(keyspace, clone)),
+                    }
                 }
                 Operation::Drop => {
                     self.flush()?;

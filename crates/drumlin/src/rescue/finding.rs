@@ -10,15 +10,15 @@ use super::images::{Image, Layer};
 use super::sources::{Source, SourceRun, store_chunk};
 use crate::db::BulkLoad;
 use crate::error::{Error, Result};
-use crate::format::catalogue::RunEntry;
+use crate::format::catalogue::{CloneOrigin, RunEntry};
 use crate::format::extent::{HEADER_BYTES, Kind, PageKey, TABLE_PAGES, VALUE_BYTES_OFFSET};
 use crate::format::node::is_page_bytes;
 use crate::format::record::{self, AttachedRoot, Attachment, Operation};
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentId, SegmentUse, Timestamp, ValueId, get_u64};
 use crate::seglog::Scan;
+use crate::space::PageSpace;
 use crate::space::runs::RemovedRange;
-use crate::space::{PageEntry, PageSpace};
-use crate::store::damaged::{DamagedStore, Pages};
+use crate::store::damaged::{Clones, DamagedStore, Pages};
 use crate::tree::node::{Inner, Leaf};
 
 /// The number of extents that are read together.
@@ -107,7 +107,7 @@ impl Finder<'_> {
         for damaged in std::mem::take(&mut self.store.keyspaces) {
             let (entry, pages) = (damaged.entry, damaged.pages);
             let mut source = Source::new(entry.id, entry.name.clone(), entry.page_bytes as usize, None);
-            source.origins = entry.origins.iter().map(|origin| origin.keyspace).collect();
+            source.origins.clone_from(&entry.origins);
             for RunEntry { timestamp, removed, .. } in &entry.runs {
                 let range = |(lower, upper): &(Vec<u8>, Option<Vec<u8>>)| {
                     (*timestamp, RemovedRange { lower: lower.clone(), upper: upper.clone() })
@@ -229,10 +229,19 @@ impl Finder<'_> {
         Ok((leaves, is_whole))
     }
 
-    /// Searches the data file for the leaves that no table lists, and for the chunks of values.
+    /// Searches the data file for the leaves that no table lists, and for the chunks of values. A leaf of a keyspace
+    /// that was cloned is one of its clone too, if it is old enough.
     fn search(&mut self) -> Result<()> {
         let Finder { store, load, found, .. } = self;
         let is_catalogue_known = store.is_catalogue_known;
+        let mut clones = if is_catalogue_known { Clones::default() } else { store.found_clones()? };
+        for (&id, source) in found.keyspaces.iter().filter(|(_, source)| !source.origins.is_empty()) {
+            clones.entry(id).or_insert_with(|| source.origins.clone());
+        }
+        let mut clones_of: BTreeMap<KeyspaceId, Vec<(KeyspaceId, CloneOrigin)>> = BTreeMap::new();
+        for (&clone, origins) in &clones {
+            origins.iter().for_each(|origin| clones_of.entry(origin.keyspace).or_default().push((clone, *origin)));
+        }
         store.search(|extent, header, bytes| {
             let PageKey { keyspace, page } = header.page_key;
             if header.kind == Kind::Value {
@@ -246,17 +255,13 @@ impl Finder<'_> {
             if header.kind != Kind::Leaf || !is_page_bytes(page_bytes) {
                 return Ok(());
             }
-            match found.keyspaces.get(&keyspace) {
-                None if is_catalogue_known => return Ok(()),
-                Some(source) if source.page_bytes != page_bytes => return Ok(()),
-                Some(Source { pages: Some(Pages::Listed(_)), .. }) => return Ok(()),
-                Some(Source { pages: Some(Pages::ListedExcept(pages, chunks)), .. })
-                    if !chunks.contains(&(page.0 as usize / TABLE_PAGES))
-                        || pages.table.load(page) != PageEntry::Free =>
-                {
-                    return Ok(());
-                }
-                _ => {}
+            let is_searched = |keyspace: &KeyspaceId| match found.keyspaces.get(keyspace) {
+                None => !is_catalogue_known,
+                Some(source) => source.page_bytes == page_bytes && source.is_searched(page),
+            };
+            let clones = clones_of.get(&keyspace).map_or(&[][..], |clones| &clones[..]);
+            if !is_searched(&keyspace) && !clones.iter().any(|(clone, _)| is_searched(clone)) {
+                return Ok(());
             }
             let node = match decode(&header, bytes) {
                 Ok(node) if crate::tree::check_node(&node, Kind::Leaf).is_ok() => node,
@@ -268,12 +273,30 @@ impl Finder<'_> {
             if is_loaded && leaf.is_empty() {
                 return Ok(());
             }
-            let new = || Source::new(keyspace, made_up_name(keyspace), page_bytes, Some(Pages::Searched));
-            let source = found.keyspaces.entry(keyspace).or_insert_with(new);
-            source.has_loaded |= is_loaded;
-            found.newest = found.newest.max(leaf.newest());
-            Image::of(&leaf, extent, page).store(load, keyspace, if is_loaded { Layer::LOADED } else { Layer::TREE })
-        })
+            // The use of a segment does not tell which changes came before the clone, because a checkpoint takes
+            // segments while commits continue. Loaded leaves have nothing better.
+            let is_shared = |origin: &CloneOrigin| match is_loaded {
+                true => extent.segment_use <= origin.last_use,
+                false => leaf.newest() <= origin.as_of,
+            };
+            let shared_with = clones.iter().filter(|(_, origin)| is_shared(origin)).map(|(clone, _)| *clone);
+            let owners: Vec<KeyspaceId> = shared_with.chain([keyspace]).filter(is_searched).collect();
+            for owner in owners {
+                let new = || Source::new(owner, made_up_name(owner), page_bytes, Some(Pages::Searched));
+                let source = found.keyspaces.entry(owner).or_insert_with(new);
+                source.has_loaded |= is_loaded;
+                found.newest = found.newest.max(leaf.newest());
+                let layer = if is_loaded { Layer::LOADED } else { Layer::TREE };
+                Image::of(&leaf, extent, page).store(load, owner, layer)?;
+            }
+            Ok(())
+        })?;
+        for (clone, origins) in clones {
+            if let Some(source) = found.keyspaces.get_mut(&clone) {
+                source.origins = origins;
+            }
+        }
+        Ok(())
     }
 
     /// Finds the leaves of the bulk loads that the log's records attach. Returns the loads, and the number of their

@@ -128,6 +128,8 @@ fn encode_fence(fence: &[u8], out: &mut Vec<u8>) {
 /// The images of a layer in the order of their lower fences.
 pub(super) struct Images {
     rows: Range,
+    /// Newer images are left out.
+    as_of: Option<Timestamp>,
     /// Images whose fences are equal, as far as the scratch database compares them.
     equal: VecDeque<Image>,
     /// The first image that follows, with the compared part of its key.
@@ -135,18 +137,23 @@ pub(super) struct Images {
 }
 
 impl Images {
-    pub(super) fn new(images: &Keyspace, keyspace: KeyspaceId, layer: Layer) -> Images {
+    pub(super) fn new(images: &Keyspace, keyspace: KeyspaceId, layer: Layer, as_of: Option<Timestamp>) -> Images {
         let rows = images.range(head(keyspace, layer)..head(keyspace, Layer(layer.0 + 1)));
-        Images { rows, equal: VecDeque::new(), next: None }
+        Images { rows, as_of, equal: VecDeque::new(), next: None }
     }
 
     fn take(&mut self) -> Result<Option<(Vec<u8>, Image)>> {
         if self.next.is_some() {
             return Ok(self.next.take());
         }
-        let Some(row) = self.rows.next() else { return Ok(None) };
-        let (key, value) = row?;
-        Ok(Some((key[..key.len() - KEY_TAIL_BYTES].to_vec(), Image::decode(&value))))
+        for row in &mut self.rows {
+            let (key, value) = row?;
+            let image = Image::decode(&value);
+            if self.as_of.is_none_or(|as_of| image.timestamp <= as_of) {
+                return Ok(Some((key[..key.len() - KEY_TAIL_BYTES].to_vec(), image)));
+            }
+        }
+        Ok(None)
     }
 
     fn fill(&mut self) -> Result<()> {

@@ -100,31 +100,11 @@ impl std::fmt::Debug for Rescue {
     }
 }
 
-/// Returns an error for all clones whose tables are lost. They share pages that name another keyspace, so a search
-/// finds these as pages of that keyspace alone.
-fn hidden_pages(store: &DamagedStore) -> Vec<Error> {
-    let path = store.file.path();
-    if !store.is_catalogue_known {
-        let reason = "without it, a keyspace that was cloned from another one has only pages that were written after \
-                      that; the pages that it shares are found in the other one";
-        return vec![Error::corrupted(path, "the catalogue", reason)];
-    }
-    let name_of = |id: KeyspaceId| {
-        let origin = store.keyspaces.iter().find(|keyspace| keyspace.entry.id == id);
-        origin.map_or("a dropped keyspace".to_owned(), |origin| format!("keyspace {:?}", origin.entry.name))
-    };
-    let clones = store.keyspaces.iter().filter(|keyspace| keyspace.pages.are_searched());
-    let origins = clones.filter_map(|keyspace| Some((&keyspace.entry.name, keyspace.entry.origins.first()?.keyspace)));
-    let errors = origins.map(|(name, origin)| {
-        let what = format!("the page table of keyspace {name:?}");
-        let reason = format!(
-            "the pages are missing that it shares with {}, from which it was cloned, and that only the lost part of the \
-             table lists",
-            name_of(origin)
-        );
-        Error::corrupted(path, what, reason)
-    });
-    errors.collect()
+/// Returns an error if clones may lack pages that they share: then the catalogue is lost, and perhaps the first chunk
+/// of their page tables.
+fn hidden_pages(store: &DamagedStore) -> Option<Error> {
+    let reason = "without it, a clone has the pages that it shares only if the first part of its page table is sound";
+    (!store.is_catalogue_known).then(|| Error::corrupted(store.file.path(), "the catalogue", reason))
 }
 
 impl Rescue {

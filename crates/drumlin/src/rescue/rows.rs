@@ -22,9 +22,9 @@ use super::sources::{Source, Sources};
 use super::values::{ChunkReader, ChunkedValue, FoundValue};
 use crate::db::Range;
 use crate::error::{Error, Result};
+use crate::format::Timestamp;
 use crate::format::extent::Kind;
 use crate::format::node::LargeRef;
-use crate::format::{KeyspaceId, Timestamp};
 use crate::tree::node::{Leaf, RowValue};
 
 /// The maximum number of leaves that are read together.
@@ -76,9 +76,6 @@ impl PieceLeaf {
 /// Reads the rows of one layer.
 struct LayerRows {
     cursor: Cursor<LayerImages>,
-    page_bytes: usize,
-    /// The ids that the leaves may have.
-    stored_as: Vec<KeyspaceId>,
     ready: VecDeque<PieceLeaf>,
     /// The key of the first row, once it is known.
     key: Option<Vec<u8>>,
@@ -141,19 +138,16 @@ impl LayerImages {
 
 impl LayerRows {
     fn new(sources: &Sources, source: &Source, layer: Layer) -> LayerRows {
-        let keyspace = source.images_of;
-        let stored_as = [&[keyspace], &source.origins[..]].concat();
         // The tree's images are needed to tell which loaded ones they replace.
-        let tree = (layer == Layer::LOADED).then(|| sources.images(keyspace, Layer::TREE));
-        let images = LayerImages::new(sources.images(keyspace, layer), tree);
-        let (cursor, page_bytes) = (Cursor::new(images), source.page_bytes);
-        LayerRows { cursor, page_bytes, stored_as, ready: VecDeque::new(), key: None }
+        let tree = (layer == Layer::LOADED).then(|| sources.images(source, Layer::TREE));
+        let images = LayerImages::new(sources.images(source, layer), tree);
+        LayerRows { cursor: Cursor::new(images), ready: VecDeque::new(), key: None }
     }
 
     /// Returns the current piece. Reads the leaves of the next ones together.
-    fn piece(&mut self, sources: &Sources) -> Result<Option<&mut PieceLeaf>> {
+    fn piece(&mut self, sources: &Sources, source: &Source) -> Result<Option<&mut PieceLeaf>> {
         if self.ready.is_empty() {
-            let count_max = (LEAF_BYTES_MAX / self.page_bytes).clamp(1, LEAF_COUNT_MAX);
+            let count_max = (LEAF_BYTES_MAX / source.page_bytes).clamp(1, LEAF_COUNT_MAX);
             let mut extents = Vec::new();
             let mut positions = Vec::new();
             while extents.len() < count_max
@@ -172,7 +166,7 @@ impl LayerRows {
                 let PieceLeaf { piece, page, next_row } = &mut self.ready[positions[index]];
                 if let Ok((header, bytes)) = read
                     && header.kind == Kind::Leaf
-                    && self.stored_as.contains(&header.page_key.keyspace)
+                    && source.is_stored_as(header.page_key.keyspace)
                     && crate::tree::check_node(&bytes, Kind::Leaf).is_ok()
                 {
                     *next_row = Leaf::new(&bytes).lower_bound(&piece.lower);
@@ -191,9 +185,9 @@ impl LayerRows {
     }
 
     /// Returns the key of the next row in any piece.
-    fn peek(&mut self, sources: &Sources) -> Result<Option<&[u8]>> {
+    fn peek(&mut self, sources: &Sources, source: &Source) -> Result<Option<&[u8]>> {
         while self.key.is_none() {
-            let Some(piece) = self.piece(sources)? else { return Ok(None) };
+            let Some(piece) = self.piece(sources, source)? else { return Ok(None) };
             match piece.key() {
                 Some(key) => self.key = Some(key),
                 None => self.pass_piece(),
@@ -291,14 +285,14 @@ impl Changes {
 
 impl<'s> Rows<'s> {
     pub(super) fn new(sources: &'s Sources, source: &'s Source) -> Result<Rows<'s>> {
-        let (rows, id) = (|layer| LayerRows::new(sources, source, layer), source.images_of);
+        let rows = |layer| LayerRows::new(sources, source, layer);
         let mut holes = Vec::new();
         if source.pages.is_some() {
-            let layers = [Layer::TREE, Layer::LOADED].map(|layer| sources.images(id, layer));
+            let layers = [Layer::TREE, Layer::LOADED].map(|layer| sources.images(source, layer));
             holes.push(LayerHoles::new(layers.into(), Vec::new(), "no sound page has these keys")?);
         }
         for run in &source.runs {
-            let layers = vec![sources.images(id, run.layer)];
+            let layers = vec![sources.images(source, run.layer)];
             let reason = "a page of a bulk load is lost; older rows may be out of date";
             holes.push(LayerHoles::new(layers, run.freed_to.clone(), reason)?);
         }
@@ -322,8 +316,8 @@ impl<'s> Rows<'s> {
             if let Some(found) = self.queued.pop_front() {
                 return Ok(Some(found));
             }
-            let sources = self.sources;
-            let Some(piece) = self.tree.piece(sources)? else {
+            let (sources, source) = (self.sources, self.source);
+            let Some(piece) = self.tree.piece(sources, source)? else {
                 return Ok(self.take_hole(None)?.map(FoundRow::Gap));
             };
             let upper = piece.piece.upper.clone();
@@ -339,14 +333,14 @@ impl<'s> Rows<'s> {
                 }
             };
             for layer in self.loaded.iter_mut().chain(&mut self.runs) {
-                lower_to(layer.peek(sources)?);
+                lower_to(layer.peek(sources, source)?);
             }
             if let Some(changes) = &mut self.changes {
                 lower_to(changes.peek()?);
             }
             let key = key.filter(|key| upper.as_ref().is_none_or(|upper| key < upper));
             let Some(key) = key else {
-                let piece = self.tree.piece(sources)?.expect("peeked before");
+                let piece = self.tree.piece(sources, source)?.expect("peeked before");
                 if piece.page.is_none()
                     && let Some(image) = &piece.piece.image
                 {
@@ -392,7 +386,7 @@ impl<'s> Rows<'s> {
         let is_after_leaf = |timestamp: Timestamp| covered.is_none_or(|covered| covered < timestamp);
         let mut of_loaded = None;
         if let Some(loaded) = &mut self.loaded
-            && loaded.peek(sources)? == Some(key)
+            && loaded.peek(sources, source)? == Some(key)
         {
             of_loaded = Some(loaded.take(sources, source, false));
         }
@@ -406,7 +400,7 @@ impl<'s> Rows<'s> {
             (None, None) => {}
         }
         for (run, rows) in source.runs.iter().zip(&mut self.runs) {
-            if rows.peek(sources)? == Some(key) {
+            if rows.peek(sources, source)? == Some(key) {
                 let (_, content) = rows.take(sources, source, run.is_of_log);
                 if is_after_leaf(run.timestamp) {
                     offer(run.timestamp, content);

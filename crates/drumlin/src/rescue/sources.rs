@@ -7,8 +7,11 @@ use super::images::{Images, Layer};
 use super::values::{ChunkedValue, FoundValue};
 use crate::db::{BulkLoad, Database, Keyspace};
 use crate::error::{Error, Result};
+use crate::format::catalogue::CloneOrigin;
+use crate::format::extent::TABLE_PAGES;
 use crate::format::node::LargeRef;
 use crate::format::{ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse, Timestamp, ValueId, get_u64};
+use crate::space::PageEntry;
 use crate::space::runs::RemovedRange;
 use crate::store::damaged::{DamagedStore, Pages};
 
@@ -34,8 +37,10 @@ pub(super) struct Source {
     /// The keyspace under which the images of its leaves are in the scratch database: itself, or the one of which the
     /// log makes it a clone.
     pub(super) images_of: KeyspaceId,
-    /// Other keyspaces whose ids its extents may have.
-    pub(super) origins: Vec<KeyspaceId>,
+    /// The newest commit that its leaves may have, if the log makes it a clone.
+    pub(super) as_of: Option<Timestamp>,
+    /// The keyspaces whose extents it shares, if the newest checkpoint has it as a clone.
+    pub(super) origins: Vec<CloneOrigin>,
     /// The way in which its pages were found. `None` for a keyspace that only the log has.
     pub(super) pages: Option<Pages>,
     /// `true` if the keyspace has leaves of which it is not known whether they belong to a run.
@@ -62,8 +67,8 @@ pub(super) struct SourceRun {
 impl Source {
     pub(super) fn new(id: KeyspaceId, name: String, page_bytes: usize, pages: Option<Pages>) -> Source {
         let (runs, removed) = (Vec::new(), Vec::new());
-        let (images_of, origins) = (id, Vec::new());
-        Source { name, page_bytes, images_of, origins, pages, has_loaded: false, runs, removed, changes: None }
+        let (images_of, as_of, origins) = (id, None, Vec::new());
+        Source { name, page_bytes, images_of, as_of, origins, pages, has_loaded: false, runs, removed, changes: None }
     }
 
     /// Returns the source of a clone that the log makes of this keyspace, as of the checkpoint at `as_of`.
@@ -72,7 +77,8 @@ impl Source {
         let removed = self.removed.iter().filter(|(timestamp, _)| *timestamp <= as_of);
         Source {
             images_of: self.images_of,
-            origins: [&[self.images_of], &self.origins[..]].concat(),
+            as_of: Some(self.as_of.unwrap_or(as_of).min(as_of)),
+            origins: self.origins.clone(),
             has_loaded: self.has_loaded,
             runs: runs.cloned().collect(),
             removed: removed.cloned().collect(),
@@ -81,10 +87,28 @@ impl Source {
     }
 }
 
+impl Source {
+    /// Returns `true` if a page has to be searched.
+    pub(super) fn is_searched(&self, page: PageId) -> bool {
+        match &self.pages {
+            Some(Pages::Listed(_)) => false,
+            Some(Pages::ListedExcept(pages, chunks)) => {
+                chunks.contains(&(page.0 as usize / TABLE_PAGES)) && pages.table.load(page) == PageEntry::Free
+            }
+            Some(Pages::Searched) | None => true,
+        }
+    }
+
+    /// Returns `true` if its extents may have this id.
+    pub(super) fn is_stored_as(&self, id: KeyspaceId) -> bool {
+        id == self.images_of || self.origins.iter().any(|origin| origin.keyspace == id)
+    }
+}
+
 impl Sources {
-    /// Returns the images of a layer in the order of their lower fences.
-    pub(super) fn images(&self, keyspace: KeyspaceId, layer: Layer) -> Images {
-        Images::new(&self.images, keyspace, layer)
+    /// Returns the images of a layer of a keyspace in the order of their lower fences.
+    pub(super) fn images(&self, source: &Source, layer: Layer) -> Images {
+        Images::new(&self.images, source.images_of, layer, source.as_of)
     }
 
     /// Returns the value that a row of a leaf refers to, not verified.

@@ -143,9 +143,9 @@ fn extents_of(files: &Files) -> Result<Vec<Extent>> {
 /// Describes all images that cover a key, for a failure.
 fn images_of(rescue: &Rescue, id: KeyspaceId, key: &str) -> String {
     let key = key.as_bytes();
-    let mut text = String::new();
+    let (mut text, source) = (String::new(), &rescue.sources.keyspaces[&id]);
     for layer in [Layer::TREE, Layer::LOADED] {
-        for image in rescue.sources.images(id, layer).map(Result::unwrap) {
+        for image in rescue.sources.images(source, layer).map(Result::unwrap) {
             if &*image.lower <= key && image.upper.as_deref().is_none_or(|upper| key < upper) {
                 let Image { extent, timestamp, page, .. } = &image;
                 let read = rescue.sources.extents.read_one(*extent).unwrap().1;
@@ -157,7 +157,6 @@ fn images_of(rescue: &Rescue, id: KeyspaceId, key: &str) -> String {
             }
         }
     }
-    let source = &rescue.sources.keyspaces[&id];
     let change = source.changes.as_ref().and_then(|changes| changes.get(key).unwrap());
     let change = change.map(|change| (u64::from_le_bytes(change[..8].try_into().unwrap()), change[8] as char));
     text + &format!("\n  changed: {change:?}, removed: {:?}", source.removed.len())

@@ -6,7 +6,8 @@
 //! 2. If a superblock or the catalogue can't be read, a [search](search_extents) of the data file finds the catalogues
 //!    that are left. The newest one takes the place of the lost one, unless extents that only a later checkpoint can
 //!    have written show that it is outdated.
-//! 3. Where tables are missing or outdated, the pages have to be searched ([`Pages::Searched`],
+//! 3. If the catalogue is lost, the first chunks of the page tables of clones say which pages they share.
+//! 4. Where tables are missing or outdated, the pages have to be searched ([`Pages::Searched`],
 //!    [`Pages::ListedExcept`]). Of several images of a page the caller takes the newest.
 //!
 //! # The log
@@ -23,13 +24,13 @@ use super::Settings;
 use super::files::{DATA_NAME, Locks, Opener};
 use super::recovery::log_state;
 use crate::error::{Error, Result};
-use crate::format::catalogue::{self, Catalogue, KeyspaceEntry};
-use crate::format::extent::{self, Header, Kind, SEGMENT_TABLE_ENTRIES};
+use crate::format::catalogue::{self, Catalogue, CloneOrigin, KeyspaceEntry};
+use crate::format::extent::{self, HEADER_BYTES, Header, Kind, SEGMENT_TABLE_ENTRIES, TABLE_PAGES};
 use crate::format::features::Features;
 use crate::format::node::PAGE_BYTES_MAX;
 use crate::format::superblock::Superblock;
 use crate::format::{
-    CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentAddress, ExtentRef, KeyspaceId, SegmentUse,
+    CheckpointId, CheckpointNumber, DatabaseId, Epoch, ExtentAddress, ExtentRef, KeyspaceId, PageId, SegmentUse,
     SuperblockNumber, Timestamp,
 };
 use crate::hash::HashMap;
@@ -54,6 +55,9 @@ const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 
 /// The maximum number of catalogue parts that a search remembers: the newest ones.
 const CATALOGUE_PART_COUNT_MAX: usize = 64 << 10;
+
+/// The end of the entries in a chunk of a page table. A clone's origins may follow.
+const CHUNK_END: usize = HEADER_BYTES + TABLE_PAGES * 8;
 
 /// A database that is read without being opened.
 pub(crate) struct DamagedStore {
@@ -126,7 +130,12 @@ struct Survey {
     newest_of_checkpoint: Option<(SegmentUse, u64)>,
     /// The newest commit in any leaf, if the superblock is lost.
     newest_commit: Timestamp,
+    /// The origins of clones, as their page tables have them.
+    clones: Clones,
 }
+
+/// The origins of clones.
+pub(crate) type Clones = HashMap<KeyspaceId, Vec<CloneOrigin>>;
 
 /// The first and the last byte of the extents of one use of a segment.
 #[derive(Clone, Copy)]
@@ -143,6 +152,7 @@ impl Survey {
         let mut parts: Vec<(DatabaseId, SegmentUse, u64, ExtentRef)> = Vec::new();
         let mut of_checkpoints: HashMap<u64, (SegmentUse, u64)> = HashMap::default();
         let mut commits: HashMap<u64, Timestamp> = HashMap::default();
+        let mut clones: HashMap<(u64, KeyspaceId), (SegmentUse, u64, Vec<CloneOrigin>)> = HashMap::default();
         search_extents(file, database, |offset, header, bytes| {
             let Header { origin, kind, stored_bytes, .. } = header;
             *counts.entry(origin.database.0).or_default() += 1;
@@ -161,6 +171,19 @@ impl Survey {
                     if parts.len() == 2 * CATALOGUE_PART_COUNT_MAX {
                         parts.sort_unstable_by_key(|&(_, segment_use, offset, _)| Reverse((segment_use.0, offset)));
                         parts.truncate(CATALOGUE_PART_COUNT_MAX);
+                    }
+                }
+                Kind::Table if header.raw_bytes > CHUNK_END && header.page_key.page == PageId(0) => {
+                    let mut chunk = vec![0; header.raw_bytes.min(ExtentAddress::EXTENT_BYTES_MAX as usize)];
+                    if extent::decode(bytes, &header, &mut chunk).is_ok()
+                        && let Some(origins) = CloneOrigin::decode_all(&chunk[CHUNK_END..])
+                    {
+                        let found = (origin.segment_use, offset, origins);
+                        let newest = clones.entry((origin.database.0, header.page_key.keyspace));
+                        let newest = newest.or_insert((SegmentUse(0), 0, Vec::new()));
+                        if (newest.0, newest.1) < (found.0, found.1) {
+                            *newest = found;
+                        }
                     }
                 }
                 Kind::Leaf if segment_bytes.is_none() => {
@@ -193,9 +216,13 @@ impl Survey {
             catalogue_parts: parts.into_iter().map(|(.., extent)| extent).collect(),
             newest_of_checkpoint: of_checkpoints.get(&most).copied(),
             newest_commit: commits.get(&most).copied().unwrap_or_default(),
+            clones: Clones::default(),
         };
         let chosen = if is_known { segment_bytes } else { survey.likely_segment_bytes(file, segment_bytes) };
         survey.set_segment_bytes(chosen);
+        let of_database = clones.into_iter().filter(|((database, _), _)| *database == most);
+        let current = of_database.filter(|(_, (segment_use, offset, _))| survey.is_current(*offset, *segment_use));
+        survey.clones = current.map(|((_, keyspace), (.., origins))| (keyspace, origins)).collect();
         Ok(survey)
     }
 
@@ -439,11 +466,22 @@ impl DamagedStore {
         !self.is_catalogue_known || self.keyspaces.iter().any(|keyspace| keyspace.pages.are_searched())
     }
 
-    /// Calls `each` for every sound extent in the newest use of its segment. O(data).
-    pub(crate) fn search(&mut self, mut each: impl FnMut(ExtentRef, Header, &[u8]) -> Result<()>) -> Result<()> {
+    /// Searches the file, unless that has been done.
+    fn survey(&mut self) -> Result<&Survey> {
         if self.survey.is_none() {
             self.survey = Some(Survey::make(&self.file, Some(self.database), Some(self.segment_bytes))?);
         }
+        Ok(self.survey.as_ref().expect("made above"))
+    }
+
+    /// Returns the origins of clones as their page tables have them. O(data).
+    pub(crate) fn found_clones(&mut self) -> Result<Clones> {
+        Ok(self.survey()?.clones.clone())
+    }
+
+    /// Calls `each` for every sound extent in the newest use of its segment. O(data).
+    pub(crate) fn search(&mut self, mut each: impl FnMut(ExtentRef, Header, &[u8]) -> Result<()>) -> Result<()> {
+        self.survey()?;
         let survey = self.survey.as_ref().expect("made above");
         search_extents(&self.file, Some(self.database), |offset, header, bytes| {
             let segment_use = header.origin.segment_use;

@@ -406,44 +406,95 @@ fn a_lost_catalogue_loses_only_names() {
     }
 }
 
-/// If the catalogue or a page table is lost, a clone lacks pages that it shares with its origin. The damage says so,
-/// and no keyspace has rows of another one.
-#[test]
-fn a_clone_without_its_table_lacks_shared_pages() {
-    const ROWS: u32 = 3000;
+/// A database with clones: of clones, of a loaded keyspace, of one that was dropped, beside a kept snapshot, and one
+/// that only the log has.
+fn sample_of_clones(killed: bool, is_compacted: bool) -> Sample {
     let backend = drumlin_io::in_memory();
     let db = config(&backend).open(FOLDER).unwrap();
-    let write = |name: &str, numbers: std::ops::Range<u32>, value: &str| {
-        let keyspace = db.keyspace(name).unwrap();
-        numbers.for_each(|row| keyspace.insert_with(row.to_be_bytes(), value, Durability::Relaxed).unwrap());
+    let mut maker = Maker { db, rows: Keyspaces::new(), ever: BTreeSet::new(), random: Random(12) };
+    let clone = |maker: &mut Maker, from: &str, to: &str| {
+        maker.db.clone_keyspace(from, to).unwrap();
+        let rows = maker.rows[from].clone();
+        maker.rows.insert(to.to_owned(), rows);
     };
-    write("origin", 0..ROWS, "of both");
-    db.clone_keyspace("origin", "clone").unwrap();
-    write("clone", 0..ROWS / 3, "of the clone");
-    write("origin", ROWS / 3 * 2..ROWS, "of the origin");
-    db.close().unwrap();
-    let rows = |is_its_own: &dyn Fn(u32) -> bool, own: &str| -> Rows {
-        let value = |row| if is_its_own(row) { own } else { "of both" };
-        (0..ROWS).map(|row| (row.to_be_bytes().to_vec(), value(row).as_bytes().to_vec())).collect()
-    };
-    let clone = rows(&|row| row < ROWS / 3, "of the clone");
-    let origin = rows(&|row| row >= ROWS / 3 * 2, "of the origin");
-    let files = read_files(&*backend);
-    for (kind, line) in [(TABLE, "\"clone\""), (CATALOGUE, "the catalogue")] {
-        let mut files = files.clone();
-        assert!(damage_kind(&mut files, kind) > 0);
-        let backend = disk_of(&files);
-        let damaged = Rescue::open(&config(&backend), FOLDER, SCRATCH).unwrap();
-        let damage: Vec<String> = damaged.damage().iter().map(ToString::to_string).collect();
-        let is_said = damage.iter().any(|text| text.contains(line) && text.contains("cloned"));
-        assert!(is_said, "{damage:#?}");
-        drop(damaged);
-        let found = rescue(&files).unwrap().rows;
-        assert_eq!(found.len(), 2);
-        for (name, rows) in found {
-            let is_in = |whole: &Rows| rows.iter().all(|(key, value)| whole.get(key) == Some(value));
-            assert!(if name == "clone" { is_in(&clone) } else { is_in(&origin) || is_in(&clone) }, "{name}");
-            assert!(rows.len() >= ROWS as usize / 3, "{name}: {} rows", rows.len());
+    for name in ["rows", "dropped"] {
+        maker.write_some(name, 1500, 2000);
+    }
+    maker.load("loaded", 900, 2);
+    clone(&mut maker, "rows", "clone");
+    // Both are changed while they share pages, before and after the checkpoints that follow.
+    for (name, count) in [("clone", 60), ("rows", 60), ("rows", 20)] {
+        maker.write_some(name, count, 2000);
+        maker.db.checkpoint().unwrap();
+    }
+    clone(&mut maker, "clone", "clone of a clone");
+    maker.db.keep_snapshot("kept").unwrap();
+    for name in ["clone of a clone", "clone", "rows"] {
+        maker.write_some(name, 30, 2000);
+    }
+    clone(&mut maker, "dropped", "clone of a dropped one");
+    clone(&mut maker, "loaded", "clone of a loaded one");
+    maker.db.drop_keyspace("dropped").unwrap();
+    maker.rows.remove("dropped");
+    maker.write_some("clone of a dropped one", 30, 2000);
+    for name in ["loaded", "clone of a loaded one"] {
+        // A search may bring removed rows of a bulk load back.
+        for number in 0..20 {
+            maker.put(name, format!("row {:06}", number * 46).into_bytes(), name.into());
+        }
+    }
+    if is_compacted {
+        maker.db.compact().unwrap();
+    }
+    maker.db.checkpoint().unwrap();
+    clone(&mut maker, "clone of a clone", "clone in the log");
+    for name in ["clone in the log", "clone of a clone", "clone", "rows"] {
+        maker.write_some(name, 20, 2000);
+    }
+    maker.db.sync().unwrap();
+    let mut files = read_files(&*backend);
+    let Maker { db, rows, ever, .. } = maker;
+    if !killed {
+        db.close().unwrap();
+        files = read_files(&*backend);
+    }
+    Sample { files, rows, ever }
+}
+
+/// If the catalogue or all page tables are lost, keyspaces and their clones are rescued with all rows: each leaf that
+/// they share says that it is the origin's.
+#[test]
+fn clones_without_catalogue_or_tables_are_rescued() {
+    for (killed, is_compacted) in [(false, false), (true, false), (false, true), (true, true)] {
+        let sample = sample_of_clones(killed, is_compacted);
+        for (kinds, has_superblocks) in [
+            (&[][..], true),
+            (&[TABLE][..], true),
+            (&[CATALOGUE], true),
+            (&[CATALOGUE], false),
+            (&[CATALOGUE, SUMMARY], true),
+        ] {
+            let damage =
+                format!("killed: {killed}, compacted: {is_compacted}, {kinds:?}, superblocks: {has_superblocks}");
+            let mut files = sample.files.clone();
+            assert!(kinds.is_empty() || kinds.iter().map(|kind| damage_kind(&mut files, *kind)).sum::<usize>() > 0);
+            if !has_superblocks {
+                zero_superblocks(&mut files);
+            }
+            let found = rescue(&files).unwrap_or_else(|error| panic!("{damage}: {error}"));
+            let counts = || found.rows.iter().map(|(name, rows)| format!("{name}: {}", rows.len())).collect::<Vec<_>>();
+            for (name, rows) in &sample.rows {
+                let is_it = |other: &&String| match kinds.contains(&CATALOGUE) {
+                    true => found.rows[*other] == *rows,
+                    false => *other == name,
+                };
+                let other = found.rows.keys().find(is_it);
+                let other = other.unwrap_or_else(|| panic!("{damage}: nothing is like {name}: {:?}", counts()));
+                let wrong = rows.iter().find(|(key, value)| found.rows[other].get(*key) != Some(value));
+                assert_eq!(wrong.map(|(key, _)| key.escape_ascii().to_string()), None, "{damage}: {name}");
+                assert_eq!(found.rows[other].len(), rows.len(), "{damage}: {name} has rows of others");
+                assert!(found.gaps[other].is_empty(), "{damage}: {name} has gaps");
+            }
         }
     }
 }
