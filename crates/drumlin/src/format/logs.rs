@@ -222,10 +222,10 @@ pub(crate) const NAME_BYTES_MAX: usize = 255;
 pub(crate) const ENTRY_HEADER_BYTES: usize = 16;
 /// Bytes of a reference to a part of an entry: position (8), bytes (4), checksum (8).
 pub(crate) const PART_BYTES: usize = 20;
-/// The maximum length of a change without its entries: its kind, log, first index and number of entries.
+/// The maximum length of a change without its entries and pieces: its kind, log, first index and a number.
 pub(crate) const CHANGE_BYTES_MAX: usize = 24;
-/// The bytes before an entry that was moved: its index (8), its old position (8).
-pub(crate) const MOVED_BYTES: usize = 16;
+/// Bytes of a piece of a move: old position (8), number of entries (4).
+pub(crate) const PIECE_BYTES: usize = 12;
 /// Bytes of the place of an entry: position of its header (8), bytes (4).
 pub(crate) const PLACE_BYTES: usize = 12;
 /// The places in one record at most.
@@ -323,10 +323,11 @@ pub(crate) enum LogChange<'b> {
         first: u64,
         entries: Vec<EntryFrame<'b>>,
     },
-    /// Entries of the same content as before, each with its index and its old position.
+    /// Entries of the same content as before, whose indexes follow on from `first`, each with its old position.
     Move {
         log: u64,
-        entries: Vec<(u64, StreamPosition, EntryFrame<'b>)>,
+        first: u64,
+        entries: Vec<(StreamPosition, EntryFrame<'b>)>,
     },
     /// Cuts off the entries from this index on.
     Truncate {
@@ -389,15 +390,23 @@ pub(crate) fn encode_append(body: &mut Vec<u8>, log: u64, first: u64, count: u32
     body.extend(count.to_le_bytes());
 }
 
-/// Begins a move of `count` entries. The caller encodes each: first [`encode_moved`], then [`encode_entry`].
-pub(crate) fn encode_move(body: &mut Vec<u8>, log: u64, count: u32) {
-    encode_change(body, MOVE, log);
-    body.extend(count.to_le_bytes());
+/// Some of the entries that a move copies, which abutted at their old places.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MovedPiece {
+    /// The old position of the first one.
+    pub(crate) old: StreamPosition,
+    pub(crate) count: u32,
 }
 
-pub(crate) fn encode_moved(body: &mut Vec<u8>, index: u64, old: StreamPosition) {
-    body.extend(index.to_le_bytes());
-    body.extend(old.0.to_le_bytes());
+/// Begins a move of these pieces. The caller encodes their entries afterwards.
+pub(crate) fn encode_move(body: &mut Vec<u8>, log: u64, first: u64, pieces: &[MovedPiece]) {
+    encode_change(body, MOVE, log);
+    body.extend(first.to_le_bytes());
+    body.extend((pieces.len() as u32).to_le_bytes());
+    for MovedPiece { old, count } in pieces {
+        body.extend(old.0.to_le_bytes());
+        body.extend(count.to_le_bytes());
+    }
 }
 
 pub(crate) fn encode_truncate(body: &mut Vec<u8>, log: u64, from: u64) {
@@ -527,9 +536,20 @@ impl<'b> LogChanges<'b> {
                 LogChange::Append { log, first, entries }
             }
             MOVE => {
-                let count = self.u32()?;
-                let moved = |_| Ok((self.u64()?, StreamPosition(self.u64()?), self.entry()?));
-                LogChange::Move { log, entries: (0..count).map(moved).collect::<Result<_, _>>()? }
+                let (first, count) = (self.u64()?, self.u32()? as usize);
+                let pieces = self.take(count.checked_mul(PIECE_BYTES).ok_or(NoLogChange)?)?;
+                let mut entries = Vec::new();
+                for piece in pieces.chunks_exact(PIECE_BYTES) {
+                    let mut old = StreamPosition(get_u64(piece, 0));
+                    for _ in 0..get_u32(piece, 8) {
+                        let entry = self.entry()?;
+                        entries.push((old, entry));
+                        let end = old.0.checked_add((ENTRY_HEADER_BYTES + entry.payload.len()) as u64);
+                        old = StreamPosition(end.ok_or(NoLogChange)?);
+                    }
+                }
+                first.checked_add(entries.len() as u64).ok_or(NoLogChange)?;
+                LogChange::Move { log, first, entries }
             }
             TRUNCATE => LogChange::Truncate { log, from: self.u64()? },
             PURGE => LogChange::Purge { log, to: self.u64()? },
@@ -611,9 +631,9 @@ mod tests {
         part.encode(&mut parts);
         encode_entry(&mut body, &parts, true, 0);
         let mut ends = vec![body.len()];
-        encode_move(&mut body, 8, 1);
-        encode_moved(&mut body, 5, StreamPosition(64));
-        encode_entry(&mut body, b"moved", false, 3);
+        let pieces = [(64, 2), (4096, 1)].map(|(old, count)| MovedPiece { old: StreamPosition(old), count });
+        encode_move(&mut body, 8, 5, &pieces);
+        ["moved", "with", "another"].iter().for_each(|entry| encode_entry(&mut body, entry.as_bytes(), false, 3));
         ends.push(body.len());
         encode_truncate(&mut body, 7, 102);
         ends.push(body.len());
@@ -631,8 +651,9 @@ mod tests {
         assert_eq!(verified_entry(one, entry_seed(DatabaseId(1), 7, 101)), Some(&b"one"[..]));
         assert_eq!(verified_entry(one, entry_seed(DatabaseId(1), 7, 102)), None);
         assert_eq!(*entries[1].parts(), [part]);
-        let LogChange::Move { log: 8, entries } = &changes[1] else { panic!("{changes:?}") };
-        assert_eq!((entries[0].0, entries[0].1, entries[0].2.payload), (5, StreamPosition(64), &b"moved"[..]));
+        let LogChange::Move { log: 8, first: 5, entries } = &changes[1] else { panic!("{changes:?}") };
+        let moved: Vec<(u64, &[u8])> = entries.iter().map(|(old, entry)| (old.0, entry.payload)).collect();
+        assert_eq!(moved, [(64, &b"moved"[..]), (64 + 16 + 5, b"with"), (4096, b"another")]);
         assert_eq!(changes[2..4], [LogChange::Truncate { log: 7, from: 102 }, LogChange::Purge { log: 7, to: 100 }]);
         assert_eq!(changes[4], LogChange::Set { log: 7, name: "vote", value: b"yes" });
         assert_eq!(changes[5..], [LogChange::Unset { log: 7, name: "vote" }, LogChange::Remove { log: 9 }]);

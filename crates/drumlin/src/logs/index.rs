@@ -7,6 +7,7 @@
 //! 3. Once both heads name an index, it is copied over its predecessor in the other file. So damage to one file is
 //!    harmless, and the copy is what the next index overwrites.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use super::listed::ListedRange;
@@ -19,7 +20,8 @@ use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist};
 
 pub(super) const INDEX_NAMES: [&str; 2] = ["index-0", "index-1"];
 
-/// The least space that an index file is given, so that an index can also be written when the disk is full.
+/// The least space that an index file is given. An index can also be written when the disk is full, because its space is
+/// allocated before what it has is appended.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Opens the file of the index with this number.
@@ -29,15 +31,27 @@ fn open(folder: &FolderRef, number: u64, write: bool) -> Result<FileRef> {
     folder.open(name, options).map_err(|error| Error::io("opening", &folder.path().join(name), error))
 }
 
-/// Creates the files of both indexes, with the space that an index needs at least. The caller makes their names
-/// durable.
-pub(super) fn create_files(folder: &FolderRef) -> Result<()> {
+/// Gives the files of both indexes the space that an index of `index_bytes` needs. Creates them if they are missing; then
+/// the caller makes their names durable. Returns the bytes of an index that has space now.
+pub(super) fn allocate_files(folder: &FolderRef, index_bytes: u64) -> Result<u64> {
+    let file_bytes = FILE_BYTES_MIN.max(index_bytes.next_multiple_of(FILE_BYTES_MIN));
     for number in 0..2 {
         let file = open(folder, number, true)?;
-        let made = file.allocate(0, FILE_BYTES_MIN).and_then(|()| file.sync_all());
-        made.map_err(|error| Error::io("allocating", file.path(), error))?;
+        let made = file.allocate(0, file_bytes).and_then(|()| file.sync_all());
+        made.map_err(|error| match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                Error::disk_full(folder.path().to_path_buf(), file_bytes)
+            }
+            _ => Error::io("allocating", file.path(), error),
+        })?;
     }
-    Ok(())
+    Ok(file_bytes)
+}
+
+/// Returns the length of the longest index of states that take so much memory, in bytes.
+pub(super) fn bytes_max(memory_bytes: u64) -> u64 {
+    // Each part of a state takes more memory than it has bytes in the index.
+    (memory_bytes / (CHUNK_BYTES - CHUNK_CONTENT_OFFSET) as u64 + 1) * CHUNK_BYTES as u64
 }
 
 /// A file that holds an index.
@@ -112,7 +126,7 @@ impl IndexWriter {
     }
 
     fn failed(&self, action: &'static str, error: std::io::Error) -> Error {
-        if error.kind() == std::io::ErrorKind::StorageFull {
+        if error.kind() == ErrorKind::StorageFull {
             return Error::disk_full(self.folder.path().to_path_buf(), CHUNK_BYTES as u64);
         }
         Error::io(action, self.file.path(), error)
@@ -188,14 +202,6 @@ impl IndexWriter {
         }
         if self.chunk > 0 {
             self.flush()?;
-        }
-        // The next index may be longer, and the disk may be full by then.
-        let file_bytes = (2 * self.written_bytes).max(FILE_BYTES_MIN);
-        let length = self.file.len().map_err(|error| self.failed("measuring", error))?;
-        if length < file_bytes
-            && let Err(error) = self.file.allocate(0, file_bytes)
-        {
-            log::debug!("allocating {}: {error}", self.file.path().display());
         }
         self.file.sync_all().map_err(|error| self.failed("syncing", error))?;
         self.folder.sync().map_err(|error| Error::io("syncing", self.folder.path(), error))?;

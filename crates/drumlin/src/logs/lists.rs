@@ -182,7 +182,7 @@ impl Shared {
         if !copied.is_empty() {
             self.append_copies(copies, &mut copied, &mut places)?;
         }
-        let reservation = self.stream.reserve_with(LIST_BODY_BYTES_MAX, Claim::Urgent)?;
+        let reservation = self.stream.reserve_with(LIST_BODY_BYTES_MAX, Claim::Last)?;
         self.commit_list(reservation, log, cell, |state| {
             let rest = state.listed_range_of(listed_range)?;
             let numbers = listed_range.number_of(rest.begin())..=listed_range.number_of(rest.end() - 1);
@@ -201,7 +201,7 @@ impl Shared {
         places: &mut [EntryPlace],
     ) -> Result<()> {
         let body = Body::new(body);
-        let reservation = self.stream.reserve_with(body.bytes().len(), Claim::Urgent)?;
+        let reservation = self.stream.reserve_with(body.bytes().len(), Claim::Last)?;
         let position = reservation.append(&body)?.body_position(body.bytes().len());
         for (number, offset, payload_bytes) in copied.drain(..) {
             places[number] = EntryPlace::new(position + offset as u64, Some(payload_bytes));

@@ -11,7 +11,7 @@ const GRANULE_BYTES_MAX: u64 = 64 << 10;
 const SEGMENT_GRANULE_COUNT: u64 = 16;
 
 /// The live bytes in each granule of the stream. An entry counts where it begins, and a listed range in several places.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LiveBytes {
     granule_bytes: u64,
     /// The number of the first granule in `sums`.

@@ -52,6 +52,7 @@ mod listed;
 mod lists;
 mod live;
 mod maintenance;
+mod moving;
 mod opening;
 mod options;
 mod place;

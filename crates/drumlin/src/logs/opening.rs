@@ -27,9 +27,7 @@ use super::state::LogState;
 use crate::error::{Error, Result};
 use crate::format::logs::{LogChanges, LogsHead};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, LogRange};
-use crate::format::{
-    BLOCK_BYTES, CheckpointNumber, DatabaseId, Incarnation, StreamId, StreamPosition, SuperblockNumber, Timestamp,
-};
+use crate::format::{CheckpointNumber, DatabaseId, Incarnation, StreamId, StreamPosition, SuperblockNumber, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, SyncMethod};
 use crate::seglog::{Hooks, LogOptions as StreamOptions, Scan, SuperblockLogState};
 use crate::sync::{Mutex, RwLock, sleep};
@@ -296,7 +294,7 @@ fn open_head(
         range: (StreamPosition::START, StreamPosition::START),
         incarnations: Vec::new(),
     };
-    index::create_files(folder)?;
+    index::allocate_files(folder, 0)?;
     HeadFile::create(folder, &first, sync)
 }
 
@@ -390,8 +388,9 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         segment_bytes: sizes.segment_bytes,
         buffer_bytes: sizes.buffer_bytes,
         reader_bytes: sizes.reader_bytes,
-        // The entries of one window can be moved into the margin, and values be set.
-        margin_bytes: (sizes.segment_bytes / 4 * 5).next_multiple_of(BLOCK_BYTES as u64),
+        margin_bytes: sizes.margin_bytes(),
+        last_bytes: sizes.last_bytes(),
+        window_margin_bytes: sizes.emptied_loss_bytes(),
         body_bytes: 0,
         sync,
         database: head.folder,
@@ -464,6 +463,7 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         cache: Mutex::new(Cache::new(sizes.cache_bytes)),
         pins: Mutex::default(),
         index_memory_bytes: AtomicU64::new(index_memory_bytes),
+        index_space_bytes: AtomicU64::new(0),
         maintenance: Maintenance::new(index, sizes.segment_bytes),
         workers: new_workers(backend),
         ahead_count: AtomicUsize::new(0),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::format::BLOCK_BYTES;
 use crate::format::logs::CHUNK_BYTES;
 use crate::io::{Backend, IoBackend};
 
@@ -203,4 +204,23 @@ pub(super) struct Sizes {
     pub(super) read_bytes_max: u64,
     /// The index is written down when this much was appended after it.
     pub(super) replay_bytes_max: u64,
+}
+
+impl Sizes {
+    /// Returns the prepared space that is kept for moving entries: those of a window, and the headers of their records.
+    pub(super) fn last_bytes(&self) -> u64 {
+        (self.segment_bytes / 4 * 5).next_multiple_of(BLOCK_BYTES as u64)
+    }
+
+    /// Returns the prepared space that appends leave, to changes that free space or set values. If it is used up, the
+    /// index takes these changes.
+    pub(super) fn margin_bytes(&self) -> u64 {
+        self.last_bytes() + (self.segment_bytes / 4).next_multiple_of(BLOCK_BYTES as u64)
+    }
+
+    /// Returns the bytes of the stream that emptying a window may lose: blocks that are written before they are full,
+    /// at its end and when a buffer is written.
+    pub(super) fn emptied_loss_bytes(&self) -> u64 {
+        (2 + 2 * self.segment_bytes / self.buffer_bytes as u64) * BLOCK_BYTES as u64
+    }
 }

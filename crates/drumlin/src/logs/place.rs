@@ -1,7 +1,7 @@
 //! The place of an entry in the stream.
 
 use crate::format::StreamPosition;
-use crate::format::logs::{ENTRY_HEADER_BYTES, MOVED_BYTES, PLACE_BYTES};
+use crate::format::logs::{ENTRY_HEADER_BYTES, PLACE_BYTES};
 
 /// The place of an entry in the stream. Twelve bytes, because a log has one for each entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ impl EntryPlace {
     }
 }
 
-/// The bytes that an entry counts in the sum of live bytes: as many as a record of moved entries takes for it.
+/// The bytes that an entry counts in the sum of live bytes: as many as a record has of it.
 pub(super) fn live_bytes_of(payload_bytes: u32) -> u64 {
-    u64::from(payload_bytes) + (ENTRY_HEADER_BYTES + MOVED_BYTES) as u64
+    u64::from(payload_bytes) + ENTRY_HEADER_BYTES as u64
 }

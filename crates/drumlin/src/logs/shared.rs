@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::cache::Cache;
 use super::callbacks::Callbacks;
 use super::head::HeadFile;
+use super::index;
 use super::listed::ListedRange;
 use super::live::LiveBytes;
 use super::maintenance::Maintenance;
@@ -68,6 +69,8 @@ pub(super) struct Shared {
     pub(super) pins: Mutex<Vec<StreamPosition>>,
     /// The memory of all states, in bytes.
     pub(super) index_memory_bytes: AtomicU64,
+    /// The length of an index for which both files are known to have space, in bytes.
+    pub(super) index_space_bytes: AtomicU64,
     pub(super) maintenance: Maintenance,
     pub(super) workers: Workers,
     /// The reads that iterators make ahead.
@@ -75,6 +78,9 @@ pub(super) struct Shared {
     pub(super) is_read_only: bool,
     pub(super) is_closed: AtomicBool,
 }
+
+/// The space in the files of the index that appends leave to changes that set values.
+const INDEX_MARGIN_BYTES: u64 = 64 << 10;
 
 /// The places of entries that are to be read, as far as they are in memory.
 enum Located {
@@ -209,22 +215,25 @@ impl Shared {
         if self.is_read_only {
             return Err(Error::ReadOnly { path: self.path().to_path_buf() });
         }
-        let reserve = async || match wait {
-            Wait::Thread => self.stream.reserve_with(body_bytes, claim),
-            Wait::Task => self.stream.reserve_as_task_with(body_bytes, claim).await,
-        };
-        match reserve().await {
-            Err(Error::DiskFull { .. }) => {}
-            reserved => return reserved,
-        }
-        match wait {
-            Wait::Thread => self.maintain(true),
-            Wait::Task => {
-                let shared = Arc::clone(self);
-                self.workers.run(move || shared.maintain(true)).await;
+        loop {
+            let reserved = match wait {
+                Wait::Thread => self.stream.reserve_with(body_bytes, claim),
+                Wait::Task => self.stream.reserve_as_task_with(body_bytes, claim).await,
+            };
+            if !matches!(reserved, Err(Error::DiskFull { .. })) {
+                return reserved;
+            }
+            let has_reclaimed = match wait {
+                Wait::Thread => self.maintain(true),
+                Wait::Task => {
+                    let shared = Arc::clone(self);
+                    self.workers.run(move || shared.maintain(true)).await
+                }
+            };
+            if !has_reclaimed {
+                return reserved;
             }
         }
-        reserve().await
     }
 
     /// Returns an error if entries would not follow on, before anything is written for them.
@@ -244,7 +253,20 @@ impl Shared {
 
     /// Appends a record and applies its changes. If one of them is not allowed, changes nothing.
     pub(super) async fn commit(self: &Arc<Self>, body: Body, claim: Claim, wait: Wait) -> Result<Timestamp> {
-        let reservation = self.reserve(body.bytes().len(), claim, wait).await?;
+        self.allocate_index(body.bytes().len() as u64, claim)?;
+        let reservation = match self.reserve(body.bytes().len(), claim, wait).await {
+            // The change frees space, or is a value. The files of the index have space for it.
+            Err(Error::DiskFull { .. }) if claim == Claim::Urgent => {
+                return match wait {
+                    Wait::Thread => self.commit_in_index(&body),
+                    Wait::Task => {
+                        let shared = Arc::clone(self);
+                        self.workers.run(move || shared.commit_in_index(&body)).await
+                    }
+                };
+            }
+            reserved => reserved?,
+        };
         match self.commit_in(reservation, &body) {
             Err(Error::MemoryInUse { .. }) => {}
             committed => return committed,
@@ -258,6 +280,28 @@ impl Shared {
         }
         let reservation = self.reserve(body.bytes().len(), claim, wait).await?;
         self.commit_in(reservation, &body)
+    }
+
+    /// Makes sure that the index can be written after a change of so many bytes, also if the disk is full by then.
+    fn allocate_index(&self, more_bytes: u64, claim: Claim) -> Result<()> {
+        let margin_bytes = if claim == Claim::Ordinary { INDEX_MARGIN_BYTES } else { 0 };
+        let memory_bytes = self.index_memory_bytes.load(Ordering::Relaxed) + more_bytes + margin_bytes;
+        let needed_bytes = index::bytes_max(memory_bytes);
+        if self.is_read_only || needed_bytes <= self.index_space_bytes.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // Twice as much, so that it is needed rarely, unless the disk is nearly full.
+        let allocated = match index::allocate_files(&self.folder, 2 * needed_bytes) {
+            Err(Error::DiskFull { .. }) => index::allocate_files(&self.folder, needed_bytes),
+            allocated => allocated,
+        };
+        match allocated {
+            Ok(space_bytes) => drop(self.index_space_bytes.fetch_max(space_bytes, Ordering::Relaxed)),
+            // The files of a copied folder may have no space, and what frees some must be possible all the same.
+            Err(Error::DiskFull { .. }) if claim != Claim::Ordinary && more_bytes <= INDEX_MARGIN_BYTES => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Like [`commit`](Self::commit), in space that was reserved.
@@ -315,7 +359,10 @@ impl Shared {
 
     /// Returns an error if the index would exceed its part of the memory. Values may exceed it somewhat, so that a vote
     /// is possible when appends are not.
-    fn check_memory<'c>(&self, changes: impl Iterator<Item = (&'c LogChange<'c>, &'c LogState)>) -> Result<()> {
+    pub(super) fn check_memory<'c>(
+        &self,
+        changes: impl Iterator<Item = (&'c LogChange<'c>, &'c LogState)>,
+    ) -> Result<()> {
         let (mut entry_bytes, mut value_bytes) = (0, 0);
         for (change, state) in changes {
             match change {

@@ -5,25 +5,21 @@
 //! windows are moved to the tail: they are appended again in records of their own, and their logs take over the new
 //! places.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::index::{self, IndexFile, IndexWriter};
 use super::maintenance::{Due, WrittenIndex};
-use super::shared::{Pin, Shared, Wait};
-use super::state::FoundEntry;
+use super::shared::{LogCell, Shared, Wait};
+use super::state::LogState;
 use crate::error::{Error, Result};
-use crate::format::logs::{
-    CHANGE_BYTES_MAX, ENTRY_HEADER_BYTES, EntryPart, encode_copied_entry, encode_entry, encode_move, encode_moved,
-    encode_part, entry_seed,
-};
-use crate::format::{CheckpointNumber, StreamPosition, get_u64};
-use crate::seglog::{Body, Claim};
+use crate::format::logs::{LogChange, LogChanges};
+use crate::format::{BLOCK_BYTES, CheckpointNumber, StreamPosition, Timestamp};
+use crate::seglog::Body;
+use crate::sync::MutexGuard;
 
-/// The entries that one record moves, in bytes.
-const MOVE_BYTES_MAX: usize = 256 << 10;
-
-/// The windows that are emptied at once when the disk is full, at most: an append waits for it.
-const EMPTIED_COUNT_MAX: usize = 8;
+/// The attempts to make changes in the index before other records get in the way too often.
+const IN_INDEX_ATTEMPT_COUNT: usize = 16;
 
 impl Shared {
     /// Starts a round of maintenance if one is due. The thread makes it, or the caller if there is no thread or if
@@ -32,7 +28,7 @@ impl Shared {
         match self.maintenance.due() {
             Due::Nothing => {}
             Due::Thread => self.maintenance.request_round(),
-            Due::Caller if wait == Wait::Thread => self.maintain(false),
+            Due::Caller if wait == Wait::Thread => drop(self.maintain(false)),
             Due::Caller => {
                 let shared = Arc::clone(self);
                 self.workers.run(move || shared.maintain(false)).await;
@@ -47,16 +43,20 @@ impl Shared {
         }
     }
 
-    /// Makes a round of maintenance. A failure is not the caller's: it is met again, or has failed the stream.
-    pub(super) fn maintain(&self, is_disk_full: bool) {
+    /// Makes a round of maintenance. Returns `true` if it gave space back. A failure is not the caller's: it is met
+    /// again, or has failed the stream.
+    pub(super) fn maintain(&self, is_disk_full: bool) -> bool {
         let mut index = self.maintenance.begin_round();
+        let before = self.stream.live_bytes();
         self.told(self.reclaim(&mut index, is_disk_full), "reclaiming the space");
+        let has_reclaimed = self.stream.live_bytes() < before;
         self.told(self.list_places(), "listing the entries");
         let appended_bytes = self.stream.tail().1 - index.position.min(self.stream.tail().1);
         if appended_bytes > self.sizes.replay_bytes_max {
             self.told(self.write_index(&mut index, false), "writing the index");
         }
         self.told(self.copy_index(&mut index), "copying the index");
+        has_reclaimed
     }
 
     /// Makes room in the memory of the index.
@@ -112,6 +112,19 @@ impl Shared {
         let index_bytes = writer.finish()?;
         // Everything that was copied must be durable before the index counts.
         self.stream.wait_durable_up_to(self.stream.last())?;
+        *index = self.name_index(number, index_bytes, (covered, position), is_closing)?;
+        self.drop_unused_cells();
+        Ok(())
+    }
+
+    /// Durably names an index in the head.
+    fn name_index(
+        &self,
+        number: u64,
+        index_bytes: u64,
+        (covered, position): (Timestamp, StreamPosition),
+        is_closing: bool,
+    ) -> Result<WrittenIndex> {
         let written = self.head.write(|head| {
             (head.index, head.index_bytes) = (number, index_bytes);
             (head.covered, head.position) = (covered, position);
@@ -120,9 +133,72 @@ impl Shared {
             head.incarnations = vec![self.incarnation];
         });
         written.map_err(|error| Error::io("writing the head of", self.path(), error))?;
-        *index = WrittenIndex { number, index_bytes, is_copied: false, position };
-        self.drop_unused_cells();
-        Ok(())
+        Ok(WrittenIndex { number, index_bytes, is_copied: false, position })
+    }
+
+    /// Makes the changes of a record that has no space in the stream, by writing an index that has them. They must not
+    /// append entries. Durable when it returns. Returns the timestamp of a record that is durable too.
+    pub(super) fn commit_in_index(&self, record: &Body) -> Result<Timestamp> {
+        let changes: Vec<LogChange<'_>> =
+            LogChanges::new(record.bytes()).collect::<Result<_, _>>().expect("a record can be read as it was written");
+        let changed: Vec<Arc<LogCell>> = changes.iter().filter_map(LogChange::log).map(|log| self.cell(log)).collect();
+        let mut index = self.maintenance.index.lock();
+        for _ in 0..IN_INDEX_ATTEMPT_COUNT {
+            // All records that the index has must be durable. Callbacks are called by this, so without locks.
+            self.stream.wait_durable_up_to(self.stream.last())?;
+            let cells = self.cells();
+            let states: Vec<(u64, MutexGuard<'_, LogState>)> =
+                cells.iter().map(|(log, cell)| (*log, cell.state.lock())).collect();
+            if self.stream.last() > self.stream.durable() {
+                continue;
+            }
+            let durable = self.change_in_index(&mut index, &changes, states)?;
+            drop(changed);
+            // What was purged can be given up now.
+            self.told(self.truncate(&index).map(|_| ()), "giving up windows");
+            return Ok(durable);
+        }
+        Err(Error::disk_full(self.path().to_path_buf(), record.bytes().len() as u64))
+    }
+
+    /// Like [`commit_in_index`](Self::commit_in_index), with the states of all logs locked. All records are durable.
+    fn change_in_index(
+        &self,
+        index: &mut WrittenIndex,
+        changes: &[LogChange<'_>],
+        mut states: Vec<(u64, MutexGuard<'_, LogState>)>,
+    ) -> Result<Timestamp> {
+        let (durable, tail) = (self.stream.durable(), self.stream.tail());
+        let mut after: BTreeMap<u64, LogState> = BTreeMap::new();
+        let mut live = self.live.lock().clone();
+        for change in changes {
+            let log = change.log().expect("a part is appended alone");
+            let at = states.binary_search_by_key(&log, |(log, _)| *log).expect("the caller has made its cell");
+            let state = after.entry(log).or_insert_with(|| states[at].1.clone());
+            state.bounds.clone().check(change)?;
+            self.check_memory([(change, &*state)].into_iter())?;
+            state.apply(change, durable, tail.1, durable, &mut live);
+        }
+        let number = index.number + 1;
+        let mut writer = IndexWriter::new(&self.folder, self.identity, number, self.sizes.index_buffer_bytes)?;
+        for (log, state) in &states {
+            let state = after.get(log).unwrap_or(state);
+            if state.bounds.exists {
+                writer.copy(*log, durable, state);
+                writer.write_copied()?;
+            }
+        }
+        let index_bytes = writer.finish()?;
+        *index = self.name_index(number, index_bytes, tail, false)?;
+        for change in changes {
+            let log = change.log().expect("seen above");
+            let at = states.binary_search_by_key(&log, |(log, _)| *log).expect("found above");
+            let state = &mut states[at].1;
+            let memory_before = state.memory_bytes();
+            state.apply(change, durable, tail.1, durable, &mut self.live.lock());
+            self.note_memory(memory_before, state.memory_bytes());
+        }
+        Ok(durable)
     }
 
     /// Returns a position below which no state refers to the stream.
@@ -150,20 +226,14 @@ impl Shared {
 
     /// Gives up windows. If the stream is too long, or the disk is full, first moves the live entries out of them.
     fn reclaim(&self, index: &mut WrittenIndex, is_disk_full: bool) -> Result<()> {
-        self.truncate(index)?;
-        while let Some(ends) = self.windows_to_empty(is_disk_full) {
+        let was_truncated = self.truncate(index)?;
+        // On a full disk, a little space at once is better than much of it later.
+        while !(is_disk_full && was_truncated)
+            && let Some(ends) = self.windows_to_empty(is_disk_full)
+        {
             let before = self.stream.live_bytes();
-            // From the oldest on, so that each one that is emptied can be given up, also if there is no space for more.
-            let moved = ends.into_iter().try_for_each(|end| self.move_below(end));
-            if !matches!(moved, Ok(()) | Err(Error::DiskFull { .. })) {
-                return moved;
-            }
-            self.write_index(index, false)?;
-            if !self.truncate(index)? || self.stream.live_bytes() >= before {
-                moved?;
-                break;
-            }
-            if is_disk_full {
+            self.empty(index, &ends)?;
+            if self.stream.live_bytes() >= before || is_disk_full {
                 break;
             }
         }
@@ -173,121 +243,72 @@ impl Shared {
         Ok(())
     }
 
+    /// Gives up windows up to these ends, after their live entries were moved. If the space does not suffice for all of
+    /// them, those that are empty are given up first.
+    fn empty(&self, index: &mut WrittenIndex, ends: &[StreamPosition]) -> Result<()> {
+        for &end in ends {
+            while let Err(error) = self.move_below(end) {
+                if !matches!(error, Error::DiskFull { .. }) {
+                    return Err(error);
+                }
+                self.write_index(index, false)?;
+                if !self.truncate(index)? {
+                    return Err(error);
+                }
+            }
+        }
+        self.write_index(index, false)?;
+        self.truncate(index)?;
+        Ok(())
+    }
+
+    /// Returns the number of the oldest windows whose emptying gives space back, if the space that is left suffices for
+    /// it: emptying a window that is all live takes more than it gives back.
+    fn full_disk_count(&self, windows: &[(StreamPosition, StreamPosition)]) -> Option<usize> {
+        let (segment_bytes, loss_bytes) = (self.sizes.segment_bytes, self.sizes.emptied_loss_bytes());
+        let file_bytes = self.stream.file_bytes();
+        let header_bytes = file_bytes.div_ceil(segment_bytes) * BLOCK_BYTES as u64;
+        let mut room_bytes = file_bytes.saturating_sub(header_bytes + self.stream.live_bytes());
+        let ends: Vec<StreamPosition> = windows.iter().map(|(_, end)| *end).collect();
+        let mut moved_bytes = vec![0; ends.len()];
+        self.cells().iter().for_each(|(_, cell)| cell.state.lock().add_moved_bytes(&ends, &mut moved_bytes));
+        let (mut gained_bytes, mut lost_bytes) = (0, 0);
+        for (count, ((begin, end), moved_bytes)) in (1..).zip(windows.iter().zip(moved_bytes)) {
+            let taken_bytes = moved_bytes + loss_bytes;
+            if room_bytes < taken_bytes {
+                return None;
+            }
+            let window_bytes = *end - *begin;
+            (gained_bytes, lost_bytes) = (gained_bytes + window_bytes, lost_bytes + taken_bytes);
+            if gained_bytes >= lost_bytes + segment_bytes / 4 {
+                return Some(count);
+            }
+            room_bytes = room_bytes - taken_bytes + window_bytes;
+        }
+        None
+    }
+
     /// Returns the ends of the oldest windows, in ascending order, if it is time to move the live entries out of them.
     fn windows_to_empty(&self, is_disk_full: bool) -> Option<Vec<StreamPosition>> {
         let windows = self.stream.full_windows();
         let (begin, _) = *windows.first()?;
+        let ends = |count: usize| windows[..count].iter().map(|(_, end)| *end).collect();
+        if is_disk_full {
+            return self.full_disk_count(&windows).map(ends);
+        }
         let (stream_bytes, segment_bytes) = (self.stream.live_bytes(), self.sizes.segment_bytes);
         let live = self.live.lock();
         let dead_bytes = |end: StreamPosition| (end - begin).saturating_sub(live.below(end));
-        let mut ends = windows.iter().map(|(_, end)| *end);
-        let count = if is_disk_full {
-            // A little space at once is better than much of it later.
-            1 + ends.take(EMPTIED_COUNT_MAX).position(|end| dead_bytes(end) >= segment_bytes / 4)?
-        } else if stream_bytes > 2 * live.total() + segment_bytes / 4 {
-            // Go beyond what the bound asks for: the index is written for each step.
-            let goal_bytes = live.total() / 4 * 7;
-            let is_enough = |end: StreamPosition| stream_bytes - dead_bytes(end).min(stream_bytes) <= goal_bytes;
-            ends.position(is_enough).map_or(windows.len(), |at| at + 1)
-        } else {
+        // The space that is left for emptying more windows is in the files too.
+        let margin_bytes = (windows.len() as u64 * self.sizes.emptied_loss_bytes()).min(segment_bytes / 2);
+        if stream_bytes + margin_bytes <= 2 * live.total() + segment_bytes / 4 {
             return None;
-        };
-        Some(windows[..count].iter().map(|(_, end)| *end).collect())
-    }
-
-    /// Returns the longest body of a record that moves entries.
-    pub(super) fn move_bytes_max(&self) -> usize {
-        MOVE_BYTES_MAX.min(self.body_bytes_max())
-    }
-
-    /// Moves the live entries that begin below `end` to the tail.
-    fn move_below(&self, end: StreamPosition) -> Result<()> {
-        let bytes_max = self.move_bytes_max() - CHANGE_BYTES_MAX;
-        for (log, cell) in self.cells() {
-            if cell.state.lock().floor >= end {
-                continue;
-            }
-            let mut from = 0;
-            loop {
-                let found = cell.state.lock().listed_range_below(end, from);
-                let Some(listed_range) = found else { break };
-                from = listed_range.end();
-                self.move_listed_range(log, &cell, &listed_range, end)?;
-            }
-            from = 0;
-            loop {
-                let found = cell.state.lock().entries_below(end, from, bytes_max as u64 / 2);
-                let Some((last, _)) = found.last() else { break };
-                from = last + 1;
-                self.move_entries(log, &found)?;
-            }
-            // The next windows have nothing of this log below this position. What is appended lies above the tail.
-            let mut state = cell.state.lock();
-            state.floor = state.lowest().unwrap_or(self.stream.tail().1);
         }
-        Ok(())
-    }
-
-    /// Appends copies of entries. They are not verified, so that one that is damaged moves with the others, and its
-    /// checksum with it.
-    fn move_entries(&self, log: u64, found: &[(u64, FoundEntry)]) -> Result<()> {
-        self.stream.wait_durable_up_to(self.stream.last())?;
-        let mut entries = Vec::new();
-        let mut count = 0;
-        let pin = Pin::new(self);
-        let moved = found.iter().try_for_each(|(index, entry)| {
-            let is_read = match entry.place.payload_bytes() {
-                Some(payload_bytes) => {
-                    let mut bytes = vec![0; ENTRY_HEADER_BYTES + payload_bytes as usize];
-                    let is_read = self.stream.read_at(entry.place.position(), &mut bytes)?;
-                    if is_read {
-                        encode_moved(&mut entries, *index, entry.position());
-                        encode_copied_entry(&mut entries, &bytes[ENTRY_HEADER_BYTES..], get_u64(&bytes, 0));
-                    }
-                    is_read
-                }
-                None => match self.move_parts(&entry.parts)? {
-                    Some(parts) => {
-                        let mut payload = Vec::new();
-                        parts.iter().for_each(|part| part.encode(&mut payload));
-                        encode_moved(&mut entries, *index, entry.position());
-                        encode_entry(&mut entries, &payload, true, entry_seed(self.identity, log, *index));
-                        true
-                    }
-                    None => false,
-                },
-            };
-            // An entry that is gone was purged.
-            count += u32::from(is_read);
-            Ok(())
-        });
-        let committed = moved.and_then(|()| {
-            if count == 0 {
-                return Ok(());
-            }
-            let mut body = Vec::with_capacity(CHANGE_BYTES_MAX + entries.len());
-            encode_move(&mut body, log, count);
-            body.extend(&entries);
-            let reservation = self.stream.reserve_with(body.len(), Claim::Urgent)?;
-            self.commit_in(reservation, &Body::new(body)).map(|_| ())
-        });
-        drop(pin);
-        committed
-    }
-
-    /// Appends copies of the parts of an entry. Returns `None` if they are gone.
-    fn move_parts(&self, parts: &[EntryPart]) -> Result<Option<Vec<EntryPart>>> {
-        let mut moved = Vec::new();
-        for part in parts {
-            let mut content = vec![0; part.bytes as usize];
-            if !self.stream.read_at(part.position, &mut content)? {
-                return Ok(None);
-            }
-            let body = encode_part(&content);
-            let reservation = self.stream.reserve_with(body.len(), Claim::Urgent)?;
-            moved.push(self.append_part(reservation, body, part.checksum)?);
-        }
-        Ok(Some(moved))
+        // Go beyond what the bound asks for: the index is written for each step.
+        let goal_bytes = live.total() / 4 * 7;
+        let is_enough =
+            |(_, end): &(_, StreamPosition)| stream_bytes - dead_bytes(*end).min(stream_bytes) <= goal_bytes;
+        Some(ends(windows.iter().position(is_enough).map_or(windows.len(), |at| at + 1)))
     }
 }
 

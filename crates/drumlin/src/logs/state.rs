@@ -9,7 +9,11 @@ use super::listed::ListedRange;
 use super::live::LiveBytes;
 use super::place::{EntryPlace, live_bytes_of};
 use crate::error::{Error, Result};
-use crate::format::logs::{ENTRY_HEADER_BYTES, EntryFrame, EntryPart, LogChange, MOVED_BYTES};
+use crate::format::log::record_bytes;
+use crate::format::logs::{
+    CHANGE_BYTES_MAX, ENTRY_HEADER_BYTES, EntryFrame, EntryPart, LIST_OFFSET, LogChange, PART_BYTES,
+    PART_CONTENT_OFFSET, PIECE_BYTES,
+};
 use crate::format::{StreamPosition, Timestamp};
 
 /// The place of an entry, with its parts if it has any.
@@ -156,7 +160,7 @@ pub(super) enum Found {
 }
 
 /// The state of a log.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LogState {
     pub(super) bounds: Bounds,
     /// The older entries, in ascending order. Together with the newer ones, they are all.
@@ -283,13 +287,51 @@ impl LogState {
             let Found::Entry(entry) = self.entry(index) else {
                 unreachable!("the place of entry {index} is in memory")
             };
-            bytes += entry.bytes() + (ENTRY_HEADER_BYTES + MOVED_BYTES) as u64;
+            bytes += entry.bytes() + (ENTRY_HEADER_BYTES + PIECE_BYTES) as u64;
             found.push((index, entry));
             if bytes > bytes_max {
                 break;
             }
         }
         found
+    }
+
+    /// Adds up the bytes that moving the entries of each window would append, if the windows with these ends are emptied
+    /// one after the other. Memory does not know this exactly of listed ranges. O(entries).
+    pub(super) fn add_moved_bytes(&self, ends: &[StreamPosition], moved_bytes: &mut [u64]) {
+        let window_of = |position| Some(ends.partition_point(|end| *end <= position)).filter(|at| *at < ends.len());
+        // The index after the last entry of each window, and the position after it.
+        let mut runs = vec![(0, StreamPosition::START); ends.len()];
+        let mut add = |window: usize, index: u64, old: StreamPosition, bytes: usize, old_end: StreamPosition| {
+            let (next, abutting) = std::mem::replace(&mut runs[window], (index + 1, old_end));
+            let is_same_run = next == index && next > 0;
+            let run_bytes = if is_same_run { 0 } else { CHANGE_BYTES_MAX };
+            let piece_bytes = if is_same_run && abutting == old { 0 } else { PIECE_BYTES };
+            moved_bytes[window] += (run_bytes + piece_bytes + ENTRY_HEADER_BYTES + bytes) as u64;
+        };
+        for (index, place) in (self.first_placed()..).zip(&self.places) {
+            let Some(payload_bytes) = place.payload_bytes() else { continue };
+            let Some(window) = window_of(place.position()) else { continue };
+            let end = FoundEntry::inline(*place).end();
+            add(window, index, place.position(), payload_bytes as usize, end);
+        }
+        for (index, parts) in &self.large {
+            let mut windows: Vec<usize> = parts.iter().filter_map(|part| window_of(part.position)).collect();
+            windows.dedup();
+            for window in windows {
+                add(window, *index, parts[0].position, parts.len() * PART_BYTES, StreamPosition::START);
+            }
+        }
+        for part in self.large.values().flatten() {
+            let Some(window) = window_of(part.position) else { continue };
+            moved_bytes[window] += record_bytes(PART_CONTENT_OFFSET + part.bytes as usize) as u64;
+        }
+        for listed_range in &self.listed_ranges {
+            for (position, bytes) in listed_range.shares() {
+                let Some(window) = window_of(position) else { continue };
+                moved_bytes[window] += bytes + record_bytes(LIST_OFFSET + listed_range.list_bytes()) as u64;
+            }
+        }
     }
 
     /// Returns the first listed range after the index `from` that has entries below `end`, as far as memory knows.
@@ -342,9 +384,9 @@ impl LogState {
                     self.places.push_back(place);
                 }
             }
-            LogChange::Move { entries, .. } => {
-                for (index, old, entry) in entries {
-                    self.relocate(*index, *old, entry, body, live);
+            LogChange::Move { first, entries, .. } => {
+                for (index, (old, entry)) in (*first..).zip(entries) {
+                    self.relocate(index, *old, entry, body, live);
                 }
             }
             LogChange::Places { first, offset, places, .. } => {

@@ -28,7 +28,7 @@ pub struct LogsStats {
     pub log_count: u64,
     /// The number of entries in all logs.
     pub entry_count: u64,
-    /// Bytes of all entries, and 32 more for each. An estimate for entries whose places are not in memory.
+    /// Bytes of all entries, and 16 more for each. An estimate for entries whose places are not in memory.
     pub live_bytes: u64,
     /// Bytes of all segment files.
     pub file_bytes: u64,

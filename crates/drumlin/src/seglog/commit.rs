@@ -134,8 +134,9 @@ impl SharedLog {
         let bytes = record_bytes(body_bytes);
         let bytes_max = Buffers::record_bytes_max(self.options.stream_buffer_bytes(index));
         debug_assert!(bytes <= bytes_max, "a record of {bytes} bytes waits for a buffer of {bytes_max}");
-        let margin_bytes = self.options.margin_bytes(claim);
+        let old_count = if self.options.window_margin_bytes > 0 { self.old.lock().len() } else { 0 };
         let mut tail = self.streams[index].tail.lock();
+        let margin_bytes = self.options.margin_bytes(claim, old_count + tail.windows.count());
         self.check_open(&tail)?;
         if tail.fits_at_once(bytes, margin_bytes) {
             tail.admit(bytes);

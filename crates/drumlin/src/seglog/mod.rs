@@ -287,7 +287,8 @@ impl Log {
         let shared = &self.shared;
         let mut tail = shared.streams[stream].tail.lock();
         shared.check_open(&tail)?;
-        if !tail.fits_at_once(record_bytes(body.bytes().len()), shared.options.margin_bytes(Claim::Ordinary)) {
+        let margin_bytes = shared.options.margin_bytes(Claim::Ordinary, tail.windows.count());
+        if !tail.fits_at_once(record_bytes(body.bytes().len()), margin_bytes) {
             return Ok(None);
         }
         let appended = shared.append(stream, &mut tail, body);

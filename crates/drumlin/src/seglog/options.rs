@@ -31,8 +31,10 @@ const READY_BYTES: usize = READY_COMMITS_MAX * record_bytes(READY_BODY_BYTES_MAX
 pub(crate) enum Claim {
     /// All prepared space but [`LogOptions::margin_bytes`].
     Ordinary,
-    /// All prepared space. So records that free space can be appended on a full disk.
+    /// All prepared space but [`LogOptions::last_bytes`]. So some records can be appended on a full disk.
     Urgent,
+    /// All prepared space, for records that free more of it.
+    Last,
 }
 
 /// The settings of a log.
@@ -45,8 +47,13 @@ pub(crate) struct LogOptions {
     pub(crate) buffer_bytes: usize,
     /// Memory for reading the log while it is open.
     pub(crate) reader_bytes: usize,
-    /// Prepared space that ordinary reservations leave to [urgent](Claim::Urgent) ones.
+    /// Prepared space that [ordinary](Claim::Ordinary) reservations leave to others.
     pub(crate) margin_bytes: u64,
+    /// Prepared space that only [the last](Claim::Last) reservations may take, a part of the margin.
+    pub(crate) last_bytes: u64,
+    /// Prepared space that reservations other than the last ones leave for each window in addition, up to half a
+    /// segment.
+    pub(crate) window_margin_bytes: u64,
     /// The longest body that must fit. If necessary, the first stream gets larger buffers for it.
     pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
@@ -68,6 +75,7 @@ impl LogOptions {
         let others = usize::from(self.streams) - 1;
         let minimum_bytes = 2 * (self.first_buffer_bytes_min() + others * BUFFER_BYTES_MIN);
         assert!(self.margin_bytes.is_multiple_of(BLOCK), "a margin of {} bytes ends within a block", self.margin_bytes);
+        assert!(self.last_bytes <= self.margin_bytes, "{} bytes are more than the margin", self.last_bytes);
         if self.buffer_bytes < minimum_bytes {
             return Err(Error::BudgetTooSmall {
                 given_bytes: self.buffer_bytes as u64,
@@ -103,11 +111,13 @@ impl LogOptions {
         (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
     }
 
-    /// Returns the prepared space that a reservation has to leave.
-    pub(super) fn margin_bytes(&self, claim: Claim) -> u64 {
+    /// Returns the prepared space that a reservation has to leave, in a stream with so many windows.
+    pub(super) fn margin_bytes(&self, claim: Claim, window_count: usize) -> u64 {
+        let of_windows = (window_count as u64 * self.window_margin_bytes).min(self.segment_bytes / 2);
         match claim {
-            Claim::Ordinary => self.margin_bytes,
-            Claim::Urgent => 0,
+            Claim::Ordinary => self.margin_bytes + of_windows,
+            Claim::Urgent => self.last_bytes + of_windows,
+            Claim::Last => 0,
         }
     }
 

@@ -114,7 +114,6 @@ impl Windows {
         Windows { list: list.into(), current: 0, origin: position, began: position, wanted: StreamPosition::START }
     }
 
-    #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.list.len()
     }

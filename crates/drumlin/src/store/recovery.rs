@@ -118,6 +118,8 @@ impl Opener<'_> {
             buffer_bytes: (budget.limit_bytes(Account::Log) - reader_bytes) as usize,
             reader_bytes: reader_bytes as usize,
             margin_bytes: 0,
+            last_bytes: 0,
+            window_margin_bytes: 0,
             body_bytes: budget.transaction_bytes_max() as usize,
             sync,
             database: superblock.database,

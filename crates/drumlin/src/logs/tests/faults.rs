@@ -105,6 +105,125 @@ fn a_full_disk_leaves_a_way_out() {
     }
 }
 
+/// How the logs of a full disk are filled and purged.
+#[derive(Clone, Copy, Debug)]
+struct Filling {
+    /// Each append has up to this many entries of up to this many bytes.
+    entry_count_max: u64,
+    entry_bytes_max: u64,
+    log_count: u64,
+    /// One log after the other is filled. Otherwise, each append is to a log that is drawn at random.
+    is_in_turn: bool,
+    waits: bool,
+}
+
+/// Fills a disk, and returns whether it took an entry at all.
+fn fill(logs: &Logs, filling: Filling, random: &mut Random) -> u64 {
+    let Filling { entry_count_max, entry_bytes_max, log_count, is_in_turn, waits } = filling;
+    for appended in 0.. {
+        let log = logs.log(if is_in_turn { appended / 40 % log_count } else { random.below(log_count) });
+        let count = 1 + random.below(entry_count_max);
+        let entries: Vec<Vec<u8>> = (0..count)
+            .map(|_| 1 + random.below(entry_bytes_max))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|bytes| random.bytes(bytes as usize))
+            .collect();
+        match log.append(log.last().map_or(log.purged().map_or(0, |purged| purged + 1), |last| last + 1), &entries) {
+            Ok(receipt) if waits => receipt.wait().unwrap(),
+            Ok(receipt) => drop(receipt),
+            Err(Error::DiskFull { .. }) => return appended,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    unreachable!("no disk is full")
+}
+
+/// On a full disk of any size, votes, cuts and purges always succeed, and appends once something was purged, whichever
+/// log was purged.
+#[test]
+fn a_full_disk_of_any_size_leaves_a_way_out() {
+    let fillings = [
+        Filling { entry_count_max: 1, entry_bytes_max: 3000, log_count: 1, is_in_turn: false, waits: true },
+        Filling { entry_count_max: 1, entry_bytes_max: 300, log_count: 5, is_in_turn: true, waits: true },
+        Filling { entry_count_max: 100, entry_bytes_max: 200, log_count: 3, is_in_turn: true, waits: false },
+        Filling { entry_count_max: 200, entry_bytes_max: 4, log_count: 2, is_in_turn: true, waits: false },
+        Filling { entry_count_max: 2, entry_bytes_max: 60, log_count: 200, is_in_turn: false, waits: false },
+        Filling { entry_count_max: 2, entry_bytes_max: 60_000, log_count: 4, is_in_turn: false, waits: false },
+    ];
+    let steps = std::env::var("DRUMLIN_TEST_DISKS").ok().and_then(|text| text.parse().ok()).unwrap_or(24);
+    for (number, filling) in fillings.into_iter().enumerate() {
+        for step in 0..steps {
+            let context = format!("filling {number}, size {step}");
+            let mut random = Random(step << 8 | number as u64);
+            let disk = Disk::new(false);
+            let logs = disk.open().unwrap();
+            disk.set_capacity(Some(disk.used_bytes() + step * 32_768 + random.below(8) * 4096));
+            if fill(&logs, filling, &mut random) == 0 {
+                continue;
+            }
+            let mut logs = Some(logs);
+            for round in 0..4 {
+                let context = format!("{context}, round {round}");
+                let open = logs.as_ref().unwrap();
+                let numbers = open.numbers();
+                let some = |random: &mut Random| open.log(numbers[random.below(numbers.len() as u64) as usize]);
+                for vote in 0..100u64 {
+                    let set = some(&mut random).set("vote", vote.to_le_bytes()).and_then(Receipt::wait);
+                    set.unwrap_or_else(|error| panic!("{context}, vote {vote}: {error}"));
+                }
+                let log = some(&mut random);
+                let cut = log.truncate_after(log.last().or(log.purged())).and_then(Receipt::wait);
+                cut.unwrap_or_else(|error| panic!("{context}, cut: {error}"));
+                // One log, in part or whole, or all.
+                let all = random.below(3) == 0;
+                let keeps = random.below(2) == 0;
+                let before = open.stats().live_bytes;
+                for log in
+                    if all { numbers.iter().map(|log| open.log(*log)).collect() } else { vec![some(&mut random)] }
+                {
+                    let Some((first, last)) = log.first().zip(log.last()) else { continue };
+                    let purged = log.purge_to(if keeps { first + (last - first) / 2 } else { last });
+                    purged.and_then(Receipt::wait).unwrap_or_else(|error| panic!("{context}, purge: {error}"));
+                }
+                let purged_bytes = before - open.stats().live_bytes;
+                let model = Model::read(open).unwrap();
+                if random.below(2) == 0 {
+                    let killed = disk.kill();
+                    killed.set_capacity(Some(killed.used_bytes()));
+                    let again = killed.open().unwrap_or_else(|error| panic!("{context}, opening: {error}"));
+                    assert_eq!(Model::read(&again).unwrap(), model, "{context}");
+                    // The disk that was turned off is gone with its logs.
+                    drop(logs.take());
+                    return_to(&context, &again, filling, purged_bytes, &mut random);
+                    break;
+                }
+                return_to(&context, open, filling, purged_bytes, &mut random);
+            }
+        }
+    }
+}
+
+/// Appends to logs of which so many bytes were purged. If windows that are all live lie before what was purged, there
+/// may be no space to move them out of the way, but what is purged afterwards gives space back.
+fn return_to(context: &str, logs: &Logs, filling: Filling, purged_bytes: u64, random: &mut Random) {
+    let before = logs.stats();
+    let is_much = |bytes: u64| bytes > 2 * (64 << 10) + filling.entry_bytes_max * filling.entry_count_max;
+    if fill(logs, filling, random) > 0 || !is_much(purged_bytes) {
+        return;
+    }
+    for log in logs.numbers().into_iter().map(|number| logs.log(number)) {
+        let Some(last) = log.last() else { continue };
+        log.purge_to(last).and_then(Receipt::wait).unwrap_or_else(|error| panic!("{context}, second purge: {error}"));
+    }
+    let count = fill(logs, filling, random);
+    assert!(
+        count > 0 || !is_much(before.live_bytes),
+        "{context}: nothing can be appended: {before:?}, {:?}",
+        logs.stats()
+    );
+}
+
 /// The disk is full at every write of a history: a change that fails changes nothing, and what was acknowledged stays.
 #[test]
 fn no_write_is_a_bad_moment_for_a_full_disk() {

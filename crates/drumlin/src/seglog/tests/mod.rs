@@ -26,6 +26,8 @@ fn options(streams: u16) -> LogOptions {
         buffer_bytes: usize::from(streams) * 64 * 1024,
         reader_bytes: usize::from(streams) * 16 * 1024,
         margin_bytes: 0,
+        last_bytes: 0,
+        window_margin_bytes: 0,
         body_bytes: 0,
         sync: SyncMethod::DurableWrite,
         database: DATABASE,
