@@ -337,16 +337,16 @@ impl IndexReader {
             let name = name.map_err(|_| self.corrupted("a name is not UTF-8"))?;
             let value_bytes = self.u32()?;
             let value = self.bytes(value_bytes as usize)?;
-            state.values.insert(name.into(), value.into());
+            state.put_value(&name, &value);
         }
         for _ in 0..large_count {
             let (index, count) = (self.u64()?, self.u32()?);
             let parts = (0..count).map(|_| self.bytes(PART_BYTES).map(|bytes| EntryPart::decode(&bytes)));
             let parts = parts.collect::<Result<Box<_>>>()?;
-            if parts.is_empty() || !(first..next).contains(&index) {
-                return Err(self.corrupted("an entry has no parts"));
+            if parts.is_empty() || !(first..next).contains(&index) || state.large.contains_key(&index) {
+                return Err(self.corrupted("an entry has no parts, or has them twice"));
             }
-            state.large.insert(index, parts);
+            state.put_parts(index, parts);
         }
         let has_parts =
             |(index, place): (u64, &EntryPlace)| place.payload_bytes().is_some() || state.large.contains_key(&index);

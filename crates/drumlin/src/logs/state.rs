@@ -170,6 +170,8 @@ pub(super) struct LogState {
     /// The parts of large entries, by index.
     pub(super) large: BTreeMap<u64, Box<[EntryPart]>>,
     pub(super) values: BTreeMap<Box<str>, Box<[u8]>>,
+    /// The memory of the parts and of the values, in bytes.
+    map_bytes: u64,
     /// Bytes of the entries, with what they take in a record.
     pub(super) live_bytes: u64,
     /// No entry begins below this position.
@@ -178,6 +180,16 @@ pub(super) struct LogState {
     durable_next: u64,
     /// Appends that may not be durable yet: the timestamp of each and the index after its entries.
     pending: VecDeque<(Timestamp, u64)>,
+}
+
+/// Returns the memory of the parts of an entry, in bytes.
+fn parts_memory(parts: &[EntryPart]) -> u64 {
+    64 + size_of_val(parts) as u64
+}
+
+/// Returns the memory of a named value, in bytes.
+fn value_memory(name: &str, value: &[u8]) -> u64 {
+    (96 + name.len() + value.len()) as u64
 }
 
 /// The steps in which a list of places gets longer.
@@ -211,13 +223,35 @@ impl LogState {
         }
     }
 
-    /// Returns the memory that the state takes, in bytes.
+    /// Returns the memory that the state takes, in bytes. O(1).
     pub(super) fn memory_bytes(&self) -> u64 {
-        let parts: usize = self.large.values().map(|parts| 64 + parts.len() * size_of::<EntryPart>()).sum();
-        let values: usize = self.values.iter().map(|(name, value)| 96 + name.len() + value.len()).sum();
+        if cfg!(test) {
+            let parts = self.large.values().map(|parts| parts_memory(parts));
+            let values = self.values.iter().map(|(name, value)| value_memory(name, value));
+            assert_eq!(self.map_bytes, parts.chain(values).sum::<u64>(), "the memory of maps is counted wrong");
+        }
         let pending = self.pending.capacity() * size_of::<(Timestamp, u64)>();
         let listed_ranges = self.listed_ranges.capacity() * size_of::<ListedRange>();
-        (self.places.capacity() * size_of::<EntryPlace>() + listed_ranges + parts + values + pending) as u64
+        (self.places.capacity() * size_of::<EntryPlace>() + listed_ranges + pending) as u64 + self.map_bytes
+    }
+
+    pub(super) fn put_value(&mut self, name: &str, value: &[u8]) {
+        self.remove_value(name);
+        self.map_bytes += value_memory(name, value);
+        self.values.insert(name.into(), value.into());
+    }
+
+    fn remove_value(&mut self, name: &str) {
+        if let Some(value) = self.values.remove(name) {
+            self.map_bytes -= value_memory(name, &value);
+        }
+    }
+
+    /// Adds the parts of an entry that has none.
+    pub(super) fn put_parts(&mut self, index: u64, parts: Box<[EntryPart]>) {
+        self.map_bytes += parts_memory(&parts);
+        let before = self.large.insert(index, parts);
+        debug_assert!(before.is_none(), "entry {index} has parts already");
     }
 
     /// Returns the capacity that the list of places has after it got longer by `count`.
@@ -395,10 +429,10 @@ impl LogState {
             LogChange::Truncate { from, .. } => self.cut(*from, live),
             LogChange::Purge { to, .. } => self.forget_below(to.saturating_add(1), live),
             LogChange::Set { name, value, .. } => {
-                self.values.insert((*name).into(), (*value).into());
+                self.put_value(name, value);
             }
             LogChange::Unset { name, .. } => {
-                self.values.remove(*name);
+                self.remove_value(name);
             }
             LogChange::Remove { .. } => {
                 self.forget_below(u64::MAX, live);
@@ -429,7 +463,7 @@ impl LogState {
             let parts = entry.parts();
             self.live_bytes += parts.iter().map(|part| live_bytes_of(part.bytes)).sum::<u64>();
             parts.iter().for_each(|part| live.add(part.position, live_bytes_of(part.bytes)));
-            self.large.insert(index, parts);
+            self.put_parts(index, parts);
             EntryPlace::new(position, None)
         } else {
             let bytes = live_bytes_of(entry.payload.len() as u32);
@@ -447,7 +481,9 @@ impl LogState {
         }
     }
 
+    /// Forgets parts that were taken out of the map.
     fn forget_parts(&mut self, parts: &[EntryPart], live: &mut LiveBytes) {
+        self.map_bytes -= parts_memory(parts);
         for part in parts {
             live.remove(part.position, live_bytes_of(part.bytes));
             self.live_bytes -= live_bytes_of(part.bytes);
@@ -527,7 +563,10 @@ impl LogState {
         live: &mut LiveBytes,
     ) {
         if entry.is_in_parts {
-            let Some(parts) = self.large.get(&index).filter(|parts| parts[0].position == old).cloned() else { return };
+            if self.large.get(&index).is_none_or(|parts| parts[0].position != old) {
+                return;
+            }
+            let parts = self.large.remove(&index).expect("found above");
             self.forget_parts(&parts, live);
             let place = self.add(index, entry, body, live);
             if let Some(before) = self.place_mut(index) {
