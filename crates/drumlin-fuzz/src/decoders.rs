@@ -133,6 +133,87 @@ fn seal_record_header(bytes: &mut [u8], seed: u64) {
     put_u64(bytes, log::RECORD_HEADER_BYTES - 8, sum);
 }
 
+/// Decodes what a folder of logs has: a head, the changes in a record, or an index.
+pub fn logs(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    match kind % 3 {
+        0 => logs_head(bytes),
+        1 => log_changes(bytes),
+        _ => crate::logs::fuzz_index(bytes),
+    }
+}
+
+fn logs_head(bytes: &[u8]) {
+    use crate::format::logs::LogsHead;
+    let mut block = padded(bytes, BLOCK_BYTES);
+    let _ = LogsHead::decode(&block);
+    block[..8].copy_from_slice(b"DRUMLOGS");
+    put_u32(&mut block, 8, crate::format::FORMAT_VERSION);
+    let sum = checksum(&block[24..], 0);
+    put_u64(&mut block, 16, sum);
+    if let Ok(decoded) = LogsHead::decode(&block) {
+        let mut encoded = vec![0; BLOCK_BYTES];
+        decoded.encode(&mut encoded);
+        assert_eq!(LogsHead::decode(&encoded), Ok(decoded));
+    }
+}
+
+fn log_changes(bytes: &[u8]) {
+    use crate::format::logs::{
+        ENTRY_HEADER_BYTES, EntryFrame, LIST_HEADER_BYTES, LogChange, LogChanges, MovedPiece, PLACE_BYTES,
+        encode_append, encode_move, encode_part, encode_places, encode_purge, encode_remove, encode_set,
+        encode_truncate,
+    };
+    let (mut encoded, mut decoded) = (Vec::new(), Vec::new());
+    let entry_bytes = |entry: &EntryFrame<'_>| entry.offset..entry.offset + ENTRY_HEADER_BYTES + entry.payload.len();
+    for change in LogChanges::new(bytes) {
+        let Ok(change) = change else { break };
+        match &change {
+            LogChange::Append { log, first, entries } => {
+                encode_append(&mut encoded, *log, *first, entries.len() as u32);
+                entries.iter().for_each(|entry| encoded.extend(&bytes[entry_bytes(entry)]));
+                entries.iter().filter(|entry| entry.is_in_parts).for_each(|entry| drop(entry.parts()));
+            }
+            LogChange::Move { log, first, entries } => {
+                let pieces: Vec<MovedPiece> = entries.iter().map(|&(old, _)| MovedPiece { old, count: 1 }).collect();
+                encode_move(&mut encoded, *log, *first, &pieces);
+                entries.iter().for_each(|(_, entry)| encoded.extend(&bytes[entry_bytes(entry)]));
+            }
+            LogChange::Truncate { log, from } => encode_truncate(&mut encoded, *log, *from),
+            LogChange::Purge { log, to } => encode_purge(&mut encoded, *log, *to),
+            LogChange::Set { log, name, value } => encode_set(&mut encoded, *log, name, Some(value)),
+            LogChange::Unset { log, name } => encode_set(&mut encoded, *log, name, None),
+            LogChange::Remove { log } => encode_remove(&mut encoded, *log),
+            LogChange::Places { log, first, offset, places } => {
+                assert_eq!(bytes[offset + LIST_HEADER_BYTES..][..places.len()], **places);
+                assert!(places.len().is_multiple_of(PLACE_BYTES));
+                encoded.extend(encode_places(DatabaseId(1), *log, *first, places));
+            }
+            LogChange::Part(content) => encoded.extend(encode_part(content)),
+        }
+        decoded.push(change);
+    }
+    let again: Vec<_> = LogChanges::new(&encoded).map(|change| change.expect("it was encoded")).collect();
+    assert_eq!(again.len(), decoded.len());
+    // The pieces of a move may be cut in another way, which makes its offsets differ.
+    let offset_free = |change: &LogChange<'_>| {
+        let entry = |entry: &EntryFrame<'_>| (entry.payload.to_vec(), entry.is_in_parts);
+        match change {
+            LogChange::Append { log, first, entries } => {
+                (*log, *first, entries.iter().map(|found| (0, entry(found))).collect::<Vec<_>>())
+            }
+            LogChange::Move { log, first, entries } => {
+                (*log, *first, entries.iter().map(|(old, found)| (old.0, entry(found))).collect())
+            }
+            LogChange::Places { log, first, places, .. } => (*log, *first, vec![(0, (places.to_vec(), false))]),
+            other => (0, 0, vec![(0, (format!("{other:?}").into_bytes(), false))]),
+        }
+    };
+    for (change, again) in decoded.iter().zip(&again) {
+        assert_eq!(offset_free(change), offset_free(again));
+    }
+}
+
 /// Decodes a part of an advice file.
 pub fn advice(bytes: &[u8]) {
     use crate::format::advice::{ITEM_COUNT_OFFSET, KIND_OFFSET, PART_BYTES_MAX, Part, seal_part};
@@ -768,6 +849,29 @@ fn sample_record() -> Vec<u8> {
     record
 }
 
+fn sample_log_changes() -> Vec<u8> {
+    use crate::format::StreamPosition;
+    use crate::format::logs::{
+        EntryPart, MovedPiece, encode_append, encode_entry, encode_move, encode_purge, encode_remove, encode_set,
+        encode_truncate,
+    };
+    let mut body = Vec::new();
+    encode_append(&mut body, 7, 101, 2);
+    encode_entry(&mut body, b"one", false, 3);
+    let mut parts = Vec::new();
+    EntryPart { position: StreamPosition(4096), bytes: 5, checksum: 6 }.encode(&mut parts);
+    encode_entry(&mut body, &parts, true, 3);
+    let pieces = [(64, 2), (4096, 1)].map(|(old, count)| MovedPiece { old: StreamPosition(old), count });
+    encode_move(&mut body, 7, 50, &pieces);
+    ["moved", "with", "another"].iter().for_each(|entry| encode_entry(&mut body, entry.as_bytes(), false, 3));
+    encode_truncate(&mut body, 7, 102);
+    encode_purge(&mut body, 7, 40);
+    encode_set(&mut body, 7, "vote", Some(b"yes"));
+    encode_set(&mut body, 8, "vote", None);
+    encode_remove(&mut body, 8);
+    body
+}
+
 /// Returns well-formed input for each decoder, as seeds for fuzzing.
 pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
     let mut page = vec![0; 512];
@@ -797,5 +901,7 @@ pub fn samples() -> Vec<(&'static str, Vec<u8>)> {
         ("changes", vec![0, 2, 3, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 4, 16, 64, 1, 5, 0, 0]),
         ("changes", [&[1], &sample_record()[..]].concat()),
         ("changes", [&[2], &sample_record()[..]].concat()),
+        ("logs", [&[1], &sample_log_changes()[..]].concat()),
+        ("logs", [&[2], &crate::logs::fuzz_index_sample()[..]].concat()),
     ]
 }

@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod files;
+pub mod logs;
 pub mod operations;
 mod script;
 
@@ -15,7 +16,7 @@ pub use script::Script;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets. `fuzz/fuzz_targets` has a file for each.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 16] = [
     ("advice", drumlin::fuzzing::advice),
     ("api", api::run),
     ("catalogue", drumlin::fuzzing::catalogue),
@@ -23,6 +24,8 @@ pub const TARGETS: [Target; 14] = [
     ("extent", drumlin::fuzzing::extent),
     ("files", files::run),
     ("log_headers", drumlin::fuzzing::log_headers),
+    ("logs", drumlin::fuzzing::logs),
+    ("logs_files", logs::run),
     ("node", drumlin::fuzzing::node),
     ("operations", operations::run),
     ("probe", drumlin::fuzzing::probe),

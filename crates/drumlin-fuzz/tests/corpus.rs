@@ -62,3 +62,49 @@ fn damaged_change_files_are_read_up_to_the_damage() {
         drumlin::fuzzing::changes(&script);
     }
 }
+
+/// Returns the number of random inputs for a test: `DRUMLIN_FUZZ_RUNS`, or this number.
+fn run_count(usual: u64) -> u64 {
+    std::env::var("DRUMLIN_FUZZ_RUNS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// However a script damages a folder of logs, opening it fails or finds the logs as they were at some time.
+#[test]
+fn damaged_folders_of_logs_are_refused_or_sound() {
+    for seed in 0..run_count(1000) {
+        let mut random = drumlin_testing::Random(seed);
+        let script: Vec<u8> = (0..10 + random.next() % 30).map(|_| random.next() as u8).collect();
+        let outcome = std::panic::catch_unwind(|| drumlin_fuzz::logs::run(&script));
+        assert!(outcome.is_ok(), "seed {seed}: {script:?}");
+    }
+}
+
+/// Random changes of the samples never make a decoder of logs panic.
+#[test]
+fn changed_samples_of_logs_are_decoded() {
+    let samples: Vec<Vec<u8>> = drumlin::fuzzing::samples()
+        .into_iter()
+        .filter(|(target, _)| *target == "logs")
+        .map(|(_, bytes)| bytes)
+        .collect();
+    assert!(!samples.is_empty(), "there are no samples");
+    for seed in 0..run_count(20_000) {
+        let mut random = drumlin_testing::Random(seed);
+        let mut bytes = samples[random.index(samples.len())].clone();
+        bytes[0] = if random.one_in(8) { random.next() as u8 } else { bytes[0] };
+        for _ in 0..random.below(6) {
+            let at = random.index(bytes.len());
+            match random.below(4) {
+                0 => bytes[at] ^= 1 << random.below(8),
+                1 => bytes[at] = [0, 1, 127, 255][random.index(4)],
+                2 => drop(bytes.remove(at)),
+                _ => bytes.insert(at, random.next() as u8),
+            }
+            if bytes.is_empty() {
+                bytes.push(0);
+            }
+        }
+        let outcome = std::panic::catch_unwind(|| drumlin::fuzzing::logs(&bytes));
+        assert!(outcome.is_ok(), "seed {seed}: {bytes:?}");
+    }
+}

@@ -356,3 +356,72 @@ impl IndexReader {
         Ok(Some((log, timestamp, state)))
     }
 }
+
+/// Reads an index with this content, and writes it again.
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzz {
+    use std::path::Path;
+
+    use super::*;
+    use crate::format::logs::LogChange;
+    use crate::format::logs::LogChanges;
+
+    const IDENTITY: DatabaseId = DatabaseId(7);
+
+    fn folder() -> FolderRef {
+        let backend = crate::io::in_memory();
+        backend.create_dir_all(Path::new("/logs")).expect("a folder in memory");
+        crate::io::open_folder(&backend, Path::new("/logs")).expect("a folder in memory")
+    }
+
+    fn read(folder: &FolderRef, index_bytes: u64) -> Option<Vec<(u64, Timestamp, LogState)>> {
+        let mut reader = IndexReader::new(folder, IDENTITY, 2, index_bytes, IndexFile::Own).expect("a file in memory");
+        let mut states = Vec::new();
+        while let Some(state) = reader.next().ok()? {
+            states.push(state);
+        }
+        Some(states)
+    }
+
+    fn write(folder: &FolderRef, states: &[(u64, Timestamp, LogState)]) -> (u64, Vec<u8>) {
+        let mut writer = IndexWriter::new(folder, IDENTITY, 2, CHUNK_BYTES).expect("a file in memory");
+        let mut content = Vec::new();
+        for (log, timestamp, state) in states {
+            writer.copy(*log, *timestamp, state);
+            content.extend(&writer.state);
+            writer.write_copied().expect("a file in memory");
+        }
+        (writer.finish().expect("a file in memory"), content)
+    }
+
+    /// Reads an index with this content. It may be refused. Otherwise it is written as it is read.
+    pub(crate) fn index(content: &[u8]) {
+        let folder = folder();
+        let mut writer = IndexWriter::new(&folder, IDENTITY, 2, CHUNK_BYTES).expect("a file in memory");
+        writer.state = content.to_vec();
+        writer.write_copied().expect("a file in memory");
+        let index_bytes = writer.finish().expect("a file in memory");
+        let Some(states) = read(&folder, index_bytes) else { return };
+        let (again_bytes, written) = write(&folder, &states);
+        let again = read(&folder, again_bytes).expect("it was written as it was read");
+        assert_eq!(write(&folder, &again), (again_bytes, written));
+    }
+
+    /// Returns the content of an index of two logs.
+    pub(crate) fn sample() -> Vec<u8> {
+        let mut live = crate::logs::live::LiveBytes::new(64 << 10);
+        let mut body = Vec::new();
+        crate::format::logs::encode_append(&mut body, 7, 3, 2);
+        crate::format::logs::encode_entry(&mut body, b"one", false, 3);
+        let mut parts = Vec::new();
+        EntryPart { position: crate::format::StreamPosition(4096), bytes: 5, checksum: 6 }.encode(&mut parts);
+        crate::format::logs::encode_entry(&mut body, &parts, true, 3);
+        crate::format::logs::encode_set(&mut body, 7, "vote", Some(b"yes"));
+        let mut state = LogState::default();
+        for change in LogChanges::new(&body) {
+            let change: LogChange<'_> = change.expect("it was encoded");
+            state.apply(&change, Timestamp(9), crate::format::StreamPosition(8192), Timestamp(0), &mut live);
+        }
+        write(&folder(), &[(7, Timestamp(9), state.clone()), (8, Timestamp(9), state)]).1
+    }
+}

@@ -62,6 +62,9 @@ mod shared;
 mod space;
 mod state;
 mod stats;
+#[cfg(feature = "fuzzing")]
+pub(crate) use index::fuzz::{index as fuzz_index, sample as fuzz_index_sample};
+
 #[cfg(test)]
 mod tests;
 
