@@ -104,10 +104,10 @@ pub enum Error {
         /// `true` if this process has the database open, because a handle of an earlier opening still exists.
         by_this_process: bool,
     },
-    /// This process was forked from the one that opened the database, and only the parent can use it. A forked process
-    /// can open databases of its own only if it was forked before the parent opened its first database, or after
-    /// executing a new program. Otherwise, threads that exist only in the parent may have held locks that the fork
-    /// needs.
+    /// This process was forked from the one that opened the database or the folder of logs, and only the parent can use
+    /// it. A forked process can open databases of its own only if it was forked before the parent opened its first
+    /// database, or after executing a new program. Otherwise, threads that exist only in the parent may have held locks
+    /// that the fork needs.
     Forked {
         /// The path of the database.
         path: PathBuf,

@@ -68,6 +68,7 @@ impl Shared {
         entries: &[E],
         wait: Wait,
     ) -> Result<crate::format::Timestamp> {
+        self.check_open()?;
         entries.iter().try_for_each(|entry| self.check_entry(log, entry.as_ref()))?;
         if first.checked_add(entries.len() as u64).is_none() {
             return Err(Error::Invalid("the indexes of a log end before the largest number".into()));
@@ -197,6 +198,7 @@ impl Batch {
 
     async fn commit_in(self, wait: Wait) -> Result<Receipt> {
         let shared = &self.opening.shared;
+        shared.check_open()?;
         let mut body = Vec::new();
         let mut claim = Claim::Urgent;
         // Only parts need a pin.

@@ -28,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::format::logs::{LogChanges, LogsHead};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, LogRange};
 use crate::format::{CheckpointNumber, DatabaseId, Incarnation, StreamId, StreamPosition, SuperblockNumber, Timestamp};
-use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, SyncMethod};
+use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, Process, SyncMethod};
 use crate::seglog::{Hooks, LogOptions as StreamOptions, Scan, SuperblockLogState};
 use crate::sync::{Mutex, RwLock, sleep};
 use crate::task::new_workers;
@@ -60,6 +60,7 @@ impl Opening {
             None => io::backend(options.io_backend).map_err(|error| Error::io("starting I/O for", path, error))?,
         };
         let path = &backend.absolute(path).map_err(|error| Error::io("looking for", path, error))?;
+        Process::watch().map_err(|error| Error::io("watching for forks of", path, error))?;
         make_folder(&backend, path, options.create && !options.read_only)?;
         let folder = io::open_folder(&backend, path).map_err(|error| Error::io("opening", path, error))?;
         let lock = if options.read_only { lock_to_read(&backend, &folder)? } else { lock(&backend, &folder)? };
@@ -74,6 +75,7 @@ impl Opening {
 
     /// Writes what is pending and the index, and marks the folder as closed.
     pub(super) fn close(&self) -> Result<()> {
+        self.shared.check_process()?;
         if callbacks::is_calling() {
             let reason = "closing logs waits for the thread that calls the callbacks of receipts, so no callback can";
             return Err(Error::Invalid(reason.to_owned()));
@@ -104,6 +106,11 @@ fn close(shared: &Shared, thread: &Mutex<Option<JoinHandle<()>>>, lock: &FileRef
 
 impl Drop for Opening {
     fn drop(&mut self) {
+        if self.shared.check_process().is_err() {
+            // Only the parent process may close it and release its locks.
+            std::mem::forget((Arc::clone(&self.shared), Arc::clone(&self.lock)));
+            return;
+        }
         let (shared, lock) = (Arc::clone(&self.shared), Arc::clone(&self.lock));
         let thread = Mutex::new(self.thread.lock().take());
         let close = move || {
@@ -469,6 +476,7 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         ahead_count: AtomicUsize::new(0),
         is_read_only: options.read_only,
         is_closed: AtomicBool::new(false),
+        process: Process::here(),
     })
 }
 

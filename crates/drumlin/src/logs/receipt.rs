@@ -54,9 +54,11 @@ impl Receipt {
     /// Waits until the change is durable. If no write is in flight, the calling thread writes.
     ///
     /// # Errors
-    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) if a write or a sync failed first.
+    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) if a write or a sync failed first;
+    /// [`Error::Forked`](crate::Error::Forked).
     pub fn wait(mut self) -> Result<()> {
         self.is_settled = true;
+        self.opening.shared.check_process()?;
         self.opening.shared.stream.wait_durable_up_to(self.timestamp)
     }
 
@@ -66,6 +68,10 @@ impl Receipt {
     pub fn then(mut self, callback: impl FnOnce(Result<()>) + Send + 'static) {
         self.is_settled = true;
         let shared = &self.opening.shared;
+        if let Err(error) = shared.check_process() {
+            callback(Err(error));
+            return;
+        }
         shared.callbacks.add(&shared.stream, self.timestamp, Box::new(callback));
     }
 
@@ -80,7 +86,11 @@ impl Future for Receipt {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let polled = self.opening.shared.stream.poll_durable(self.timestamp, context.waker());
+        let shared = &self.opening.shared;
+        let polled = match shared.check_process() {
+            Ok(()) => shared.stream.poll_durable(self.timestamp, context.waker()),
+            Err(error) => Poll::Ready(Err(error)),
+        };
         self.is_settled = polled.is_ready();
         polled
     }
@@ -88,7 +98,7 @@ impl Future for Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if !self.is_settled && !self.is_durable() {
+        if !self.is_settled && self.opening.shared.check_process().is_ok() && !self.is_durable() {
             self.opening.shared.stream.request_relaxed_flush_of_first();
         }
     }

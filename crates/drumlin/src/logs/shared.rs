@@ -32,7 +32,7 @@ use crate::format::logs::{
     PART_CONTENT_OFFSET, encode_part, entry_seed, verified_entry,
 };
 use crate::format::{DatabaseId, Incarnation, StreamPosition, Timestamp, checksum};
-use crate::io::{Backend, FolderRef, SyncMethod};
+use crate::io::{Backend, FolderRef, Process, SyncMethod};
 use crate::seglog::{Body, Claim, Log as Stream, Reservation};
 use crate::sync::{Mutex, MutexGuard, RwLock};
 use crate::task::Workers;
@@ -77,6 +77,8 @@ pub(super) struct Shared {
     pub(super) ahead_count: AtomicUsize,
     pub(super) is_read_only: bool,
     pub(super) is_closed: AtomicBool,
+    /// The process that has opened the folder.
+    pub(super) process: Process,
 }
 
 /// The space in the files of the index that appends leave to changes that set values.
@@ -145,7 +147,14 @@ impl Shared {
         self.folder.path()
     }
 
+    /// Returns an error in a fork of the process that opened the folder: the positions at which the stream is written
+    /// belong to the parent, and other threads may have held the locks that the fork has copies of.
+    pub(super) fn check_process(&self) -> Result<()> {
+        if self.process.is_here() { Ok(()) } else { Err(Error::Forked { path: self.path().to_path_buf() }) }
+    }
+
     pub(super) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
         if self.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
     }
 

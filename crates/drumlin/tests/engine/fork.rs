@@ -7,6 +7,7 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use drumlin::logs::{Logs, LogsOptions};
 use drumlin::{BackupOptions, Durability, Error, Keyspace};
 use support::{Folder, alone, small};
 
@@ -40,6 +41,43 @@ fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
 #[expect(clippy::needless_pass_by_value, reason = "results are made where it is called")]
 fn is_forked<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::Forked { .. }))
+}
+
+/// In a fork, changing and reading logs returns an error that says so, receipts of the parent are answered with it, and
+/// dropping the handles does nothing. The parent continues.
+#[test]
+fn a_fork_touches_no_logs() {
+    alone("fork::a_fork_touches_no_logs", &[], || {
+        let folder = Folder::new();
+        let path = folder.path().with_file_name("logs");
+        let logs = Logs::open(&path, &LogsOptions::new()).unwrap();
+        let log = logs.log(1);
+        log.append(0, &["before"]).unwrap().wait().unwrap();
+        let mut entries = log.range(..).unwrap();
+        let receipt = log.append(1, &["in flight"]).unwrap();
+        let child = in_a_fork(|| {
+            let mut batch = logs.batch();
+            batch.set(1, "vote", "of the fork");
+            let (told, heard) = std::sync::mpsc::channel();
+            receipt.then(move |durable| told.send(durable).unwrap());
+            let is_refused = is_forked(log.append(2, &["of the fork"]))
+                && is_forked(log.get(0))
+                && is_forked(log.purge_to(0))
+                && is_forked(batch.commit())
+                && is_forked(heard.recv().unwrap())
+                && entries.next().is_some_and(is_forked)
+                && is_forked(log.range(..));
+            drop((log.clone(), entries));
+            is_refused && is_forked(logs.close())
+        });
+        assert!(child, "the fork got another answer");
+        log.append(2, &["of the parent"]).unwrap().wait().unwrap();
+        drop(log);
+        let logs = Logs::open(&path, &LogsOptions::new()).unwrap();
+        let found: Vec<Vec<u8>> = logs.log(1).range(..).unwrap().map(|entry| entry.unwrap().to_vec()).collect();
+        assert_eq!(found, [&b"before"[..], b"in flight", b"of the parent"]);
+        assert_eq!(logs.log(1).value("vote"), None);
+    });
 }
 
 /// In a fork, every call returns an error that says so. Dropping handles there, even the last ones, has no effect and
