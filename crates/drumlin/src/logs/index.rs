@@ -20,8 +20,8 @@ use crate::io::{AlignedBuffer, FileRef, FolderRef, OpenOptions, Persist};
 
 pub(super) const INDEX_NAMES: [&str; 2] = ["index-0", "index-1"];
 
-/// The least space that an index file is given. An index can also be written when the disk is full, because its space is
-/// allocated before what it has is appended.
+/// The least space that an index file is given. An index can also be written when the disk is full, because its space
+/// is allocated before what it has is appended.
 const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Opens the file of the index with this number.
@@ -31,8 +31,8 @@ fn open(folder: &FolderRef, number: u64, write: bool) -> Result<FileRef> {
     folder.open(name, options).map_err(|error| Error::io("opening", &folder.path().join(name), error))
 }
 
-/// Gives the files of both indexes the space that an index of `index_bytes` needs. Creates them if they are missing; then
-/// the caller makes their names durable. Returns the bytes of an index that has space now.
+/// Gives the files of both indexes the space that an index of `index_bytes` needs. Creates them if they are missing;
+/// then the caller makes their names durable. Returns the bytes of an index that has space now.
 pub(super) fn allocate_files(folder: &FolderRef, index_bytes: u64) -> Result<u64> {
     let file_bytes = FILE_BYTES_MIN.max(index_bytes.next_multiple_of(FILE_BYTES_MIN));
     for number in 0..2 {

@@ -105,7 +105,7 @@ fn a_full_disk_leaves_a_way_out() {
     }
 }
 
-/// How the logs of a full disk are filled and purged.
+/// A way to fill a disk with logs.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     /// Each append has up to this many entries of up to this many bytes.
