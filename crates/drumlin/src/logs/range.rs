@@ -13,7 +13,7 @@ use super::options::AHEAD_COUNT_MAX;
 use super::shared::{Fetched, LogCell, Shared, Wait};
 use crate::error::Result;
 use crate::sync::Exclusive;
-use crate::task::{WaitMode, ready};
+use crate::task::{WaitMode, ready, turn};
 
 /// An entry of a log. It derefs to its bytes.
 ///
@@ -172,8 +172,8 @@ impl Range {
 
     /// Reads the next entries, or waits for the thread that reads them.
     async fn fetch(&mut self, wait: Wait) -> Result<Fetched> {
-        let mut ahead = self.ahead.pop_front();
-        let fetched = match (&mut ahead, wait) {
+        // A read that is waited for stays in the queue: if the caller drops this future, its next call waits again.
+        let fetched = match (self.ahead.front_mut(), wait) {
             (Some(ahead), Wait::Thread) => {
                 let fetching = ahead.fetching.get_mut();
                 let poll = |waker: &Waker| fetching.as_mut().poll(&mut Context::from_waker(waker));
@@ -181,11 +181,26 @@ impl Range {
             }
             (Some(ahead), Wait::Task) => ahead.fetching.get_mut().as_mut().await?,
             (None, Wait::Thread) => self.opening.shared.read(self.log, &self.cell, self.indexes.clone())?,
-            (None, Wait::Task) => fetching(&self.opening, self.log, &self.cell, self.indexes.clone()).await?,
+            (None, Wait::Task) => match self.fetch_cached().await? {
+                Some(fetched) => fetched,
+                None => fetching(&self.opening, self.log, &self.cell, self.indexes.clone()).await?,
+            },
         };
+        let ahead = self.ahead.pop_front();
         // An entry was damaged or moved. The later reads do not follow on from this one.
         if ahead.is_some_and(|ahead| (fetched.entries.len() as u64) < ahead.indexes.end - ahead.indexes.start) {
             self.ahead.clear();
+        }
+        Ok(fetched)
+    }
+
+    /// Returns the next entries if they are in memory, without a thread. Counts them in the turn of the task.
+    async fn fetch_cached(&self) -> Result<Option<Fetched>> {
+        turn::Work::call().await;
+        let fetched = self.opening.shared.read_cached(self.log, &self.cell, self.indexes.clone())?;
+        if let Some(Fetched { entries, .. }) = &fetched {
+            let bytes = entries.iter().map(|entry| entry.len()).sum();
+            turn::count(turn::ROW_UNITS * entries.len() as u32 + turn::units_of_bytes(bytes));
         }
         Ok(fetched)
     }
@@ -240,7 +255,7 @@ impl Range {
         Some(entry)
     }
 
-    /// Returns the next entry, for a task. A read is made by another thread.
+    /// Returns the next entry, for a task. Another thread makes reads. No entry is lost if this future is dropped.
     pub async fn next_async(&mut self) -> Option<Result<Entry>> {
         match self.next_read() {
             Some(entry) => Some(Ok(entry)),

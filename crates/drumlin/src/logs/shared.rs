@@ -450,6 +450,16 @@ impl Shared {
         }
     }
 
+    /// Like [`read`](Self::read), but returns only entries that are in memory, or `None` if the first is not. Waits for
+    /// no device.
+    pub(super) fn read_cached(&self, log: u64, cell: &LogCell, indexes: Range<u64>) -> Result<Option<Fetched>> {
+        self.check_open()?;
+        let Located::Entries(found) = self.locate(log, cell, indexes)? else { return Ok(None) };
+        let cached = self.cache.lock().get_all(found.iter().map(|entry| entry.place.position()));
+        let entries: Vec<Arc<[u8]>> = cached.into_iter().map_while(|entry| entry).collect();
+        Ok((!entries.is_empty()).then_some(Fetched { entries, read_bytes: 0 }))
+    }
+
     /// Returns where entries are, or the list that says so: from the first index on, and as many as one read fetches.
     fn locate(&self, log: u64, cell: &LogCell, indexes: Range<u64>) -> Result<Located> {
         let state = cell.state.lock();

@@ -43,6 +43,22 @@ fn a_follower_reads_ahead() {
             next
         });
         assert_eq!((read, ahead_count()), (5900, 0));
+        // A future that is dropped while it waits loses no entry.
+        let read = smol::block_on(async {
+            let mut range = log.range(..).unwrap();
+            let mut next = 0;
+            loop {
+                let found = match smol::future::poll_once(range.next_async()).await {
+                    Some(found) => found,
+                    None => range.next_async().await,
+                };
+                let Some(found) = found else { break next };
+                let found = found.unwrap();
+                assert_eq!((found.index(), found.to_vec()), (next, entry(next)));
+                next += 1;
+            }
+        });
+        assert_eq!((read, ahead_count()), (6000, 0));
         // Changes during the read of a range are seen or not.
         let mut range = log.range(..).unwrap();
         assert_eq!(range.next().unwrap().unwrap().index(), 0);
