@@ -49,24 +49,29 @@ pub enum Content<R> {
 const KIND_BLANK: u8 = 0;
 const KIND_REQUEST: u8 = 1;
 const KIND_MEMBERSHIP: u8 = 2;
-const KIND_BYTES: usize = 1;
 const LENGTH_BYTES: usize = 2;
+/// The capacity with which the bytes of an entry begin. Most entries fit, and need no second allocation.
+const GUESSED_ENTRY_BYTES: usize = 512;
 
 /// Encodes an entry of the log.
 pub(crate) fn encode_entry<R: Serialize>(id: &EntryId, content: &Content<R>) -> Result<Vec<u8>> {
-    let (kind, payload) = match content {
-        Content::Blank => (KIND_BLANK, Vec::new()),
-        Content::Request(request) => (KIND_REQUEST, encode(request)?),
-        Content::Membership(bytes) => (KIND_MEMBERSHIP, bytes.clone()),
+    let kind = match content {
+        Content::Blank => KIND_BLANK,
+        Content::Request(_) => KIND_REQUEST,
+        Content::Membership(_) => KIND_MEMBERSHIP,
     };
-    let id = id.encode();
-    let id_bytes =
-        u16::try_from(id.len()).map_err(|_| Error::undecodable("the id of an entry", "it has more than 64 KiB"))?;
-    let mut entry = Vec::with_capacity(KIND_BYTES + LENGTH_BYTES + id.len() + payload.len());
+    let id_bytes = u16::try_from(INDEX_BYTES + id.bytes.len())
+        .map_err(|_| Error::undecodable("the id of an entry", "it has more than 64 KiB"))?;
+    let mut entry = Vec::with_capacity(GUESSED_ENTRY_BYTES);
     entry.push(kind);
     entry.extend(id_bytes.to_le_bytes());
-    entry.extend(id);
-    entry.extend(payload);
+    entry.extend(id.index.to_le_bytes());
+    entry.extend(&id.bytes);
+    match content {
+        Content::Blank => {}
+        Content::Request(request) => entry = encode_after(entry, request)?,
+        Content::Membership(bytes) => entry.extend(bytes),
+    }
     Ok(entry)
 }
 
@@ -103,7 +108,12 @@ pub(crate) fn decode_entry<R: DeserializeOwned>(index: u64, entry: &[u8]) -> Res
 
 /// Encodes a value.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
-    postcard::to_stdvec(value).map_err(|error| Error::undecodable(std::any::type_name::<T>(), error))
+    encode_after(Vec::new(), value)
+}
+
+/// Appends an encoded value to bytes.
+fn encode_after<T: Serialize>(bytes: Vec<u8>, value: &T) -> Result<Vec<u8>> {
+    postcard::to_extend(value, bytes).map_err(|error| Error::undecodable(std::any::type_name::<T>(), error))
 }
 
 /// Decodes a value, all bytes of which must be used.

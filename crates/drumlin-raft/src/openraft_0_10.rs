@@ -47,8 +47,9 @@ use crate::threads;
 
 /// The most bytes that [`RaftLogReader::limited_get_log_entries`] returns, unless one entry has more.
 const LIMITED_BYTES_MAX: usize = 1 << 20;
-/// The most entries that are decoded and given to a thread at once. Their requests are in memory until then.
-const BATCH_ENTRIES_MAX: usize = 64;
+/// The most entries that are decoded and given to a thread at once. Their requests are in memory until then. They are
+/// fewer if they are large, because the log yields after each mebibyte.
+const BATCH_ENTRIES_MAX: usize = 256;
 
 /// The type configurations that the stores work with: those that `declare_raft_types!` makes, with the request of the
 /// state machine as `D`, and an option of its response as `R`. A blank entry and a change of members have no response.

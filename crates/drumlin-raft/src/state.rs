@@ -192,16 +192,16 @@ impl<M: StateMachine> State<M> {
         };
         let generation = self.generation();
         let options = TxOptions { durability: Durability::Relaxed, ..TxOptions::default() };
-        let mut retries = 0;
+        let (answered, mut retries, mut entries_max) = (answers.len(), 0, BATCH_ENTRIES_MAX);
         loop {
             let mut tx = generation.database.begin_with(options)?;
-            let mut last = self.applied_index();
-            let mut count = 0;
+            let mut last: Option<&EntryId> = None;
             let mut failure = None;
-            for step in steps.iter().take(BATCH_ENTRIES_MAX) {
+            for step in steps.iter().take(entries_max) {
                 let index = step.id.index;
-                if last >= Some(index) {
-                    let reason = format!("entry {} is applied already", last.unwrap_or_default());
+                let applied = last.map_or_else(|| self.applied_index(), |id| Some(id.index));
+                if applied >= Some(index) {
+                    let reason = format!("entry {} is applied already", applied.unwrap_or_default());
                     return Err(stop(stopped, index, reason));
                 }
                 let savepoint = tx.savepoint();
@@ -214,34 +214,36 @@ impl<M: StateMachine> State<M> {
                         break;
                     }
                 }
-                (last, count) = (Some(index), count + 1);
+                last = Some(&step.id);
             }
+            let count = answers.len() - answered;
+            let failure = match last {
+                // One row for all entries, because it costs about as much as a request.
+                Some(last) => match tx.insert(&generation.meta, APPLIED, last.encode()) {
+                    Ok(()) => {
+                        self.shared.progress.commit(tx.commit()?, last.index)?;
+                        return match failure {
+                            // An entry without room begins the next transaction.
+                            None | Some((_, Failure::Full(_))) => Ok(count),
+                            Some((index, failure)) => Err(stop(stopped, index, failure.to_string())),
+                        };
+                    }
+                    Err(error) => (last.index, Failure::from(error)),
+                },
+                None => failure.expect("the first entry was applied, or failed"),
+            };
+            drop(tx);
+            answers.truncate(answered);
             match failure {
-                None => {}
-                // The entry begins the next transaction.
-                Some((_, Failure::Full(_))) if count > 0 => {}
+                (_, Failure::Full(_)) if count > 1 => entries_max = count / 2,
                 // Readers may hold the memory. They give it back.
-                Some((_, Failure::Full(drumlin::Error::MemoryInUse { .. }))) if retries < SHORTAGE_RETRIES => {
-                    drop(tx);
+                (_, Failure::Full(drumlin::Error::MemoryInUse { .. })) if retries < SHORTAGE_RETRIES => {
                     retries += 1;
                     drumlin_io::sync::sleep(SHORTAGE_PAUSE);
-                    continue;
                 }
-                Some((index, failure)) => {
-                    if count > 0 {
-                        self.commit(tx, last)?;
-                    }
-                    return Err(stop(stopped, index, failure.to_string()));
-                }
+                (index, failure) => return Err(stop(stopped, index, failure.to_string())),
             }
-            self.commit(tx, last)?;
-            return Ok(count);
         }
-    }
-
-    fn commit(&self, tx: Transaction, last: Option<u64>) -> Result<()> {
-        let last = last.expect("an entry was applied");
-        self.shared.progress.commit(tx.commit()?, last)
     }
 
     fn apply_one(
@@ -250,7 +252,6 @@ impl<M: StateMachine> State<M> {
         tx: &mut Transaction,
         step: &Step<M::Request>,
     ) -> Result<Option<M::Response>, Failure> {
-        tx.insert(&generation.meta, APPLIED, step.id.encode())?;
         match &step.content {
             Content::Blank => Ok(None),
             Content::Membership(membership) => {
