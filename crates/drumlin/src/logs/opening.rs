@@ -245,7 +245,7 @@ fn sync_method(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
     if let Some(probe) = found().filter(|probe| probe.is_current(backend.as_ref(), folder.path()).unwrap_or(false)) {
         return probe.chosen;
     }
-    let measured = Probe::run(backend.as_ref(), folder.path(), PROBE_DURATION).inspect(|probe| {
+    let measured = Probe::run_once(backend.as_ref(), folder.path(), PROBE_DURATION).inspect(|probe| {
         let options = OpenOptions { write: true, create: true, ..OpenOptions::default() };
         let written = folder.open(PROBE_NAME, options).and_then(|file| {
             file.set_len(0)?;

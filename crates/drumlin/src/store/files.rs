@@ -365,7 +365,7 @@ impl Opener<'_> {
         if self.needs_no_probe() {
             return Ok(SyncMethod::DurableWrite);
         }
-        let probe = Probe::run(self.backend.as_ref(), self.path(), PROBE_DURATION);
+        let probe = Probe::run_once(self.backend.as_ref(), self.path(), PROBE_DURATION);
         probe.map(|probe| self.adopt(&probe)).map_err(|error| self.io("measuring how to sync in", "", error))
     }
 
@@ -381,7 +381,7 @@ impl Opener<'_> {
         {
             return probe.chosen;
         }
-        match Probe::run(self.backend.as_ref(), path, PROBE_DURATION) {
+        match Probe::run_once(self.backend.as_ref(), path, PROBE_DURATION) {
             Ok(probe) => self.adopt(&probe),
             // The disk may be full. This method works everywhere, and the next opening will repeat the measurement.
             Err(error) => {
