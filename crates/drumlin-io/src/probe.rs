@@ -339,6 +339,16 @@ mod tests {
     use super::*;
     use crate::backend::select::select;
 
+    /// A medium is measured once: another measurement of it would take an hour here.
+    #[test]
+    fn a_medium_is_measured_once() {
+        let place = TestFolder::new(select(IoBackend::Portable).unwrap());
+        let first = Probe::run_once(place.backend.as_ref(), place.folder(), Duration::ZERO).unwrap();
+        let other = TestFolder::new(select(IoBackend::Portable).unwrap());
+        let second = Probe::run_once(other.backend.as_ref(), other.folder(), Duration::from_secs(3600)).unwrap();
+        assert_eq!(first, second);
+    }
+
     /// A fraction of a second is enough to measure all methods and choose one. No file is left in the folder.
     #[test]
     fn a_folder_is_probed() {
