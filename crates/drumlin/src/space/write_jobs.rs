@@ -12,6 +12,11 @@ impl Space {
         self.write_jobs.jobs.lock().is_near_full()
     }
 
+    /// Returns `true` if a buffer waits to be written.
+    pub(crate) fn has_waiting_writes(&self) -> bool {
+        !self.write_jobs.jobs.lock().waiting.is_empty()
+    }
+
     /// Returns the number of buffers that are waiting or being written.
     #[cfg(test)]
     pub(crate) fn write_count(&self) -> usize {

@@ -500,7 +500,8 @@ impl<R: Read> ReadParts<R> {
     }
 
     fn fill(&mut self, bytes: u64) -> Result<Vec<u8>> {
-        let mut read = Vec::new();
+        // A damaged length claims no memory. Almost all parts are shorter than this.
+        let mut read = Vec::with_capacity(bytes.min(READ_AHEAD_BYTES_MAX) as usize);
         let result = self.reader.by_ref().take(bytes).read_to_end(&mut read);
         result.map_err(|error| Error::io("reading", Path::new(&self.name), error))?;
         Ok(read)

@@ -23,6 +23,7 @@ use crate::memory::Budget;
 use crate::space::checkpoint::PageTableStore;
 use crate::space::superblocks::Superblocks;
 use crate::space::{PageTable, Space};
+use crate::task::Helpers;
 
 /// The contents of a backup that has been read to its end.
 #[derive(Clone, Debug)]
@@ -236,7 +237,8 @@ fn check_chain(name: &str, head: &Head, applied: Option<(crate::format::Database
 
 /// A database that is being restored.
 struct Restoring {
-    space: Space,
+    space: Arc<Space>,
+    writers: Helpers,
     page_tables: PageTableStore,
     superblocks: Arc<Superblocks>,
     budget: Arc<Budget>,
@@ -246,6 +248,9 @@ struct Restoring {
     missing_count: u64,
 }
 
+/// The number of threads that write full buffers while the caller reads the next parts.
+const WRITER_THREADS_MAX: usize = 2;
+
 /// The entry of a page whose extent has not been read yet.
 const MISSING: u64 = u64::MAX;
 
@@ -253,11 +258,20 @@ impl Restoring {
     fn new(opener: &Opener<'_>, segment_bytes: u64) -> Result<Restoring> {
         let (file, sync, superblock): (_, SyncMethod, Superblock) = opener.begin_restoring(segment_bytes)?;
         let budget = Arc::new(Budget::new(opener.settings.memory_bytes, opener.settings.log_stream_count));
-        let space = opener.space(&file, &superblock, &budget, false)?;
+        let space = Arc::new(opener.space(&file, &superblock, &budget, false)?);
         let superblocks = Arc::new(Superblocks::new(file, sync, superblock.clone()));
         let page_tables = PageTableStore::new(superblock, Arc::clone(&superblocks), usize::MAX);
         let epoch = space.epoch_latch.shared().epoch();
-        Ok(Restoring { space, page_tables, superblocks, budget, epoch, tables: HashMap::default(), missing_count: 0 })
+        Ok(Restoring {
+            space,
+            writers: Helpers::new(&opener.backend, WRITER_THREADS_MAX),
+            page_tables,
+            superblocks,
+            budget,
+            epoch,
+            tables: HashMap::default(),
+            missing_count: 0,
+        })
     }
 
     /// Begins to apply a backup: forgets the keyspaces that it does not have.
@@ -319,7 +333,13 @@ impl Restoring {
                 } else {
                     self.release(before);
                 }
-                self.space.run_jobs(|_| ()).map_err(RecordError::Failed)
+                if self.space.has_waiting_writes() {
+                    let space = Arc::clone(&self.space);
+                    // If it fails, so does every later call of the space.
+                    drop(self.writers.start(move || drop(space.run_jobs(|_| ()))));
+                }
+                // If most buffers are full, this thread writes too.
+                self.space.wait_for_writes(|_| ()).map_err(RecordError::Failed)
             }
             BackupRecord::Head(_) | BackupRecord::End(_) => unreachable!("handled by the reader"),
         }
@@ -328,7 +348,7 @@ impl Restoring {
     /// Writes the page tables, the catalogue and the superblock.
     fn finish(mut self, read: &BackupRead) -> Result<()> {
         let Restoring { space, page_tables, superblocks, tables, epoch, .. } = &mut self;
-        let (space, epoch) = (&*space, *epoch);
+        let (space, epoch): (&Space, Epoch) = (space, *epoch);
         let BackupRead { head, catalogue, .. } = read;
         for keyspace in &catalogue.keyspaces {
             page_tables.write_restored(space, epoch, keyspace.id, &tables[&keyspace.id])?;

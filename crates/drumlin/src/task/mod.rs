@@ -37,6 +37,34 @@ pub(crate) fn new_workers(backend: &Arc<dyn Backend>) -> Workers {
 /// commit that waits. Boxing keeps the callers' futures small, and the operation is compiled only once.
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// Threads for the jobs of one call, which end with it.
+#[derive(Debug)]
+pub(crate) struct Helpers(Arc<Workers>);
+
+impl Helpers {
+    pub(crate) fn new(backend: &Arc<dyn Backend>, threads_max: usize) -> Helpers {
+        Helpers(Arc::new(Workers::new(Arc::clone(backend), threads_max)))
+    }
+
+    /// Starts a job, which runs even if the future is dropped. If no thread can be started, the calling thread does the
+    /// work.
+    pub(crate) fn start<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> Boxed<'static, T> {
+        let workers = Arc::clone(&self.0);
+        let mut running: Boxed<'static, T> = Box::pin(async move { workers.run(body).await });
+        // The first poll hands the job to a thread.
+        match running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Box::pin(std::future::ready(value)),
+            Poll::Pending => running,
+        }
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// The background services for asynchronous callers.
 #[derive(Debug)]
 pub(crate) struct Tasks {
