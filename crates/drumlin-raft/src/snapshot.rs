@@ -228,7 +228,8 @@ impl Snapshot {
         let backed_up = Travelling::new(kept);
         let backing_up = threads::unblock(move || {
             let mut writer = PieceWriter { sender, piece: Vec::new(), skip_bytes: offset };
-            let options = BackupOptions::new().keep(&backed_up.0.name);
+            // Until the other node has it, the cluster has one node less to lose.
+            let options = BackupOptions::new().keep(&backed_up.0.name).urgent();
             let done = backed_up.0.database.backup_into(&mut writer, &options);
             let end = match done.map_err(Error::from).and_then(|_| writer.send().map_err(Error::snapshot)) {
                 Ok(()) => Piece::End,

@@ -113,7 +113,8 @@ impl Peer {
         let mut all = vec![full.clone()];
         if self.kept.is_some() {
             let base = call!("BackupOptions::keep", full.clone().keep(KEPT));
-            all = vec![base, call!("BackupOptions::since", full.clone().since(KEPT))];
+            let changes = call!("BackupOptions::since", full.clone().since(KEPT));
+            all = vec![base, call!("BackupOptions::urgent", changes.urgent())];
         }
         let unknown = full.since("unknown");
         assert!(checked(db.backup_into(std::io::sink(), &unknown), is_missing).is_none(), "the base is missing");

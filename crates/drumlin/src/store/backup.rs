@@ -4,7 +4,10 @@
 //! are in which part follows from the snapshot's page tables and the size of the window alone, so a backup that was
 //! interrupted can be continued: parts that are there already are neither read nor written again.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use super::backup_parts::PartSink;
 use super::state::Store;
@@ -20,6 +23,8 @@ use crate::memory::Account;
 use crate::space::kept::KeptSnapshot;
 use crate::space::kept_tables::ChunkReader;
 use crate::sync::sleep;
+use crate::task::{Boxed, Helpers, WaitMode, ready};
+use crate::txn::engine::Engine;
 
 /// The length at which a part ends. Larger parts would take more memory, smaller ones more files.
 const PART_BYTES: usize = 512 << 10;
@@ -34,6 +39,9 @@ const WINDOW_MEMORY_SHARE: u64 = 4;
 /// While other threads use the drive, a backup rests for this many times as long as it works, because large requests
 /// delay small ones.
 const REST_FACTOR: u32 = 3;
+
+/// The number of parts that an urgent backup reads at the same time.
+const READ_AHEAD_PART_COUNT: usize = 2;
 
 /// The result of making a backup.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,11 +62,13 @@ struct Item {
 }
 
 impl Store {
-    /// Writes a backup of a kept snapshot: a full one, or the changes since another kept snapshot.
+    /// Writes a backup of a kept snapshot: a full one, or the changes since another kept snapshot. If it is urgent, it
+    /// does not rest.
     pub(crate) fn back_up(
         &self,
         kept: &Arc<KeptSnapshot>,
         base: Option<&Arc<KeptSnapshot>>,
+        is_urgent: bool,
         sink: &mut dyn PartSink,
     ) -> Result<BackupCounts> {
         let space = &self.engine.space;
@@ -92,8 +102,9 @@ impl Store {
         };
         // If memory is short, the window is smaller, and no part is read while another one is written.
         head.window_pages = pages_max;
-        let needed_bytes = |pages: u64, parts: u64| parts * PART_BYTES as u64 + pages * size_of::<Item>() as u64;
-        while !memory.resize(needed_bytes(head.window_pages, 2)) {
+        let needed_bytes = |pages: u64, parts: usize| (parts * PART_BYTES) as u64 + pages * size_of::<Item>() as u64;
+        let reads_ahead = is_urgent && memory.resize(needed_bytes(pages_max, 2 + READ_AHEAD_PART_COUNT));
+        while !reads_ahead && !memory.resize(needed_bytes(head.window_pages, 2)) {
             if head.window_pages > pages_min {
                 head.window_pages /= 2;
             } else if memory.resize(needed_bytes(pages_min, 1)) {
@@ -103,11 +114,26 @@ impl Store {
                 return Err(Error::loads_in_memory(memory.limit_bytes()));
             }
         }
-        if memory.bytes() == needed_bytes(head.window_pages, 2) {
+        if memory.bytes() >= needed_bytes(head.window_pages, 2) {
             sink.write_ahead()?;
         }
         self.engine.pool.fit_frames(0)?;
-        let mut writer = BackupWriter::new(self, &head, &catalogue, sink);
+        let mut writer = BackupWriter {
+            store: self,
+            backup: head.backup(),
+            window_pages: head.window_pages as usize,
+            catalogue: Arc::new(catalogue),
+            is_urgent,
+            helpers: reads_ahead.then(|| Helpers::new(&self.engine.backend, READ_AHEAD_PART_COUNT)),
+            reads: VecDeque::new(),
+            sink,
+            part: backup::new_part(),
+            spares: Vec::new(),
+            items: Vec::new(),
+            next_number: 0,
+            digest: Checksum::new(),
+            counts: BackupCounts::default(),
+        };
         writer.begin(&head)?;
         writer.copy_keyspaces(base_catalogue.as_ref())?;
         writer.finish()
@@ -119,36 +145,34 @@ struct BackupWriter<'b> {
     store: &'b Store,
     backup: BackupId,
     window_pages: usize,
-    catalogue: &'b KeptCatalogue,
+    catalogue: Arc<KeptCatalogue>,
+    is_urgent: bool,
+    /// Threads that read parts, or `None` if this thread reads one part after the other.
+    helpers: Option<Helpers>,
+    /// The parts that are being read, in order.
+    reads: VecDeque<PartRead>,
     sink: &'b mut dyn PartSink,
     part: Vec<u8>,
+    /// Buffers of parts that were written.
+    spares: Vec<Vec<u8>>,
     /// The pages of the part, and the places of their extents in it.
-    items: Vec<(Item, std::ops::Range<usize>)>,
+    items: Vec<(Item, Range<usize>)>,
+    /// The number of the next part.
+    next_number: u32,
     digest: Checksum,
     counts: BackupCounts,
 }
 
-impl<'b> BackupWriter<'b> {
-    fn new(
-        store: &'b Store,
-        head: &Head,
-        catalogue: &'b KeptCatalogue,
-        sink: &'b mut dyn PartSink,
-    ) -> BackupWriter<'b> {
-        let counts = BackupCounts::default();
-        BackupWriter {
-            store,
-            backup: head.backup(),
-            window_pages: head.window_pages as usize,
-            catalogue,
-            sink,
-            part: backup::new_part(),
-            items: Vec::new(),
-            digest: Checksum::new(),
-            counts,
-        }
-    }
+/// A part that is complete except for its extents.
+struct PartRead {
+    number: u32,
+    page_count: u64,
+    /// The checksum, if an earlier attempt has written the part.
+    found: Option<u64>,
+    reading: Boxed<'static, Result<Vec<u8>>>,
+}
 
+impl BackupWriter<'_> {
     fn begin(&mut self, head: &Head) -> Result<()> {
         head.encode(&mut self.part);
         self.end_part()
@@ -156,12 +180,12 @@ impl<'b> BackupWriter<'b> {
 
     /// Copies the pages of all keyspaces: those that are in use, or only those that differ from the base.
     fn copy_keyspaces(&mut self, base: Option<&KeptCatalogue>) -> Result<()> {
-        let space = &self.store.engine.space;
+        let (space, catalogue) = (&self.store.engine.space, Arc::clone(&self.catalogue));
         let of_base: HashMap<KeyspaceId, &KeyspaceEntry> =
             base.iter().flat_map(|base| &base.keyspaces).map(|keyspace| (keyspace.id, keyspace)).collect();
         let (mut reader, mut base_reader) = (ChunkReader::new(space), ChunkReader::new(space));
         let mut window: Vec<Item> = Vec::with_capacity(self.window_pages);
-        for keyspace in &self.catalogue.keyspaces {
+        for keyspace in &catalogue.keyspaces {
             let before = of_base.get(&keyspace.id).map_or(&[][..], |before| &before.chunks);
             for chunk in 0..keyspace.chunks.len().max(before.len()) {
                 let address = |chunks: &[ExtentAddress]| chunks.get(chunk).copied().unwrap_or(ExtentAddress::NONE);
@@ -214,78 +238,114 @@ impl<'b> BackupWriter<'b> {
         }
     }
 
-    /// Reads the extents of the part and writes it, unless an earlier attempt has written it.
+    /// Reads the extents of the part and writes it, unless an earlier attempt has written it. If other threads read,
+    /// writes an earlier part.
     fn end_part(&mut self) -> Result<()> {
-        let number = self.counts.part_count;
-        let sum = match self.sink.find(number, self.backup)? {
-            Some(sum) => {
-                self.counts.found_count += 1;
-                sum
-            }
-            None => {
-                let began = self.store.now();
-                self.read_extents()?;
-                let sum = backup::seal_part(&mut self.part, number, self.backup);
-                self.sink.put(number, &self.part)?;
-                if self.store.engine.space.share.is_foreground_active() {
-                    sleep((self.store.now() - began) * REST_FACTOR);
-                }
-                sum
+        let began = self.store.now();
+        let number = self.next_number;
+        self.next_number += 1;
+        let spare = self.spares.pop().unwrap_or_else(backup::new_part);
+        let (part, items) = (std::mem::replace(&mut self.part, spare), std::mem::take(&mut self.items));
+        let page_count = items.len() as u64;
+        let found = self.sink.find(number, self.backup)?;
+        let reading: Boxed<'static, Result<Vec<u8>>> = if found.is_some() {
+            Box::pin(std::future::ready(Ok(part)))
+        } else {
+            let (engine, catalogue) = (Arc::clone(&self.store.engine), Arc::clone(&self.catalogue));
+            let read = move || read_extents(&engine, &catalogue, part, &items);
+            match &self.helpers {
+                Some(helpers) => helpers.start(read),
+                None => Box::pin(std::future::ready(read())),
             }
         };
-        self.digest.update(&sum.to_le_bytes());
-        self.counts.part_count += 1;
-        self.counts.page_count += self.items.len() as u64;
-        self.counts.bytes += self.part.len() as u64;
-        self.part.truncate(PART_HEADER_BYTES);
-        self.items.clear();
+        self.reads.push_back(PartRead { number, page_count, found, reading });
+        self.put_all_but(if self.helpers.is_some() { READ_AHEAD_PART_COUNT } else { 0 })?;
+        if found.is_none() && !self.is_urgent && self.store.engine.space.share.is_foreground_active() {
+            sleep((self.store.now() - began) * REST_FACTOR);
+        }
         Ok(())
     }
 
-    fn read_extents(&mut self) -> Result<()> {
-        let BackupWriter { store, catalogue, part, items, .. } = self;
-        let (pool, space) = (&store.engine.pool, &store.engine.space);
-        let addresses: Vec<ExtentAddress> = items.iter().map(|(item, _)| item.address).collect();
-        let mut failed = None;
-        pool.read_past(&addresses, |index, bytes| {
-            let (Item { address, keyspace, page }, place) = &items[index];
-            let what = || format!("page {page} of keyspace {keyspace}");
-            let copied = bytes.and_then(|bytes| {
-                let corrupted = |reason: &dyn std::fmt::Display| space.corrupted(&what(), *address, reason);
-                let header = space.verify(*address, bytes).map_err(|reason| corrupted(&reason))?;
-                // The extents of a value are numbered within the value. Those of a prepared transaction name the
-                // keyspace that the value will be put into.
-                let is_page = header.kind == Kind::Value || header.page_key.page == *page;
-                let is_prepared = header.kind == Kind::Value && *keyspace == KeyspaceId::PREPARED;
-                let entry = catalogue.keyspaces.iter().find(|entry| entry.id == *keyspace);
-                let is_stored = entry.is_some_and(|entry| entry.is_stored_as(header.page_key.keyspace));
-                if !is_page || !(is_stored || is_prepared) {
-                    return Err(corrupted(&extent::ExtentError::PageKey(header.page_key)));
+    /// Writes the first of the parts that are being read, until so many are left.
+    fn put_all_but(&mut self, part_count: usize) -> Result<()> {
+        while self.reads.len() > part_count
+            && let Some(PartRead { number, page_count, found, mut reading }) = self.reads.pop_front()
+        {
+            assert_eq!(number, self.counts.part_count, "a part is written out of order");
+            let poll = |waker: &Waker| reading.as_mut().poll(&mut Context::from_waker(waker));
+            let mut part = ready(WaitMode::Blocking.until(poll))?;
+            let sum = match found {
+                Some(sum) => {
+                    self.counts.found_count += 1;
+                    sum
                 }
-                let copy = &mut part[place.clone()];
-                copy.copy_from_slice(bytes);
-                if header.page_key.keyspace != *keyspace && !is_prepared {
-                    extent::set_keyspace(copy, *keyspace);
-                    extent::seal(&mut copy[..header.stored_bytes], header.origin);
+                None => {
+                    let sum = backup::seal_part(&mut part, number, self.backup);
+                    self.sink.put(number, &part)?;
+                    sum
                 }
-                Ok(())
-            });
-            if let Err(error) = copied {
-                failed.get_or_insert(error);
-            }
-        })?;
-        failed.map_or(Ok(()), Err)
+            };
+            self.digest.update(&sum.to_le_bytes());
+            self.counts.part_count += 1;
+            self.counts.page_count += page_count;
+            self.counts.bytes += part.len() as u64;
+            part.truncate(PART_HEADER_BYTES);
+            self.spares.push(part);
+        }
+        Ok(())
     }
 
     fn finish(mut self) -> Result<BackupCounts> {
         if self.part.len() > PART_HEADER_BYTES {
             self.end_part()?;
         }
+        self.put_all_but(0)?;
         let part_count = self.counts.part_count;
         let end = End { part_count, extent_count: self.counts.page_count, digest: self.digest.digest() };
         end.encode(&mut self.part);
         self.end_part()?;
+        self.put_all_but(0)?;
         self.sink.finish()?;
         Ok(self.counts)
     }
+}
+
+/// Reads the extents of a part into their places.
+fn read_extents(
+    engine: &Engine,
+    catalogue: &KeptCatalogue,
+    mut part: Vec<u8>,
+    items: &[(Item, Range<usize>)],
+) -> Result<Vec<u8>> {
+    let (pool, space) = (&engine.pool, &engine.space);
+    let addresses: Vec<ExtentAddress> = items.iter().map(|(item, _)| item.address).collect();
+    let mut failed = None;
+    pool.read_past(&addresses, |index, bytes| {
+        let (Item { address, keyspace, page }, place) = &items[index];
+        let what = || format!("page {page} of keyspace {keyspace}");
+        let copied = bytes.and_then(|bytes| {
+            let corrupted = |reason: &dyn std::fmt::Display| space.corrupted(&what(), *address, reason);
+            let header = space.verify(*address, bytes).map_err(|reason| corrupted(&reason))?;
+            // The extents of a value are numbered within the value. Those of a prepared transaction name the
+            // keyspace that the value will be put into.
+            let is_page = header.kind == Kind::Value || header.page_key.page == *page;
+            let is_prepared = header.kind == Kind::Value && *keyspace == KeyspaceId::PREPARED;
+            let entry = catalogue.keyspaces.iter().find(|entry| entry.id == *keyspace);
+            let is_stored = entry.is_some_and(|entry| entry.is_stored_as(header.page_key.keyspace));
+            if !is_page || !(is_stored || is_prepared) {
+                return Err(corrupted(&extent::ExtentError::PageKey(header.page_key)));
+            }
+            let copy = &mut part[place.clone()];
+            copy.copy_from_slice(bytes);
+            if header.page_key.keyspace != *keyspace && !is_prepared {
+                extent::set_keyspace(copy, *keyspace);
+                extent::seal(&mut copy[..header.stored_bytes], header.origin);
+            }
+            Ok(())
+        });
+        if let Err(error) = copied {
+            failed.get_or_insert(error);
+        }
+    })?;
+    failed.map_or(Ok(part), Err)
 }

@@ -87,6 +87,9 @@ fn what_is_restored_is_what_was_backed_up() {
                 }
                 6..9 => {
                     let mut options = BackupOptions::new();
+                    if step % 2 == 0 {
+                        options = options.urgent();
+                    }
                     let base = kept.iter().nth(random.below(3) as usize).map(|(name, base)| (name.clone(), *base));
                     if let Some((name, _)) = &base {
                         options = options.since(name);
@@ -501,6 +504,23 @@ fn a_backup_needs_memory_beside_page_tables() {
     }
     db.checkpoint().unwrap();
     db.backup_into(std::io::sink(), &options).unwrap();
+}
+
+/// An urgent backup has the same bytes as one that rests, and the same parts.
+#[test]
+fn an_urgent_backup_is_the_same() {
+    for memory_bytes in [8 << 20, 64 << 20] {
+        let config = small().memory(memory_bytes).backend(drumlin_io::in_memory());
+        let (db, _) = filled(&config, "/db", 40_000);
+        let patient = backup(&db, &new().keep("state"));
+        assert!(patient.len() > 3 << 20, "it has few parts");
+        assert_eq!(backup(&db, &new().keep("state").urgent()), patient);
+        let parts = db.backup_to("/parts", &new().keep("state").urgent()).unwrap().parts;
+        let again = db.backup_to("/parts", &new().keep("state")).unwrap();
+        assert_eq!((again.parts_found, again.parts), (parts, parts));
+        let found = db.backup_to("/parts", &new().keep("state").urgent()).unwrap();
+        assert_eq!(found.parts_found, parts);
+    }
 }
 
 /// While a backup is written into a folder, another one is refused, so that their parts never mix.
