@@ -56,7 +56,8 @@ impl NodeOptions {
     }
 
     /// Sets the configuration of the databases with the states. Each group has one, with a memory budget of its own.
-    /// The durability is ignored: entries are applied with [`Relaxed`](drumlin::Durability::Relaxed).
+    /// The durability and the delay of relaxed commits are ignored: entries are applied with
+    /// [`Relaxed`](drumlin::Durability::Relaxed), and become durable after 100 ms, or earlier if they are purged.
     #[must_use]
     pub fn state(mut self, config: Config) -> NodeOptions {
         self.state = config;

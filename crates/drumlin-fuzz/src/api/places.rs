@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use drumlin::{Config, Database, Durability, Error, IoBackend, Retention, VersionOverflow};
 use drumlin_io::Backend;
@@ -120,6 +121,8 @@ impl Settings {
         let config = call!("Config::log_streams", config.log_streams(self.log_streams));
         let config = call!("Config::checkpoint_log_bytes", config.checkpoint_log_bytes(self.checkpoint_log_bytes));
         let config = call!("Config::durability", config.durability(self.durability));
+        let delay = Duration::from_millis(self.page_bytes as u64 / 512);
+        let config = call!("Config::relaxed_delay", config.relaxed_delay(delay));
         let config = call!("Config::warm_start", config.warm_start(self.warm_start));
         let config = call!("Config::version_disk_bytes", config.version_disk_bytes(self.version_disk_bytes));
         // At a limit, delayed commits may fail after ten seconds, so delay commits only if there is no limit.

@@ -1,6 +1,7 @@
 //! The settings for opening a database.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::archive::Archive;
 use crate::error::{Error, Result};
@@ -9,6 +10,7 @@ use crate::format::LOG_STREAM_COUNT_MAX;
 use crate::format::node::is_page_bytes;
 use crate::io::IoBackend;
 use crate::memory::Budget;
+use crate::seglog::RELAXED_DELAY;
 use crate::store::{CheckProgress, CheckReport, LockWait, LockWaitHook, Settings, check};
 use crate::txn::commit::Durability;
 use crate::txn::spilled::{SpillLimit, VersionOverflow};
@@ -17,6 +19,8 @@ use crate::txn::spilled::{SpillLimit, VersionOverflow};
 const LOG_SEGMENT_BYTES_MIN: u64 = if cfg!(feature = "sim") { 256 << 10 } else { 1 << 20 };
 /// The maximum size of a log segment. The segment's index, a 4096th of its size, is allocated before the first append.
 const LOG_SEGMENT_BYTES_MAX: u64 = 1 << 30;
+/// The maximum delay of relaxed commits. Beyond it, a longer delay saves hardly any writes.
+const RELAXED_DELAY_MAX: Duration = Duration::from_secs(1);
 /// The maximum memory budget. Frames have 29-bit numbers, and each page size reserves address space for the whole
 /// budget.
 const MEMORY_BYTES_MAX: u64 = 1 << 40;
@@ -49,6 +53,7 @@ impl Default for Config {
             archive: None,
             is_restoring: false,
             durability: Durability::Full,
+            relaxed_delay: RELAXED_DELAY,
             io_backend: IoBackend::Auto,
             in_memory: false,
             create: true,
@@ -272,6 +277,16 @@ impl Config {
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Config {
         self.settings.durability = durability;
+        self
+    }
+
+    /// Sets the time after which a [`Durability::Relaxed`] commit is written, together with those that came in the
+    /// meantime: 1 ms by default, at most 1 s. It is written earlier if a caller waits for it or many bytes wait. If
+    /// something else can repeat the commits after a power cut, as the log of a replicated database can, a longer time
+    /// saves writes. Readers of changes and archives also get these commits later.
+    #[must_use]
+    pub fn relaxed_delay(mut self, delay: Duration) -> Config {
+        self.settings.relaxed_delay = delay.min(RELAXED_DELAY_MAX);
         self
     }
 

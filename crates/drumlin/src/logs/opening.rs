@@ -29,7 +29,7 @@ use crate::format::logs::{LogChanges, LogsHead};
 use crate::format::superblock::{INCARNATION_COUNT_MAX, LogRange};
 use crate::format::{CheckpointNumber, DatabaseId, Incarnation, StreamId, StreamPosition, SuperblockNumber, Timestamp};
 use crate::io::{self, Backend, FileRef, FolderRef, Lock, OpenOptions, Persist, Probe, Process, SyncMethod};
-use crate::seglog::{Hooks, LogOptions as StreamOptions, Scan, SuperblockLogState};
+use crate::seglog::{Hooks, LogOptions as StreamOptions, RELAXED_DELAY, Scan, SuperblockLogState};
 use crate::sync::{Mutex, RwLock, sleep};
 use crate::task::new_workers;
 
@@ -400,6 +400,7 @@ fn open_locked(backend: &Arc<dyn Backend>, folder: &FolderRef, options: &LogsOpt
         window_margin_bytes: sizes.emptied_loss_bytes(),
         body_bytes: 0,
         sync,
+        relaxed_delay: RELAXED_DELAY,
         database: head.folder,
     };
     let (from, to) = head.range;

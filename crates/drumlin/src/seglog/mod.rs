@@ -110,6 +110,7 @@ pub(crate) use reader::{Record, Records};
 pub(crate) use record::{Appended, Body};
 pub(crate) use reservation::Reservation;
 pub(crate) use scan::{Scan, SuperblockLogState};
+pub(crate) use signal::RELAXED_DELAY;
 
 /// An open log.
 #[derive(Debug)]
@@ -194,6 +195,7 @@ impl Log {
         assert!(!parts.streams.is_empty(), "a log without a stream");
         assert!(parts.covered <= parts.last, "a checkpoint covers {}, the log ends at {}", parts.covered, parts.last);
         let LogParts { backend, folder, options, incarnation, history, checkpoint, streams, hooks, .. } = parts;
+        let signal = Signal::new(options.relaxed_delay);
         assert!(streams.len() == usize::from(options.streams), "a log of other streams than it is to have");
         let shared = SharedLog {
             backend,
@@ -212,7 +214,7 @@ impl Log {
             write_bytes: AtomicU64::new(0),
             tasks: Mutex::new(Vec::new()),
             tasks_count: AtomicUsize::new(0),
-            signal: Signal::default(),
+            signal,
             preparing: Mutex::new(()),
             listed: Mutex::new(parts.listed),
             doomed: Mutex::new(parts.doomed),

@@ -1,5 +1,7 @@
 //! The settings of a log, and the sizes that follow from them.
 
+use std::time::Duration;
+
 use super::buffers::Buffers;
 use super::segment::BLOCK;
 use crate::error::{Error, Result};
@@ -57,6 +59,8 @@ pub(crate) struct LogOptions {
     /// The longest body that must fit. If necessary, the first stream gets larger buffers for it.
     pub(crate) body_bytes: usize,
     pub(crate) sync: SyncMethod,
+    /// The delay before records that no caller waits for are written.
+    pub(crate) relaxed_delay: Duration,
     /// The database's id, which is in every header.
     pub(crate) database: DatabaseId,
 }

@@ -5,11 +5,13 @@ use std::time::Duration;
 use crate::sync::{Condvar, Mutex};
 
 /// Wakes the background threads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Signal {
     state: Mutex<Wanted>,
     prepare: Condvar,
     flush: Condvar,
+    /// The delay before records that no caller waits for are written.
+    relaxed_delay: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -23,16 +25,16 @@ struct Wanted {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Urgency {
-    /// Write within [`GATHERING`]: no caller waits for the records.
+    /// Write after [`LogOptions::relaxed_delay`](super::LogOptions::relaxed_delay): no caller waits for the records.
     Soon = 1,
     /// Write immediately, because a task waits or the buffer is filling up.
     Now = 2,
 }
 
-/// The delay before records that no caller waits for are written. When the log wrote them as soon as no write was in
-/// flight, 300,000 such records per second took a quarter of a processor.
+/// The delay before records that no caller waits for are written, unless the user sets it. When the log wrote them as
+/// soon as no write was in flight, 300,000 such records per second took a quarter of a processor.
 /// Measured: decision 013.
-const GATHERING: Duration = Duration::from_millis(1);
+pub(crate) const RELAXED_DELAY: Duration = Duration::from_millis(1);
 
 /// A log that has had nothing to prepare for this long counts as idle. Until then, its spare segments are kept for the
 /// next burst of commits. A later burst has to create segments, with a sync for each 8 MiB.
@@ -48,6 +50,11 @@ pub(super) enum Call {
 }
 
 impl Signal {
+    pub(super) fn new(relaxed_delay: Duration) -> Signal {
+        let (prepare, flush) = (Condvar::new(), Condvar::new());
+        Signal { state: Mutex::default(), prepare, flush, relaxed_delay }
+    }
+
     pub(super) fn prepare(&self) {
         self.state.lock().prepare = true;
         self.prepare.notify_one();
@@ -89,7 +96,7 @@ impl Signal {
         let mut state = self.state.lock();
         self.flush.wait_while(&mut state, |wanted| wanted.flush.is_none() && !wanted.stop);
         while state.flush == Some(Urgency::Soon) && !state.stop {
-            if self.flush.wait_for(&mut state, GATHERING).timed_out() {
+            if self.flush.wait_for(&mut state, self.relaxed_delay).timed_out() {
                 break;
             }
         }

@@ -122,6 +122,7 @@ impl Opener<'_> {
             window_margin_bytes: 0,
             body_bytes: budget.transaction_bytes_max() as usize,
             sync,
+            relaxed_delay: self.settings.relaxed_delay,
             database: superblock.database,
         }
     }

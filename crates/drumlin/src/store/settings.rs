@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::lock_wait::LockWaitHook;
 use crate::archive::Archive;
@@ -29,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) is_restoring: bool,
     /// The durability of commits that do not specify one.
     pub(crate) durability: Durability,
+    /// The time after which a relaxed commit is written.
+    pub(crate) relaxed_delay: Duration,
     pub(crate) io_backend: IoBackend,
     pub(crate) in_memory: bool,
     pub(crate) create: bool,

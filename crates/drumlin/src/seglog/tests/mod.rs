@@ -30,6 +30,7 @@ fn options(streams: u16) -> LogOptions {
         window_margin_bytes: 0,
         body_bytes: 0,
         sync: SyncMethod::DurableWrite,
+        relaxed_delay: RELAXED_DELAY,
         database: DATABASE,
     }
 }
