@@ -121,7 +121,7 @@ impl Settings {
         let config = call!("Config::log_streams", config.log_streams(self.log_streams));
         let config = call!("Config::checkpoint_log_bytes", config.checkpoint_log_bytes(self.checkpoint_log_bytes));
         let config = call!("Config::durability", config.durability(self.durability));
-        let delay = Duration::from_millis(self.page_bytes as u64 / 512);
+        let delay = Duration::from_micros(self.page_bytes as u64 / 8);
         let config = call!("Config::relaxed_delay", config.relaxed_delay(delay));
         let config = call!("Config::warm_start", config.warm_start(self.warm_start));
         let config = call!("Config::version_disk_bytes", config.version_disk_bytes(self.version_disk_bytes));
