@@ -274,7 +274,8 @@ fn pages_that_are_shared_take_space_once() {
             db.drop_keyspace(name).unwrap();
             db.compact().unwrap();
             let freed_bytes = before_bytes.saturating_sub(used_bytes(&db));
-            let tolerance_bytes = first_bytes / 10;
+            // Space is counted in segments, and one more of them may just be filling.
+            let tolerance_bytes = first_bytes / 10 + db.stats().segment_bytes;
             assert!(
                 freed_bytes.abs_diff(exclusive_bytes) < tolerance_bytes,
                 "{order:?}: dropping {name} freed {freed_bytes} bytes instead of {exclusive_bytes}"
