@@ -606,6 +606,12 @@ impl Folder for DiskFolder {
         Ok(space.f_blocks.saturating_mul(space.f_frsize))
     }
 
+    fn identity(&self) -> io::Result<Option<(i128, i128)>> {
+        let status = rustix::fs::fstat(&self.handle)?;
+        // The types of these numbers differ from system to system.
+        Ok(Some((i128::from(status.st_dev), i128::from(status.st_ino))))
+    }
+
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let Some(file) = file.as_any().downcast_ref::<DiskFile>() else { return Ok(true) };
         let held = rustix::fs::fstat(&file.handle)?;

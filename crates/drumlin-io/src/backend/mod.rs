@@ -181,6 +181,10 @@ pub trait Folder: Send + Sync + fmt::Debug {
     fn capacity_bytes(&self) -> io::Result<u64> {
         Ok(u64::MAX)
     }
+    /// Returns what identifies the folder whatever its path, such as device and inode, or `None` if only the path does.
+    fn identity(&self) -> io::Result<Option<(i128, i128)>> {
+        Ok(None)
+    }
     /// Returns `true` if the name still refers to `file`. A backend that cannot tell returns `true`.
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         let _ = (name, file);

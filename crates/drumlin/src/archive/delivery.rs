@@ -62,6 +62,7 @@ impl Deliverer {
         match &self.destination {
             Destination::Folder(path) => self.copy_to(&waiting, path, name, number)?,
             Destination::Command { program, arguments } => {
+                self.check_path(&waiting)?;
                 let mut arguments = arguments.clone();
                 arguments.push(waiting.path().join(name).into_os_string());
                 self.run_command(shared, program, &arguments)?;
@@ -85,6 +86,18 @@ impl Deliverer {
         }
     }
 
+    /// Fails if the folder of the files is no longer at its path, where another database may have put its own by now.
+    fn check_path(&self, waiting: &FolderRef) -> Result<(), String> {
+        let found = open_folder(&self.backend, waiting.path()).and_then(|found| is_same_folder(&found, waiting));
+        match found {
+            Ok(true) => Ok(()),
+            _ => Err(format!(
+                "{} has been moved, and the command needs its path; close the database, and open it where it is now",
+                waiting.path().display()
+            )),
+        }
+    }
+
     /// Copies a file to a folder, durably. The copy has its name only once it is complete. The folder is created only
     /// for the first file of a chain. If it is gone later, so are the earlier files, or its file system is not mounted.
     fn copy_to(&self, waiting: &FolderRef, path: &Path, name: &str, number: u64) -> Result<(), String> {
@@ -102,6 +115,13 @@ impl Deliverer {
             }
         }
         let target = open_folder(&self.backend, path).map_err(text)?;
+        if is_same_folder(&target, waiting).map_err(text)? {
+            // The copy would be the file that is removed when it has been delivered.
+            return Err(format!(
+                "the database keeps its files in {} until they are delivered; the archive needs another folder",
+                path.display()
+            ));
+        }
         let source = waiting.open(name, OpenOptions::default()).map_err(text)?;
         if target.exists(name).map_err(text)? {
             // The process may have been killed after an earlier delivery.
@@ -124,6 +144,14 @@ impl Deliverer {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns `true` if both are the same folder, even if their paths differ.
+fn is_same_folder(one: &FolderRef, other: &FolderRef) -> io::Result<bool> {
+    Ok(match (one.identity()?, other.identity()?) {
+        (Some(one), Some(other)) => one == other,
+        _ => one.path() == other.path(),
+    })
 }
 
 /// Copies a file to a new file of this name, and makes its bytes durable.

@@ -207,12 +207,16 @@ impl Archiver {
     }
 }
 
-/// Returns the archive with the absolute path of its folder.
+/// Returns the archive with the absolute path of its folder or program, so that the working directory may change. A
+/// program without a folder is searched for when it is run.
 fn absolute(archive: &Archive, backend: &Arc<dyn Backend>) -> Result<Archive> {
     let mut archive = archive.clone();
-    if let Some(Destination::Folder(path)) = &mut archive.destination {
-        *path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
-    }
+    let path = match &mut archive.destination {
+        Some(Destination::Folder(path)) => path,
+        Some(Destination::Command { program, .. }) if program.components().count() > 1 => program,
+        _ => return Ok(archive),
+    };
+    *path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
     Ok(archive)
 }
 

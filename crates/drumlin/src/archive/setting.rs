@@ -39,7 +39,10 @@ impl Archive {
     }
 
     /// Copies each file into a folder, which is created if it does not exist, and syncs it. A file has its name only
-    /// once it is complete. A folder has the archive of one database.
+    /// once it is complete. A folder has the archive of one database. It can't be the folder `archive` in the database's
+    /// own folder, where files wait for their delivery.
+    ///
+    /// A relative path is one in the directory that is the current one when the database is opened.
     #[must_use]
     pub fn to_folder(path: impl Into<PathBuf>) -> Archive {
         Archive::new(Some(Destination::Folder(path.into())))
@@ -48,6 +51,9 @@ impl Archive {
     /// Runs a command for each file, with these arguments and, as the last one, the path of the file. The command must
     /// store a copy durably under the same name, must not replace a file of that name with other content, and must
     /// exit with 0 only then. Otherwise it is run again after a second. It is not run by a shell.
+    ///
+    /// A program that is named without a folder is searched for in `PATH`; the relative path of one is like that of a
+    /// folder. If the database's folder is moved while it is open, its files wait until it is opened at the new place.
     ///
     /// To restore, bring the files into one folder.
     #[must_use]

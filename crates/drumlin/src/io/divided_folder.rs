@@ -98,6 +98,10 @@ impl Folder for DividedFolder {
         self.folder.capacity_bytes()
     }
 
+    fn identity(&self) -> io::Result<Option<(i128, i128)>> {
+        self.folder.identity()
+    }
+
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         self.holder(name)?.is_same(name, file)
     }

@@ -100,6 +100,10 @@ impl Folder for GatedFolder {
         self.folder.capacity_bytes()
     }
 
+    fn identity(&self) -> io::Result<Option<(i128, i128)>> {
+        self.folder.identity()
+    }
+
     fn is_same(&self, name: &str, file: &FileRef) -> io::Result<bool> {
         self.folder.is_same(name, file)
     }

@@ -14,7 +14,7 @@ use drumlin_io::IoBackend;
 use drumlin_io::testing::fault::FaultyBackend;
 use drumlin_io::testing::sim::{Disk, Medium};
 
-use crate::support::{Folder, Model, Random, copy_folder, number, small, some_value};
+use crate::support::{Folder, Model, Random, alone, copy_folder, number, small, some_value};
 
 /// The rows of all keyspaces, with their page sizes, and the prepared transactions.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -736,6 +736,72 @@ fn a_command_takes_the_files() {
     let report = small().restore_to(backups, &taken, RestorePoint::Newest, target).unwrap();
     assert_eq!(report.timestamp, last);
     assert_eq!(std::fs::read_dir(folder.path().join("db/archive")).unwrap().count(), 1, "a delivered file stays");
+}
+
+/// An archive is refused in the folder where the database keeps its files until they are delivered: the copy of a file
+/// would be removed with it. A symbolic link to the folder is noticed.
+#[test]
+fn an_archive_needs_a_folder_of_its_own() {
+    let folder = Folder::new();
+    let (path, link) = (folder.path().join("db"), folder.path().join("link"));
+    small().open(&path).unwrap().close().unwrap();
+    std::os::unix::fs::symlink(path.join("archive"), &link).unwrap();
+    for archive in [path.join("archive"), link] {
+        let config = small().archive(Archive::to_folder(&archive).every(Duration::ZERO));
+        let db = config.open(&path).unwrap();
+        db.keyspace("k").unwrap().insert("a", "1").unwrap();
+        wait_until(|| db.stats().archive_failure.is_some());
+        let failure = db.stats().archive_failure.unwrap();
+        assert!(failure.contains("another folder"), "{failure}");
+        db.close().unwrap();
+    }
+    // Nothing was lost: another folder gets every file.
+    let archive = folder.path().join("archive");
+    let db = small().archive(Archive::to_folder(&archive).every(Duration::ZERO)).open(&path).unwrap();
+    wait_until(|| db.stats().archive_delivered == Some(db.stats().durable));
+    let last = db.stats().durable;
+    db.close().unwrap();
+    let chains = small().verify_archive(&archive).unwrap();
+    assert_eq!((chains.len(), chains[0].to), (1, last), "{chains:#?}");
+}
+
+/// A program is found where it was at the opening, even if the working directory changes. If the database's folder is
+/// moved, the command does not get the files of another database that took its place.
+#[test]
+fn a_command_does_not_depend_on_paths_that_change() {
+    use std::os::unix::fs::PermissionsExt;
+    alone("archive::a_command_does_not_depend_on_paths_that_change", &[], || {
+        let folder = Folder::new();
+        let taken = folder.path().join("taken");
+        std::fs::create_dir_all(&taken).unwrap();
+        let program = folder.path().join("upload");
+        std::fs::write(&program, "#!/bin/sh\ncp \"$2\" \"$1/\"\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::env::set_current_dir(folder.path()).unwrap();
+        let config = || small().archive(Archive::command("./upload", [&taken]).every(Duration::ZERO));
+        let db = config().open("db").unwrap();
+        std::env::set_current_dir("/").unwrap();
+        let k = db.keyspace("k").unwrap();
+        let insert = |key| {
+            k.insert(key, "1").unwrap();
+            db.stats().durable
+        };
+        let durable = insert("a");
+        wait_until(|| db.stats().archive_delivered >= Some(durable));
+        std::fs::rename(folder.path().join("db"), folder.path().join("moved")).unwrap();
+        copy_folder(&folder.path().join("moved"), &folder.path().join("db"));
+        let durable = insert("b");
+        wait_until(|| db.stats().archive_failure.is_some());
+        let failure = db.stats().archive_failure.unwrap();
+        assert!(failure.contains("moved") && db.stats().archive_delivered < Some(durable), "{failure}");
+        db.close().unwrap();
+        std::env::set_current_dir(folder.path()).unwrap();
+        let db = config().open("moved").unwrap();
+        wait_until(|| db.stats().archive_delivered == Some(db.stats().durable));
+        let last = db.stats().durable;
+        db.close().unwrap();
+        assert_eq!(small().verify_archive(&taken).unwrap()[0].to, last);
+    });
 }
 
 /// A bulk load may replace rows that a prepared transaction has locked, and large transactions may put others. The
