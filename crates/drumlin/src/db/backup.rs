@@ -163,8 +163,7 @@ impl Database {
         let backend = &self.store()?.engine.backend;
         let path = folder.as_ref();
         let path = backend.absolute(path).map_err(|error| Error::io("finding", path, error))?;
-        let mut folder = PartFolder::create(backend, &path)?;
-        self.back_up(&mut folder, options)
+        self.back_up(|| PartFolder::create(backend, &path), options)
     }
 
     /// Writes a backup as a stream of bytes, for example into a pipe. Otherwise like
@@ -173,15 +172,26 @@ impl Database {
     /// # Errors
     /// Those of [`backup_to`](Database::backup_to). If the writer fails, its error is the source of [`Error::Io`].
     pub fn backup_into(&self, writer: impl Write, options: &BackupOptions) -> Result<BackupReport> {
-        self.back_up(&mut WrittenParts(writer), options)
+        self.back_up(|| Ok(WrittenParts(writer)), options)
     }
 
-    fn back_up(&self, sink: &mut dyn PartSink, options: &BackupOptions) -> Result<BackupReport> {
+    /// Writes a backup into what `open` returns. Nothing is opened for options that are refused.
+    fn back_up<S: PartSink>(&self, open: impl FnOnce() -> Result<S>, options: &BackupOptions) -> Result<BackupReport> {
         let store = self.store()?;
         let began = store.now();
         let kept = &store.engine.space.kept;
         let base = options.since.as_ref().map(|name| kept.get(name)).transpose()?;
         let found = options.keep.as_ref().and_then(|name| kept.get(name).ok());
+        if let (Some(base), Some(found)) = (&base, &found)
+            && (base.timestamp > found.timestamp || base.id == found.id)
+        {
+            return Err(Error::Invalid(format!(
+                "the snapshot {:?} is not older than the backup, which has the state of commit {}, because the snapshot \
+                 {:?} was kept before",
+                base.name, found.timestamp, found.name
+            )));
+        }
+        let mut sink = open()?;
         let taken_at = found.as_ref().map(|found| Duration::from_millis(found.taken_at_ms));
         let snapshot_age = taken_at.map(|taken_at| store.engine.backend.wall_clock().saturating_sub(taken_at));
         let temporary = match &options.keep {
@@ -194,19 +204,7 @@ impl Database {
         };
         let name = temporary.as_ref().map(|temporary| &temporary.name).or(options.keep.as_ref());
         let snapshot = kept.get(name.expect("one or the other"))?;
-        if let Some(base) = &base
-            && (base.timestamp > snapshot.timestamp || base.id == snapshot.id)
-        {
-            let why = match found {
-                Some(found) => format!(", because the snapshot {:?} was kept before", found.name),
-                None => String::new(),
-            };
-            return Err(Error::Invalid(format!(
-                "the snapshot {:?} is not older than the backup, which has the state of commit {}{why}",
-                base.name, snapshot.timestamp
-            )));
-        }
-        let counts = store.back_up(&snapshot, base.as_ref(), options.urgent, sink)?;
+        let counts = store.back_up(&snapshot, base.as_ref(), options.urgent, &mut sink)?;
         let BackupCounts { part_count, found_count, page_count, bytes } = counts;
         Ok(BackupReport {
             timestamp: snapshot.timestamp,

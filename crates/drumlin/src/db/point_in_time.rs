@@ -116,7 +116,10 @@ impl Config {
         let mut commits = folder.commits(head.database, (backup, head.taken_at_ms), point)?;
         let mut sources: Vec<&mut dyn PartSource> =
             sources.iter_mut().map(|source| source as &mut dyn PartSource).collect();
-        let now = self.settings.choose_backend(target)?.wall_clock();
+        let backend = self.settings.choose_backend(target)?;
+        let now = backend.wall_clock();
+        // One folder in all steps, even if the working directory changes between them.
+        let target = &backend.absolute(target).map_err(|error| Error::io("finding", target, error))?;
         let settings = Settings {
             create: false,
             read_only: false,

@@ -117,6 +117,11 @@ fn read_part(
         return Err(unusable(source, of_part(PartError::Malformed)));
     }
     let body = source.body(header.body_bytes)?;
+    if (body.len() as u64) < header.body_bytes {
+        let (found, bytes) = (body.len(), header.body_bytes);
+        let reason = format!("part {number} is cut short or damaged: {found} of {bytes} bytes follow its header");
+        return Err(unusable(source, reason));
+    }
     let sum = header.verify(&bytes, &body).map_err(|error| unusable(source, of_part(error)))?;
     if backup.is_some_and(|backup| header.backup != backup) {
         return Err(unusable(source, format!("part {number} belongs to another backup")));

@@ -523,6 +523,23 @@ fn an_urgent_backup_is_the_same() {
     }
 }
 
+/// A backup that is refused for its snapshots creates no folder, which would look like a backup.
+#[test]
+fn a_refused_backup_leaves_no_folder() {
+    let folder = Folder::new();
+    let db = small().open(folder.path().join("db")).unwrap();
+    db.keyspace("k").unwrap().insert("a", "1").unwrap();
+    db.keep_snapshot("old").unwrap();
+    let target = folder.path().join("backup");
+    for options in [new().since("unknown"), new().since("old").keep("old")] {
+        let refused = db.backup_to(&target, &options);
+        assert!(matches!(refused, Err(Error::NoSuchSnapshot { .. } | Error::Invalid(_))), "{refused:?}");
+        assert!(!target.exists());
+    }
+    db.backup_to(&target, &new().since("old").keep("new")).unwrap();
+    small().verify_backup(&target).unwrap();
+}
+
 /// While a backup is written into a folder, another one is refused, so that their parts never mix.
 #[test]
 fn two_backups_into_one_folder_do_not_mix() {
