@@ -39,8 +39,8 @@ impl Archive {
     }
 
     /// Copies each file into a folder, which is created if it does not exist, and syncs it. A file has its name only
-    /// once it is complete. A folder has the archive of one database. It can't be the folder `archive` in the database's
-    /// own folder, where files wait for their delivery.
+    /// once it is complete. A folder has the archive of one database. It can't be the folder `archive` in the
+    /// database's own folder, where files wait for their delivery.
     ///
     /// A relative path is one in the directory that is the current one when the database is opened.
     #[must_use]

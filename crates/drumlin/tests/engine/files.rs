@@ -176,7 +176,7 @@ fn the_working_directory_does_not_matter() {
             fs::create_dir_all(folder.path()).unwrap();
         }
         // The log of the other database has segments with the same names, and these contain commits. It is as a kill
-        // leaves it, so nobody but a stray writer writes to it: an open database prepares segments in the background.
+        // leaves it, because an open database prepares segments in the background.
         let killed = Folder::new();
         let other = config().open(killed.path()).unwrap();
         commit(&other, 0, 240);
