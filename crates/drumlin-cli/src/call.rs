@@ -34,6 +34,11 @@ impl Call {
         Call { json: std::env::args_os().any(|arg| arg == "--json"), ..Call::default() }
     }
 
+    /// Returns a call for a failure that is reported while its command still runs.
+    pub(crate) fn running(json: bool) -> Call {
+        Call { json, ..Call::default() }
+    }
+
     /// Returns `true` if the failure should be printed as JSON.
     pub(crate) fn json(&self) -> bool {
         self.json

@@ -19,11 +19,11 @@ Exit codes:
     1  another error
     2  the command line makes no sense
     3  not found: key, keyspace or database
-    4  damage found
+    4  damage found; a backup or archive that is missing, damaged or incomplete
     5  in use by another process
     6  the disk is full
     7  bad input data: malformed rows, input files that can't be read
-    8  not a database, or one of another format
+    8  not a database or a backup's folder, or a database of another format
     9  nothing can be written: the log failed, or files can only be read
   101  a bug in drumlin itself
   130  interrupted";
@@ -101,6 +101,14 @@ impl Failure {
     fn space_helps(self) -> Failure {
         self.hint("free space there, or remove rows (`drumlin rm DATABASE`); what was acknowledged is safe")
             .hint("`drumlin compact DATABASE` gives back the space of removed rows, and of a load that failed")
+    }
+
+    /// Replaces the hints for a full disk, which are those for the disk of a database, by one for another disk.
+    pub(crate) fn hint_if_full(mut self, hint: impl Into<String>) -> Failure {
+        if self.exit == Exit::DiskFull {
+            self.hints = vec![hint.into()];
+        }
+        self
     }
 
     /// Returns the failure of a file operation by the command itself. `action` is a word such as "reading" or

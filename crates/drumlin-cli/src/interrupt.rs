@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::call::Call;
 use crate::failure::{Exit, Failure, Result};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
@@ -22,6 +23,16 @@ pub(crate) fn watch_with(clean_up: fn()) {
             clean_up();
             std::process::exit(Exit::Interrupted as i32);
         }
+    });
+}
+
+/// Makes Ctrl-C and SIGTERM end the process at once, for commands without transactions: the engine survives it like any
+/// kill. `clean_up` is called before, and returns what the user can do next.
+pub(crate) fn end_after(json: bool, clean_up: impl Fn() -> String + Send + 'static) {
+    let _ = ctrlc::set_handler(move || {
+        let failure = Failure::new(Exit::Interrupted, "interrupted").hint(clean_up());
+        failure.report(&Call::running(json));
+        std::process::exit(Exit::Interrupted as i32);
     });
 }
 

@@ -7,6 +7,7 @@ use drumlin::Rescue;
 
 use crate::database::{DatabaseArgs, reason_of};
 use crate::failure::Result;
+use crate::interrupt;
 use crate::terminal::Output;
 use crate::text::{harmless, shell_word};
 
@@ -15,6 +16,9 @@ const NAMED_MAX: usize = 10;
 
 /// The least memory that reading a damaged database needs, in bytes.
 const MEMORY_BYTES_MIN: u64 = 32 << 20;
+
+/// The number of times that the folder of an interrupted command is removed if it is not empty after that.
+const REMOVALS_MAX: u32 = 100;
 
 /// The folder of a database that is needed only while a damaged one is read. Dropping it removes the folder.
 pub(crate) struct ScratchFolder(PathBuf);
@@ -32,6 +36,21 @@ impl ScratchFolder {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".scratch-{}", std::process::id()));
         ScratchFolder(path.with_file_name(name))
+    }
+
+    /// Removes the folder if the user interrupts the command, and then gives a hint.
+    pub(crate) fn remove_on_interrupt(&self, json: bool, hint: impl Fn() -> String + Send + 'static) {
+        let path = self.0.clone();
+        interrupt::end_after(json, move || {
+            // The command still runs, and may create a file in the meantime.
+            for _ in 0..REMOVALS_MAX {
+                let _ = fs::remove_dir_all(&path);
+                if !path.exists() {
+                    break;
+                }
+            }
+            hint()
+        });
     }
 }
 

@@ -4,11 +4,12 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
-use drumlin::{BackupOptions, BackupReport};
+use drumlin::{BackupOptions, BackupReport, Error};
 use serde::Serialize;
 
 use crate::database::DatabaseArgs;
 use crate::failure::{Failure, Result};
+use crate::interrupt;
 use crate::terminal::{Output, figures};
 
 /// Write a backup of a database to a folder or to stdout
@@ -65,12 +66,24 @@ impl Backup {
         if let Some(name) = &self.since {
             options = options.since(name);
         }
+        let next_step = self.next_step();
+        interrupt::end_after(output.json(), move || next_step.to_owned());
         let database = self.database.open()?;
         let report = match is_stream {
             true => database.backup_into(io::stdout().lock(), &options),
             false => database.backup_to(&self.target, &options),
         };
-        let report = report?;
+        let own_disk = database.path();
+        let report = report.map_err(|error| {
+            let is_own_disk = match &error {
+                Error::DiskFull { path, .. } | Error::Io { path, .. } => path.starts_with(own_disk),
+                _ => false,
+            };
+            match is_own_disk {
+                true => Failure::from(error),
+                false => Failure::from(error).hint_if_full(format!("free space there; then {}", self.next_step())),
+            }
+        })?;
         database.close()?;
         if self.check {
             self.database.config().verify_backup(&self.target)?;
@@ -93,6 +106,15 @@ impl Backup {
             verified: self.check,
         };
         output.print(&line, || self.described(&report))
+    }
+
+    /// Returns what to do if the backup does not come to its end.
+    fn next_step(&self) -> &'static str {
+        match &self.keep {
+            _ if self.target.as_os_str() == "-" => "give the command again; a stream starts from its beginning",
+            Some(_) => "give the same command again, and it continues",
+            None => "back up into another folder; a backup with --keep NAME can be continued",
+        }
     }
 
     fn described(&self, report: &BackupReport) -> String {

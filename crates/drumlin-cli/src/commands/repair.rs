@@ -88,17 +88,28 @@ impl Repair {
             }
         }
         let scratch = saved.map_or_else(ScratchFolder::temporary, ScratchFolder::beside);
+        let incomplete = saved.map(|saved| (saved.to_owned(), shell_word(saved)));
+        scratch.remove_on_interrupt(output.json(), move || match &incomplete {
+            Some((saved, word)) if saved.exists() => format!("{word} is incomplete: remove it before the next attempt"),
+            _ => "nothing was saved; give the command again".to_owned(),
+        });
         let spinner = Progress::spinner(output, "reading");
         let opened = Rescued::open(&self.database, scratch);
         spinner.finish();
-        let opened = opened?;
+        let ended = |failure: Failure| match saved {
+            Some(saved) if saved.exists() => failure
+                .hint_if_full(format!("free space there, and remove {} before the next attempt", shell_word(saved))),
+            Some(_) => failure.hint_if_full("free space there, and give the command again"),
+            None => failure.hint_if_full("free space there, or set TMPDIR to a folder on another disk"),
+        };
+        let opened = opened.map_err(ended)?;
         let spinner = Progress::spinner(output, if saved.is_some() { "saving" } else { "counting" });
         let repaired = match saved {
             Some(saved) => opened.rescue.repair(saved),
             None => opened.rescue.count(),
         };
         spinner.finish();
-        let repaired = repaired?;
+        let repaired = repaired.map_err(|error| ended(error.into()))?;
         let lost = |keys: drumlin::LostKeys| Lost {
             text: keys.to_string(),
             from: keys.lower.map(Bytes),

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use clap::Args;
-use drumlin::{Config, RestorePoint};
+use drumlin::{Config, Error, RestorePoint};
 use serde::Serialize;
 
-use super::verify::BackupLine;
-use crate::failure::Result;
+use super::verify::{BackupLine, refuse_file};
+use crate::failure::{Failure, Result};
+use crate::interrupt;
 use crate::terminal::figures::parse_size;
 use crate::terminal::{Output, figures};
 
@@ -40,14 +41,17 @@ pub(crate) struct Restore {
 
 impl Restore {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
+        self.backups.iter().try_for_each(|backup| refuse_file(backup, "restore - DATABASE"))?;
+        interrupt::end_after(output.json(), || "give the same command again".to_owned());
         let config = Config::new().memory(self.memory);
         if let Some(archive) = &self.archive {
             return self.restore_to(&config, archive, output);
         }
         let info = match &self.backups[..] {
-            [only] if only.as_os_str() == "-" => config.restore_from([io::stdin().lock()], &self.target)?,
-            backups => config.restore(backups, &self.target)?,
+            [only] if only.as_os_str() == "-" => config.restore_from([io::stdin().lock()], &self.target),
+            backups => config.restore(backups, &self.target),
         };
+        let info = info.map_err(ended)?;
         output.print(&BackupLine::of(&info), || {
             format!(
                 "restored the state of timestamp {}, which was backed up {} ago",
@@ -61,10 +65,11 @@ impl Restore {
         let point = self.until.unwrap_or(RestorePoint::Newest);
         let report = match &self.backups[..] {
             [only] if only.as_os_str() == "-" => {
-                config.restore_from_to([io::stdin().lock()], archive, point, &self.target)?
+                config.restore_from_to([io::stdin().lock()], archive, point, &self.target)
             }
-            backups => config.restore_to(backups, archive, point, &self.target)?,
+            backups => config.restore_to(backups, archive, point, &self.target),
         };
+        let report = report.map_err(ended)?;
         let line = RestoredLine {
             timestamp: report.timestamp.0,
             time: report.time.map(|time| RestorePoint::Time(time).to_string()),
@@ -80,6 +85,11 @@ impl Restore {
             )
         })
     }
+}
+
+/// Converts the error of a restore.
+fn ended(error: Error) -> Failure {
+    Failure::from(error).hint_if_full("free space there; then give the same command again")
 }
 
 /// The description of a restored point that the command prints.

@@ -69,6 +69,10 @@ fn list(output: Output, database: &Database) -> Result<()> {
             })
         });
     }
+    if found.is_empty() {
+        output.remark("no snapshots are kept");
+        return Ok(());
+    }
     let dim = style::DIM;
     output.print_text(&format!("{dim}   timestamp           age  space freed by dropping it  name{dim:#}"))?;
     for found in &found {

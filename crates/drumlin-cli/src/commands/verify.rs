@@ -1,16 +1,16 @@
 //! `drumlin verify`: reads a backup and verifies it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use drumlin::{BackupInfo, Config};
 use serde::Serialize;
 
-use crate::failure::Result;
+use crate::failure::{Exit, Failure, Result};
 use crate::terminal::figures::plural;
 use crate::terminal::{Output, figures};
-use crate::text::harmless;
+use crate::text::{harmless, shell_word};
 
 /// Read every byte of a backup and verify it
 ///
@@ -49,8 +49,21 @@ impl BackupLine {
     }
 }
 
+/// Fails if the path of a backup's folder is that of a file.
+pub(crate) fn refuse_file(path: &Path, command: &str) -> Result<()> {
+    if !path.is_file() {
+        return Ok(());
+    }
+    let message = format!("{} is a file; a backup is a folder", path.display());
+    Err(Failure::new(Exit::NotOpened, message).hint(format!(
+        "a backup that was written as a stream is read from stdin: `drumlin {command} < {}`",
+        shell_word(path)
+    )))
+}
+
 impl Verify {
     pub(crate) fn run(&self, output: Output) -> Result<()> {
+        refuse_file(&self.backup, "verify -")?;
         let info = match self.backup.as_os_str() == "-" {
             true => Config::new().verify_backup_from(io::stdin().lock())?,
             false => Config::new().verify_backup(&self.backup)?,

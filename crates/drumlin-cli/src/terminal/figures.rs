@@ -52,14 +52,18 @@ pub(crate) fn budget(number: u64) -> String {
 }
 
 /// Formats a duration with three significant digits, for example `37.0 us`, `4.20 ms` or `1.53 s`. Durations of 100
-/// seconds and more have the form `2 min 5 s`.
+/// seconds and more have the form `2 min 5 s`, `5 h 12 min` or `9 d 4 h`.
 pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
         seconds if seconds < 0.000_999_5 => format!("{} us", three_digits(seconds * 1e6)),
         seconds if seconds < 0.999_5 => format!("{} ms", three_digits(seconds * 1e3)),
         seconds if seconds < 99.95 => format!("{} s", three_digits(seconds)),
-        _ => format!("{} min {} s", duration.as_secs() / 60, duration.as_secs() % 60),
+        _ => match (duration.as_secs(), duration.as_secs() / 60, duration.as_secs() / 3600) {
+            (seconds, minutes, _) if minutes < 100 => format!("{minutes} min {} s", seconds % 60),
+            (_, minutes, hours) if hours < 48 => format!("{hours} h {} min", minutes % 60),
+            (_, _, hours) => format!("{} d {} h", hours / 24, hours % 24),
+        },
     }
 }
 
@@ -165,7 +169,16 @@ mod tests {
         ] {
             assert_eq!(duration(Duration::from_nanos(nanos)), text);
         }
-        assert_eq!(duration(Duration::from_secs(125)), "2 min 5 s");
+        for (seconds, text) in [
+            (125, "2 min 5 s"),
+            (5_999, "99 min 59 s"),
+            (6_000, "1 h 40 min"),
+            (172_799, "47 h 59 min"),
+            (172_800, "2 d 0 h"),
+            (9 * 86_400 + 4 * 3_600, "9 d 4 h"),
+        ] {
+            assert_eq!(duration(Duration::from_secs(seconds)), text);
+        }
         assert_eq!(budget(64 << 20), "64 MiB");
         assert_eq!(clip("abcdef", 4), "abc…");
         assert_eq!(clip_start("abcdef", 4), "…def");

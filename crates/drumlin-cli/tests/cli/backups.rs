@@ -96,6 +96,66 @@ fn unusable_backups_are_refused() {
     assert_eq!(bench.ok(&["count", "restored"]).trim(), "2");
 }
 
+/// The file of a stream is not a backup's folder: the hint says how it is read. If what a backup is written to is full,
+/// no hint says to remove rows from the database.
+#[test]
+fn hints_fit_streams_and_their_disks() {
+    let bench = shop();
+    let stream = bench.run(&["backup", "shop", "-"]).stdout;
+    bench.write("a stream", &stream);
+    assert!(bench.fails(8, &["verify", "a stream"]).contains("drumlin verify - < 'a stream'"));
+    assert!(bench.fails(8, &["restore", "a stream", "restored"]).contains("drumlin restore - DATABASE < 'a stream'"));
+    bench.ok_with(&["verify", "-"], &stream);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = bench.command(&["backup", "shop", "-"]).stdout(full).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(6), "{message}");
+    assert!(message.contains("free space there; then give the command again") && !message.contains("drumlin rm"));
+}
+
+/// The scripts in docs/operations.md make a full backup and the next ones, also if they are run again, and keep only
+/// the snapshot that the next one needs. What they made can be restored.
+#[cfg(unix)]
+#[test]
+fn the_scripts_for_operators_work() {
+    use std::os::unix::fs::PermissionsExt;
+    let bench = shop();
+    let page = include_str!("../../../../docs/operations.md");
+    let scripts: Vec<String> = page
+        .split("```sh\n")
+        .skip(1)
+        .map(|block| block.split_once("```").expect("a block has an end").0)
+        .map(|script| script.replace("/var/lib/", "").replace("/var/tmp/", "tmp-").replace("/backup/", "backups/"))
+        .collect();
+    let [full, next] = &scripts[..] else { panic!("{} scripts", scripts.len()) };
+    let date = bench.write("bin/date", "#!/bin/sh\necho $TODAY\n");
+    fs::set_permissions(date, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_drumlin")).parent().unwrap();
+    let path = format!("{}:{}:/usr/bin:/bin", bench.path().join("bin").display(), program.display());
+    let run = |script: &str, today: &str| {
+        let mut shell = std::process::Command::new("/bin/sh");
+        shell.args(["-c", script]).current_dir(bench.path()).env("PATH", &path).env("TODAY", today);
+        let output = shell.output().unwrap();
+        assert!(output.status.success(), "{today}: {output:?}");
+    };
+    let kept = || {
+        let lines = bench.ok(&["snapshots", "shop", "--json"]);
+        let names = lines.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["name"].clone());
+        names.map(|name| name.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for (script, today) in [(full, "22"), (full, "22"), (next, "22"), (next, "23"), (next, "24"), (next, "24")] {
+        // What an interrupted test of a backup leaves.
+        bench.write("tmp-shop-test/data.restored", "");
+        run(script, today);
+        assert_eq!(kept(), [today]);
+        bench.ok(&["put", "shop", &format!("after/{today}"), "1"]);
+    }
+    bench.ok(&["restore", "backups/22-full", "backups/23", "backups/24", "restored"]);
+    assert_eq!(bench.ok(&["count", "restored", "--prefix", "after/"]).trim(), "2");
+    run(full, "29");
+    assert_eq!(kept(), ["29"]);
+}
+
 /// An archive is listed, and one that lacks what is wanted is refused with what it has.
 #[test]
 fn archives_are_listed_and_refused() {

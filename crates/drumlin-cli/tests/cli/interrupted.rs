@@ -78,3 +78,41 @@ fn a_dump_leaves_no_file() {
     }
     assert_eq!(names().collect::<Vec<_>>(), ["db"]);
 }
+
+/// An interrupted repair removes its scratch folder, and says what else is left. A backup says how it is continued.
+#[test]
+fn repairs_and_backups_say_what_is_next() {
+    let bench = Bench::new();
+    let rows: String = (0..200_000).map(|row| format!("{row}\n")).collect();
+    bench.ok_with(&["load", "db", "-", "--format", "csv", "--no-header", "--key", "1"], rows.as_bytes());
+    let has = |part: &str| {
+        let names = std::fs::read_dir(bench.path()).unwrap().map(|item| item.unwrap().file_name());
+        names.into_iter().any(|name| name.to_string_lossy().contains(part))
+    };
+    for (arguments, begun, next) in [
+        (&["repair", "db", "new", "--json"][..], "new.scratch", ["incomplete", "command again"]),
+        (&["backup", "db", "new", "--keep", "a", "--json"], "new", ["continues", "continues"]),
+    ] {
+        loop {
+            let mut command = bench.command(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            while !has(begun) && command.try_wait().unwrap().is_none() {
+                std::thread::yield_now();
+            }
+            // This fails if the command has already ended.
+            let _ = kill_process(Pid::from_child(&command), Signal::INT);
+            let output = command.wait_with_output().unwrap();
+            let message = String::from_utf8(output.stderr).unwrap();
+            if output.status.code() == Some(130) {
+                let report: serde_json::Value = serde_json::from_str(message.trim()).unwrap();
+                let hint = report["hints"][0].as_str().unwrap();
+                assert!(report["kind"] == "interrupted" && next.iter().any(|next| hint.contains(next)), "{message}");
+                break;
+            }
+            assert_eq!(output.status.code(), Some(0), "{message}");
+            std::fs::remove_dir_all(bench.path().join("new")).unwrap();
+        }
+        assert!(!has("scratch"));
+        let _ = std::fs::remove_dir_all(bench.path().join("new"));
+    }
+    bench.ok(&["check", "db"]);
+}
