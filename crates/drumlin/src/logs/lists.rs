@@ -137,7 +137,7 @@ impl Shared {
     }
 
     /// Moves the entries of a listed range that begin below `end` to the tail, and lists the places of all its entries
-    /// again. Like [`move_entries`](Self::move_entries), it does not verify them.
+    /// again. Like [`move_parts`](Self::move_parts), it does not verify them.
     pub(super) fn move_listed_range(
         &self,
         log: u64,
