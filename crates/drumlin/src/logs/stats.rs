@@ -57,7 +57,7 @@ pub struct LogsStats {
 /// # let logs = Logs::open(&folder, &LogsOptions::new())?;
 /// logs.log(7).append(1, &["one"])?.wait()?;
 /// let largest: LogSize = logs.stats().largest[0];
-/// assert_eq!((largest.number, largest.entry_count, largest.live_bytes), (7, 1, 3 + 32));
+/// assert_eq!((largest.number, largest.entry_count, largest.live_bytes), (7, 1, 3 + 16));
 /// # logs.close()?;
 /// # std::fs::remove_dir_all(folder).unwrap();
 /// # Ok::<(), drumlin::Error>(())
@@ -69,7 +69,7 @@ pub struct LogSize {
     pub number: u64,
     /// The number of its entries.
     pub entry_count: u64,
-    /// Bytes of its entries, and 32 more for each.
+    /// Bytes of its entries, and 16 more for each.
     pub live_bytes: u64,
 }
 
