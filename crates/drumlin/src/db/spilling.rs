@@ -28,38 +28,39 @@ impl Transaction {
         change: Option<&Change<'_>>,
         value_bytes: usize,
     ) -> Result<()> {
-        while !self.has_room(open, key, change, value_bytes)? {
+        if self.pending_spill.is_some() {
             self.spill(mode).await?;
         }
-        Ok(())
+        let secured = self.secure_row(open, key, change, value_bytes);
+        if self.is_secured(secured)? {
+            return Ok(());
+        }
+        self.spill(mode).await?;
+        self.secure_row(open, key, change, value_bytes)
     }
 
-    /// Like [`make_room`](Self::make_room), but returns `false` instead of spilling.
-    fn has_room(
+    fn secure_row(
         &mut self,
         open: &OpenKeyspace,
         key: &[u8],
         change: Option<&Change<'_>>,
         value_bytes: usize,
-    ) -> Result<bool> {
-        if self.pending_spill.is_some() {
-            return Ok(false);
+    ) -> Result<()> {
+        if let Some(change) = change {
+            self.check_record(open, key, change)?;
         }
-        let checked = change.map_or(Ok(()), |change| self.check_record(open, key, change));
-        let secured = checked.and_then(|()| self.secure_memory(key, Some(value_bytes)));
-        self.is_secured(secured)
+        self.secure_memory(key, Some(value_bytes))
     }
 
     /// Reserves memory for locking a row. Spills changes if there is no memory.
     pub(super) async fn make_room_for_lock(&mut self, mode: WaitMode<'_>, key: &[u8]) -> Result<()> {
         self.finish_spill(mode).await?;
-        loop {
-            let secured = self.secure_memory(key, None);
-            if self.is_secured(secured)? {
-                return Ok(());
-            }
-            self.spill(mode).await?;
+        let secured = self.secure_memory(key, None);
+        if self.is_secured(secured)? {
+            return Ok(());
         }
+        self.spill(mode).await?;
+        self.secure_memory(key, None)
     }
 
     /// Returns `true` if changes can be spilled. A serializable transaction validates its reads together with its rows,
