@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(foreign_reads(&writes, &[read((2, 3), Some(2)), read((20, 21), Some(FOREIGN))]), 2);
     }
 
-    /// Detects a write that takes effect a second time, after another write.
+    /// Detects a write that was applied twice, with another client's write in between.
     #[test]
     fn a_write_applied_twice_is_found() {
         assert_wrong(&[put(1, (0, 1), None), put(2, (2, 3), Some(1)), put(3, (4, 5), Some(1))], 0);

@@ -88,7 +88,7 @@ struct Partial {
 pub(crate) struct Wire {
     number: u64,
     process: u64,
-    /// The nodes from which the supervisor has cut this node off.
+    /// The nodes with which this node exchanges no messages, because the supervisor has partitioned the network.
     cut_from: Mutex<BTreeSet<u64>>,
     /// The bytes after which the next snapshot's connection breaks, or 0.
     break_after: AtomicU64,

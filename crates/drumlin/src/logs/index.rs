@@ -394,7 +394,7 @@ pub(crate) mod fuzz {
         (writer.finish().expect("a file in memory"), content)
     }
 
-    /// Reads an index with this content. It may be refused. Otherwise it is written as it is read.
+    /// Reads an index with this content, which may fail. If it succeeds, writes the index again and compares the bytes.
     pub(crate) fn index(content: &[u8]) {
         let folder = folder();
         let mut writer = IndexWriter::new(&folder, IDENTITY, 2, CHUNK_BYTES).expect("a file in memory");

@@ -81,7 +81,7 @@ impl Shared {
 
     /// Moves the live entries that begin below `end` to the tail. The windows below `end` must be full.
     pub(super) fn move_below(&self, end: StreamPosition) -> Result<()> {
-        // Once for all of them: what is below `end` is read from the medium.
+        // The entries are read from the segment files, so all records below `end` must have been written there.
         self.wait_written(end)?;
         let mut moves = Moves { shared: self, body: Vec::new(), _pin: Pin::new(self) };
         let mut emptied: Vec<Arc<LogCell>> = Vec::new();

@@ -81,7 +81,7 @@ pub(super) struct Shared {
     pub(super) process: Process,
 }
 
-/// The space in the files of the index that appends leave to changes that set values.
+/// The space in the index files, in bytes, that an append leaves free, so that values can still be set on a full disk.
 const INDEX_MARGIN_BYTES: u64 = 64 << 10;
 
 /// The places of entries that are to be read, as far as they are in memory.
@@ -291,7 +291,8 @@ impl Shared {
         self.commit_in(reservation, &body)
     }
 
-    /// Makes sure that the index can be written after a change of so many bytes, also if the disk is full by then.
+    /// Allocates space in the index files, so that the index can be written after a change of this many bytes even if
+    /// the disk is full by then.
     fn allocate_index(&self, more_bytes: u64, claim: Claim) -> Result<()> {
         let margin_bytes = if claim == Claim::Ordinary { INDEX_MARGIN_BYTES } else { 0 };
         let memory_bytes = self.index_memory_bytes.load(Ordering::Relaxed) + more_bytes + margin_bytes;
@@ -299,14 +300,15 @@ impl Shared {
         if self.is_read_only || needed_bytes <= self.index_space_bytes.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // Twice as much, so that it is needed rarely, unless the disk is nearly full.
+        // Allocate twice as much, so that this happens rarely. On a nearly full disk, allocate only what is needed.
         let allocated = match index::allocate_files(&self.folder, 2 * needed_bytes) {
             Err(Error::DiskFull { .. }) => index::allocate_files(&self.folder, needed_bytes),
             allocated => allocated,
         };
         match allocated {
             Ok(space_bytes) => drop(self.index_space_bytes.fetch_max(space_bytes, Ordering::Relaxed)),
-            // The files of a copied folder may have no space, and what frees some must be possible all the same.
+            // In a copied folder, the index files may have no space allocated. Even then, changes that free space must
+            // be possible.
             Err(Error::DiskFull { .. }) if claim != Claim::Ordinary && more_bytes <= INDEX_MARGIN_BYTES => {}
             Err(error) => return Err(error),
         }

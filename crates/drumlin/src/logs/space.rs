@@ -18,7 +18,8 @@ use crate::format::{BLOCK_BYTES, CheckpointNumber, StreamPosition, Timestamp};
 use crate::seglog::Body;
 use crate::sync::MutexGuard;
 
-/// The attempts to make changes in the index before other records get in the way too often.
+/// The maximum number of attempts to write changes into the index. An attempt fails if another thread appends a record at the
+/// same time.
 const IN_INDEX_ATTEMPT_COUNT: usize = 16;
 
 impl Shared {
@@ -43,8 +44,8 @@ impl Shared {
         }
     }
 
-    /// Makes a round of maintenance. Returns `true` if it gave space back. A failure is not the caller's: it is met
-    /// again, or has failed the stream.
+    /// Makes a round of maintenance. Returns `true` if it gave space back. Returns no error: the next round meets the
+    /// same one, or the stream has failed, which all later calls report.
     pub(super) fn maintain(&self, is_disk_full: bool) -> bool {
         let mut index = self.maintenance.begin_round();
         let before = self.stream.live_bytes();
@@ -136,15 +137,17 @@ impl Shared {
         Ok(WrittenIndex { number, index_bytes, is_copied: false, position })
     }
 
-    /// Makes the changes of a record that has no space in the stream, by writing an index that has them. They must not
-    /// append entries. Durable when it returns. Returns the timestamp of a record that is durable too.
+    /// Makes the changes of a record for which the stream has no space, by writing an index that contains them. None of
+    /// them may append entries. The changes are durable when this returns. Returns the timestamp of the newest record of
+    /// the stream, which is durable too.
     pub(super) fn commit_in_index(&self, record: &Body) -> Result<Timestamp> {
         let changes: Vec<LogChange<'_>> =
             LogChanges::new(record.bytes()).collect::<Result<_, _>>().expect("a record can be read as it was written");
         let changed: Vec<Arc<LogCell>> = changes.iter().filter_map(LogChange::log).map(|log| self.cell(log)).collect();
         let mut index = self.maintenance.index.lock();
         for _ in 0..IN_INDEX_ATTEMPT_COUNT {
-            // All records that the index has must be durable. Callbacks are called by this, so without locks.
+            // All records whose changes the index contains must be durable. Waiting calls the callbacks of receipts,
+            // so no log may be locked here.
             self.stream.wait_durable_up_to(self.stream.last())?;
             let cells = self.cells();
             let states: Vec<(u64, MutexGuard<'_, LogState>)> =
@@ -227,7 +230,7 @@ impl Shared {
     /// Gives up windows. If the stream is too long, or the disk is full, first moves the live entries out of them.
     fn reclaim(&self, index: &mut WrittenIndex, is_disk_full: bool) -> Result<()> {
         let was_truncated = self.truncate(index)?;
-        // On a full disk, a little space at once is better than much of it later.
+        // On a full disk, return as soon as some space is free, because a caller is waiting for it.
         while !(is_disk_full && was_truncated)
             && let Some(ends) = self.windows_to_empty(is_disk_full)
         {
@@ -299,12 +302,12 @@ impl Shared {
         let (stream_bytes, segment_bytes) = (self.stream.live_bytes(), self.sizes.segment_bytes);
         let live = self.live.lock();
         let dead_bytes = |end: StreamPosition| (end - begin).saturating_sub(live.below(end));
-        // The space that is left for emptying more windows is in the files too.
+        // The stream also contains the margin that is kept for emptying windows.
         let margin_bytes = (windows.len() as u64 * self.sizes.emptied_loss_bytes()).min(segment_bytes / 2);
         if stream_bytes + margin_bytes <= 2 * live.total() + segment_bytes / 4 {
             return None;
         }
-        // Go beyond what the bound asks for: the index is written for each step.
+        // Free more than the bound requires, so that this happens less often: each time, the index has to be written.
         let goal_bytes = live.total() / 4 * 7;
         let is_enough =
             |(_, end): &(_, StreamPosition)| stream_bytes - dead_bytes(*end).min(stream_bytes) <= goal_bytes;

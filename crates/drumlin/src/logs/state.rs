@@ -331,7 +331,7 @@ impl LogState {
     }
 
     /// Adds up the bytes that moving the entries of each window would append, if the windows with these ends are
-    /// emptied one after the other. Memory does not know this exactly of listed ranges. O(entries).
+    /// emptied one after the other. For listed ranges, this is an estimate. O(entries).
     pub(super) fn add_moved_bytes(&self, ends: &[StreamPosition], moved_bytes: &mut [u64]) {
         let window_of = |position| Some(ends.partition_point(|end| *end <= position)).filter(|at| *at < ends.len());
         // The index after the last entry of each window, and the position after it.

@@ -273,8 +273,8 @@ impl Finder<'_> {
             if is_loaded && leaf.is_empty() {
                 return Ok(());
             }
-            // The use of a segment does not tell which changes came before the clone, because a checkpoint takes
-            // segments while commits continue. Loaded leaves have nothing better.
+            // A leaf's newest commit tells whether it is older than the clone. The use of its segment is less exact,
+            // because a checkpoint takes segments while commits continue. But the leaves of a bulk load have no commit.
             let is_shared = |origin: &CloneOrigin| match is_loaded {
                 true => extent.segment_use <= origin.last_use,
                 false => leaf.newest() <= origin.as_of,

@@ -31,11 +31,11 @@ const READY_BYTES: usize = READY_COMMITS_MAX * record_bytes(READY_BODY_BYTES_MAX
 /// The space that a reservation may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claim {
-    /// All prepared space but [`LogOptions::margin_bytes`].
+    /// All prepared space except [`LogOptions::margin_bytes`].
     Ordinary,
-    /// All prepared space but [`LogOptions::last_bytes`]. So some records can be appended on a full disk.
+    /// All prepared space except [`LogOptions::last_bytes`]. So a few more records can be appended on a full disk.
     Urgent,
-    /// All prepared space, for records that free more of it.
+    /// All prepared space. Only for records that let the log free segments, such as those that move entries.
     Last,
 }
 
@@ -49,12 +49,12 @@ pub(crate) struct LogOptions {
     pub(crate) buffer_bytes: usize,
     /// Memory for reading the log while it is open.
     pub(crate) reader_bytes: usize,
-    /// Prepared space that [ordinary](Claim::Ordinary) reservations leave to others.
+    /// Prepared space that [ordinary](Claim::Ordinary) reservations leave free for urgent and last ones.
     pub(crate) margin_bytes: u64,
-    /// Prepared space that only [the last](Claim::Last) reservations may take, a part of the margin.
+    /// The part of the margin that only [last](Claim::Last) reservations may take.
     pub(crate) last_bytes: u64,
-    /// Prepared space that reservations other than the last ones leave for each window in addition, up to half a
-    /// segment.
+    /// Additional prepared space for each window of the stream that only last reservations may take. All windows
+    /// together add at most half a segment.
     pub(crate) window_margin_bytes: u64,
     /// The longest body that must fit. If necessary, the first stream gets larger buffers for it.
     pub(crate) body_bytes: usize,
@@ -115,7 +115,7 @@ impl LogOptions {
         (record_max - record_bytes(0)).min(u32::MAX as usize - record_bytes(0))
     }
 
-    /// Returns the prepared space that a reservation has to leave, in a stream with so many windows.
+    /// Returns the prepared space that a reservation has to leave free in a stream with `window_count` windows.
     pub(super) fn margin_bytes(&self, claim: Claim, window_count: usize) -> u64 {
         let of_windows = (window_count as u64 * self.window_margin_bytes).min(self.segment_bytes / 2);
         match claim {

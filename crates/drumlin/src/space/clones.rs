@@ -10,16 +10,18 @@
 //! - *Moving.* Whoever moves an extent of an origin makes it one of the clone.
 //!
 //! # Which origins a clone of a clone has
-//! Otherwise the list would grow with each clone that is made of the one before. The uses of segments say whose the
-//! extents in a table are, without a look at them. Those that a clone shares with an origin were all there when it was
-//! cloned, so none is in a newer use than [`last_use`](CloneOrigin::last_use) of that origin. Extents of its own are
-//! written after the cloning began, to segments that were taken for it later, so all are in newer uses than
-//! [`own_after`](CloneOrigin::own_after). So an origin is left out if no extent lies between its `last_use` and the
-//! `own_after` of the origin before it. The checkpoint that is cloned takes segments too, so the two ranges of uses
-//! overlap a little, and an origin may stay in the list for longer than necessary.
+//! If a clone inherited all origins of the keyspace that is cloned, the list would grow along a chain of clones. So
+//! cloning leaves out each origin of which the clone has no extent. It finds this out without reading the extents,
+//! from the uses of the segments in which they lie. An extent that a clone shares with an origin existed when the
+//! origin was cloned. So it lies in a use that is not newer than the origin's [`last_use`](CloneOrigin::last_use). An
+//! extent that was written for the clone lies in a segment that was taken after the cloning began. So its use is newer
+//! than [`own_after`](CloneOrigin::own_after). An origin is left out if no extent of the clone lies between the
+//! origin's `last_use` and the `own_after` of the next older origin. The checkpoint that is cloned also takes
+//! segments, so these ranges may overlap a little, and an origin may stay in the list longer than necessary.
 //!
-//! The catalogue lists the origins. The first chunk of the clone's table repeats them, for a rescue without the
-//! catalogue. The next checkpoint writes this chunk, since at first it is that of the keyspace that was cloned.
+//! The catalogue lists the origins. The first chunk of the clone's page table repeats them, so that a rescue finds them
+//! if the catalogue is lost. At first, a clone shares this chunk with the keyspace that was cloned; the next checkpoint
+//! writes one for the clone.
 //!
 //! # Making a clone
 //! While [`hold_base_images`](PageTableStore::hold_base_images) is in effect, each checkpoint folds the changes of page

@@ -163,7 +163,7 @@ struct BackupWriter<'b> {
     counts: BackupCounts,
 }
 
-/// A part that is complete except for its extents.
+/// A part whose extents a helper thread is reading. Everything else of the part has been encoded.
 struct PartRead {
     number: u32,
     page_count: u64,
@@ -266,7 +266,7 @@ impl BackupWriter<'_> {
         Ok(())
     }
 
-    /// Writes the first of the parts that are being read, until so many are left.
+    /// Writes the oldest of the parts that are being read, until only `part_count` of them are left.
     fn put_all_but(&mut self, part_count: usize) -> Result<()> {
         while self.reads.len() > part_count
             && let Some(PartRead { number, page_count, found, mut reading }) = self.reads.pop_front()

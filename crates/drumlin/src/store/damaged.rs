@@ -130,11 +130,11 @@ struct Survey {
     newest_of_checkpoint: Option<(SegmentUse, u64)>,
     /// The newest commit in any leaf, if the superblock is lost.
     newest_commit: Timestamp,
-    /// The origins of clones, as their page tables have them.
+    /// The origins that the page tables of clones list.
     clones: Clones,
 }
 
-/// The origins of clones.
+/// The origins of each clone, by the clone's id.
 pub(crate) type Clones = HashMap<KeyspaceId, Vec<CloneOrigin>>;
 
 /// The first and the last byte of the extents of one use of a segment.

@@ -150,7 +150,7 @@ fn batches_leave_versions_only_for_snapshots() {
 }
 
 /// The snapshot of a relaxed transaction needs no old versions of the rows that the transaction itself changes, unless
-/// a range of the transaction is still open. The range goes on at the snapshot after the commit.
+/// a range of the transaction is still open. After the commit, the range still returns the rows of the snapshot.
 #[test]
 fn transactions_leave_versions_only_for_other_readers() {
     const ROWS: u64 = 100;

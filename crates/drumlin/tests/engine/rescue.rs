@@ -406,8 +406,8 @@ fn a_lost_catalogue_loses_only_names() {
     }
 }
 
-/// A database with clones: of clones, of a loaded keyspace, of one that was dropped, beside a kept snapshot, and one
-/// that only the log has.
+/// Creates a database with clones of several kinds: a clone of a clone, of a loaded keyspace and of a dropped one, and
+/// a clone that only the log records. It also has a kept snapshot.
 fn sample_of_clones(killed: bool, is_compacted: bool) -> Sample {
     let backend = drumlin_io::in_memory();
     let db = config(&backend).open(FOLDER).unwrap();
@@ -438,7 +438,7 @@ fn sample_of_clones(killed: bool, is_compacted: bool) -> Sample {
     maker.rows.remove("dropped");
     maker.write_some("clone of a dropped one", 30, 2000);
     for name in ["loaded", "clone of a loaded one"] {
-        // A search may bring removed rows of a bulk load back.
+        // Only put rows. A rescue that searches the data file may bring back rows that were removed after a bulk load.
         for number in 0..20 {
             maker.put(name, format!("row {:06}", number * 46).into_bytes(), name.into());
         }

@@ -204,7 +204,7 @@ fn a_full_disk_of_any_size_leaves_a_way_out() {
     }
 }
 
-/// Appends to logs of which so many bytes were purged. If windows that are all live lie before what was purged, there
+/// Appends to logs from which this many bytes were purged. If windows that are all live lie before what was purged, there
 /// may be no space to move them out of the way, but what is purged afterwards gives space back.
 fn return_to(context: &str, logs: &Logs, filling: Filling, purged_bytes: u64, random: &mut Random) {
     let before = logs.stats();

@@ -247,7 +247,8 @@ impl History {
     pub(super) fn run(&mut self, logs: &Logs, random: &mut Random, count: usize) -> Result<()> {
         let mut receipts = Vec::new();
         let ran = self.make_some(logs, random, count, &mut receipts);
-        // The second answer of a receipt is the first one, also if a later change has failed.
+        // A receipt that has answered "durable" once must give the same answer again, even if a later change has
+        // failed in the meantime.
         for (change, receipt) in receipts.into_iter().filter(|(_, receipt)| receipt.is_durable()) {
             let is_confirmed = Arc::new(AtomicUsize::new(0));
             let answer = Arc::clone(&is_confirmed);
