@@ -18,8 +18,8 @@ use crate::format::{BLOCK_BYTES, CheckpointNumber, StreamPosition, Timestamp};
 use crate::seglog::Body;
 use crate::sync::MutexGuard;
 
-/// The maximum number of attempts to write changes into the index. An attempt fails if another thread appends a record at the
-/// same time.
+/// The maximum number of attempts to write changes into the index. An attempt fails if another thread appends a record
+/// at the same time.
 const IN_INDEX_ATTEMPT_COUNT: usize = 16;
 
 impl Shared {
@@ -138,8 +138,8 @@ impl Shared {
     }
 
     /// Makes the changes of a record for which the stream has no space, by writing an index that contains them. None of
-    /// them may append entries. The changes are durable when this returns. Returns the timestamp of the newest record of
-    /// the stream, which is durable too.
+    /// them may append entries. The changes are durable when this returns. Returns the timestamp of the newest record
+    /// of the stream, which is durable too.
     pub(super) fn commit_in_index(&self, record: &Body) -> Result<Timestamp> {
         let changes: Vec<LogChange<'_>> =
             LogChanges::new(record.bytes()).collect::<Result<_, _>>().expect("a record can be read as it was written");

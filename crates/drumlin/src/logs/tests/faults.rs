@@ -204,8 +204,8 @@ fn a_full_disk_of_any_size_leaves_a_way_out() {
     }
 }
 
-/// Appends to logs from which this many bytes were purged. If windows that are all live lie before what was purged, there
-/// may be no space to move them out of the way, but what is purged afterwards gives space back.
+/// Appends to logs from which this many bytes were purged. If windows that are all live lie before what was purged,
+/// there may be no space to move them out of the way, but what is purged afterwards gives space back.
 fn return_to(context: &str, logs: &Logs, filling: Filling, purged_bytes: u64, random: &mut Random) {
     let before = logs.stats();
     let is_much = |bytes: u64| bytes > 2 * (64 << 10) + filling.entry_bytes_max * filling.entry_count_max;
