@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::format::extent::PageKey;
 use crate::format::node::NEWEST_OFFSET;
 use crate::format::{PageId, Timestamp};
-use crate::memory::Account;
+use crate::memory::{Account, Grant};
 use crate::pool::Stop;
 use crate::space::runs::{REMOVAL_COUNT_MAX, RemovedKeys, Run};
 use crate::space::{EpochGuard, PageEntry, Purpose};
@@ -60,13 +60,15 @@ impl From<Error> for FoldError {
 }
 
 impl<L> Engine<L> {
-    /// Folds all runs into the leaf that covers the key. Returns the leaf's upper fence.
+    /// Folds all runs into the leaf that covers the key. The first fold that leaves old versions uses the memory in
+    /// `secured`, if there is some. Returns the leaf's upper fence.
     async fn try_fold_above(
         &self,
         mode: WaitMode<'_>,
         tree: &CountedTree,
         key: &[u8],
         purpose: Purpose,
+        secured: &mut Option<Grant>,
     ) -> Result<Option<Vec<u8>>, FoldError> {
         loop {
             mode.work(turn::LEAF_UNITS).await;
@@ -83,8 +85,10 @@ impl<L> Engine<L> {
                 let of_rows = plan.changed.iter().map(|index| version_bytes_max(&[], key_bytes(index)));
                 let of_removed = plan.removed.iter().map(|key| version_bytes_max(key, 0));
                 let bytes = undo_bytes_max(of_rows.chain(of_removed).sum::<usize>() + pages.page_bytes());
-                let memory = self.budget.try_hold(Account::Versions, bytes as u64);
-                Some(memory.ok_or(FoldError::Versions(bytes))?)
+                let secured = secured.take().filter(|secured| secured.bytes() >= bytes as u64);
+                let try_hold = || self.budget.try_hold(Account::Versions, bytes as u64);
+                let held = if secured.is_none() { Some(try_hold().ok_or(FoldError::Versions(bytes))?) } else { None };
+                Some((secured, held))
             } else {
                 None
             };
@@ -167,7 +171,7 @@ impl<L> Engine<L> {
         row: &Row<'_>,
         purpose: Purpose,
     ) -> Result<Option<Vec<u8>>> {
-        self.try_fold_above(mode, row.tree, row.key, purpose).await.map_err(|error| self.fold_error(error))
+        self.try_fold_above(mode, row.tree, row.key, purpose, &mut None).await.map_err(|error| self.fold_error(error))
     }
 
     fn fold_error(&self, error: FoldError) -> Error {
@@ -234,7 +238,8 @@ impl Engine<Replaying> {
             let Some(run) = oldest.filter(|run| !run.has_rows()) else { return Ok(()) };
             let mut next = Some(run.freed_to.clone());
             while let Some(from) = next {
-                let folded = self.try_fold_above(WaitMode::Blocking, tree, &from, Purpose::Replay);
+                let mut secured = None;
+                let folded = self.try_fold_above(WaitMode::Blocking, tree, &from, Purpose::Replay, &mut secured);
                 let upper = ready(folded).map_err(|error| self.fold_error(error))?;
                 next = after_fold(&run, upper);
             }
@@ -346,17 +351,24 @@ impl Engine {
         /// The number of times that a fold on a full disk reclaims space before it fails.
         const RECLAIMS_MAX: u32 = 2;
         let mut reclaims = 0;
+        // If this memory were given back before the next attempt, the attempt would be refused as long as others wait
+        // for memory. Several callers could then take turns forever.
+        let mut secured = None;
         loop {
             self.check_failure()?;
-            self.secure_changes(mode, 0).await;
-            match self.try_fold_above(mode, tree, key, Purpose::Remove).await {
+            // Other memory and space are waited for before the memory for versions.
+            if secured.is_none() {
+                self.secure_changes(mode, 0).await;
+            }
+            match self.try_fold_above(mode, tree, key, Purpose::Remove, &mut secured).await {
                 Ok(upper) => return Ok(upper),
                 Err(FoldError::Error(Error::DiskFull { .. })) if reclaims < RECLAIMS_MAX => {
                     reclaims += 1;
+                    secured = None;
                     self.reclaim_space(mode).await?;
                 }
                 Err(FoldError::Error(error)) => return Err(error),
-                Err(FoldError::Versions(bytes)) => drop(self.secure_versions(mode, 1, bytes).await?),
+                Err(FoldError::Versions(bytes)) => secured = Some(self.secure_versions(mode, 1, bytes).await?),
             }
         }
     }
